@@ -1,4 +1,4 @@
-"""What an operator can set, in `settings.toml` of the home or by INTERLOCK_* variables."""
+"""Settings of an operator, from `settings.toml` in the data directory or INTERLOCK_* variables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""People decide: tickets, escalation, standing approvals, and telling whoever must decide."""
+"""Human approval: tickets, escalation, standing approvals, and notification of approvers."""

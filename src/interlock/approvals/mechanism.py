@@ -1,12 +1,12 @@
-"""By which mechanism an approval was decided, and the rule or person behind it.
+"""The mechanism by which an approval was decided, and the rule or person behind it.
 
     auto            a rule allowed the call; no person was asked
     standing        a person agreed in advance
     human_review    a person decided on the call's ticket
-    timeout         time decided: nobody did, or the call did not run, before the ticket expired
+    timeout         the ticket expired before anybody decided, or before the call ran
 
-The same object stands in the result (`metadata.approval`), in the record that closes the call, in the record of the
-intent and in the details of a refusal. Calls that need no approval, such as reads that no rule asks about, have none.
+The same object is in the result (`metadata.approval`), in the record that closes the call, in the record of the intent
+and in the details of a refusal. Calls that need no approval, such as reads that no rule asks about, have none.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Mechanism = Literal["auto", "standing", "human_review", "timeout"]
 
 
 def auto(decision: Decision) -> Json:
-    """A rule allowed the call."""
+    """Approval by a rule."""
     return {"mechanism": "auto", "outcome": "approved", "rule": ", ".join(decision.rules) or decision.reason}
 
 
 def standing(approval: str, by: str) -> Json:
-    """A person agreed in advance; the rule is the standing approval that was used."""
+    """Approval in advance; the rule is the standing approval that was used."""
     return {"mechanism": "standing", "outcome": "approved", "rule": approval, "by": by}
 
 
 def human_review(ticket: str, by: str | None, *, approved: bool) -> Json:
-    """A person decided on a ticket."""
+    """Decision of a person on a ticket."""
     outcome = "approved" if approved else "denied"
     return {"mechanism": "human_review", "outcome": outcome, "by": by, "ticketId": ticket}
 
 
 def timeout(ticket: str, rule: str) -> Json:
-    """The time of a ticket ran out."""
+    """Denial because a ticket expired."""
     return {"mechanism": "timeout", "outcome": "denied", "rule": rule, "ticketId": ticket}

@@ -1,16 +1,16 @@
-"""Telling approvers: the courier takes what tickets left in the table `notification` and sends it.
+"""Notifies approvers: the courier sends the rows that tickets left in the table `notification`.
 
-    due ─► sending ─► sent                somebody took it
-     │        │  └──► failed              nobody ever will, or not before the ticket expires
-     │        └─► retry ─► sending …      not now; again after a pause that grows
+    due ─► sending ─► sent                a receiver accepted it
+     │        │  └──► failed              no receiver ever will, or not before the ticket expires
+     │        └─► retry ─► sending …      not now; again after a growing pause
      └─► dropped                          decided before it could be sent
 
-A row is claimed in a transaction, so several processes share the work and each row is sent by one of them. A claim is
-as good as its owner: when that process has died, another takes the row over. Between sending and noting it a process
-may die, so a message can arrive twice, under the same id; it is never lost.
+A row is claimed in a transaction, so several processes share the work and each row is sent by one of them. If the
+process that claimed a row dies, another takes the row over. A process may die between sending and recording it, so a
+message can arrive twice, under the same id; it is never lost.
 
-Each channel is a lane of its own. A channel that hangs or fails holds up its own messages and nothing else, least of
-all the tickets: they expire by the store's clock, whether anybody was told or not.
+Each channel is a lane of its own. A channel that hangs or fails delays only its own messages. It never delays tickets:
+they expire by the store's clock, whether anybody was notified or not.
 
 INVARIANT: rows, records, logs and errors name a channel and never its address.
 """
@@ -39,7 +39,7 @@ from interlock.store.notifications import DueRow, Undelivered
 from interlock.store.port import Store, Transaction, Unit
 from interlock.store.sealing import Box
 
-# What is stored under a name, the newest first. More than one text or line while a secret is being changed.
+# Returns the values of a secret, newest first. There are several texts or lines while a secret is being rotated.
 Secrets = Callable[[str], Awaitable[Sequence[str]]]
 
 ATTEMPTS = 8
@@ -51,12 +51,12 @@ _log = logging.getLogger("interlock.notify")
 
 
 def undelivered(journal: Store, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
-    """What failed or is being tried again, the latest first."""
+    """List notifications that failed or are being retried, the latest first."""
     return notifications.undelivered(journal.reader, ticket, limit)
 
 
 class Courier:
-    """Sends what is due. One per process; belongs to the event loop."""
+    """Sends due notifications. One per process; belongs to the event loop."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Courier:
         self._gone: set[str] = set()
 
     def wake(self) -> None:
-        """Begin to send what is due, without waiting for it."""
+        """Start sending what is due, without waiting for it."""
         for name in self._due_channels():
             if name not in self._lanes:
                 self._lanes[name] = self._supervisor.spawn(f"notifications by {name}", self._run_lane(name))
 
     async def deliver_due(self) -> int:
-        """Try everything that is due, once, and note what became of it. Returns how many messages were tried."""
+        """Try every due notification once and record the outcome. Returns the number of messages tried."""
         self.wake()
         lanes = list(self._lanes.values())
         if lanes:
@@ -109,7 +109,7 @@ class Courier:
         return sum(lane.result() for lane in lanes if not lane.cancelled())
 
     async def close(self) -> None:
-        """Stop. What was on its way stays claimed until this process is gone, and is then sent by another."""
+        """Stop. Messages being sent stay claimed until this process has ended, and are then sent by another."""
         lanes = list(self._lanes.values())
         for lane in lanes:
             lane.cancel()
@@ -126,7 +126,7 @@ class Courier:
         return {channel for channel, state, owner in lanes if self._may_take(state, owner)}
 
     def _may_take(self, state: str, owner: str | None) -> bool:
-        # A lane claims only when it has nothing on its way, so a row that is still ours was left behind.
+        # A lane claims rows only when it is sending nothing, so a row that is still ours was left behind.
         return state != "sending" or owner is None or owner == self._owner or not self._alive(owner)
 
     async def _run_lane(self, name: str) -> int:
@@ -134,23 +134,23 @@ class Courier:
         try:
             while claimed := await self._journal.commit(self._claim(name)):
                 tried += len(claimed)
-                # All of them end before a failure ends the lane: what it leaves is then really left behind.
+                # All of them end before a failure ends the lane, so that rows it leaves are really left behind.
                 ended = await asyncio.gather(*map(self._deliver, claimed), return_exceptions=True)
                 for error in filter(None, ended):
                     raise error
         except Failure as failure:  # the journal cannot be written; the rows are still there when it can
             _log.warning("notifications wait: %s", failure.message)
         finally:
-            # INVARIANT: no turn of the loop lies between the claim that found nothing and this, so whoever wakes the
-            # courier after writing a row either is seen by that claim or starts a new lane.
+            # INVARIANT: no turn of the loop lies between the claim that found nothing and this line, so a writer that
+            # wakes the courier after writing a row either is seen by that claim or starts a new lane.
             del self._lanes[name]
             if name in self._services:
                 await self._services[name].release()
         return tried
 
     def _claim(self, name: str) -> Unit[list[DueRow]]:
-        """A unit that makes the next rows of a channel ours, and closes those whose ticket needs nobody any more."""
-        # A service has one process: what waits for it must not be waiting with its time running out.
+        """Unit that claims the next rows of a channel and closes those whose ticket no longer needs a decision."""
+        # A service has one process: messages that wait for it must not use up their time waiting.
         at_once = 1 if name in self._services else AT_ONCE
 
         def unit(transaction: Transaction) -> list[DueRow]:
@@ -200,9 +200,9 @@ class Courier:
         except TimeoutError:
             return Outcome("retry", "E3704 no answer in time")
         except Failure as failure:
-            if failure.code == "E3406":  # its message names the host, which may be part of what must not be told
+            if failure.code == "E3406":  # its message names the host, which may be secret
                 return Outcome("failed", "E3406 the channel leads to an address that is not public; see allow_private")
-            # A missing secret or a mistyped address: an operator may correct it while we try again.
+            # A missing secret or a mistyped address: an operator may correct it while retries go on.
             return Outcome("retry", f"{failure.code} {failure.message}")
         except Exception as error:  # noqa: BLE001 - a channel's edge; the message and trace may hold the address
             _log.error("channel %s broke: %s", channel.name, type(error).__name__)
@@ -213,7 +213,7 @@ class Courier:
 
     async def _post(self, channel: Channel, due: DueRow) -> Outcome:
         assert channel.webhook is not None
-        # The signed text of a webhook is separated by full stops; an id must not hold any.
+        # The signed text of a webhook is separated by full stops, so an id must not contain any.
         message_id = due.id.replace(".", "_")
         event = "approval.requested" if due.step == 0 else "approval.escalated"
         body = orjson.dumps({"type": event, "id": message_id, "data": self._message(due)})
@@ -240,7 +240,7 @@ class Courier:
         return Outcome("retry", "E3704 the service did not take the message")
 
     def _message(self, due: DueRow) -> Json:
-        """What is told. A row of an older version holds it; otherwise it is made of the ticket."""
+        """Build the message. A row of an older version contains it; otherwise it is made from the ticket."""
         if due.body:
             return orjson.loads(due.body)
         return tickets.message(tickets.load(self._journal.reader, due.ticket).opened(self._box), due.step)
@@ -260,14 +260,16 @@ class Courier:
         return found
 
     def _pause_ms(self, attempts: int) -> int:
-        """How long to wait after so many attempts: anything up to a bound that grows, so that crowds spread out."""
+        """Return the pause after a number of attempts: random, up to a growing bound, so that many
+        clients spread out.
+        """
         bound = min(_FIRST_PAUSE_MS * _GROWTH ** (attempts - 1), _LONGEST_PAUSE_MS)
         return int.from_bytes(self._clock.random_bytes(4), "big") * bound >> 32
 
     def _note(self, due: DueRow, outcome: Outcome, pause_ms: int) -> Unit[None]:
         def unit(transaction: Transaction) -> None:
             if notifications.owner(transaction, due.id) != self._owner:
-                return  # taken over; whoever did notes what becomes of it
+                return  # taken over by another process, which records the outcome
             next_ms = transaction.now_ms + pause_ms
             if outcome.result == "retry" and due.attempts < ATTEMPTS and next_ms < due.expires_ms:
                 notifications.retry(transaction, due.id, next_ms, outcome.error)
@@ -289,9 +291,9 @@ def _finish(transaction: Transaction, due: DueRow, state: str, error: str | None
 
 
 def _in_words(body: Json, step: int) -> tuple[str, str]:
-    """Title and text of a message for people."""
+    """Make title and text of a message for people."""
     still = "still " if step else ""
-    # Values come from agents; on one line each, none of them can pretend to be another.
+    # Values come from agents; with each on one line, none can pretend to be another.
     facts = {name: _on_one_line(value) for name, value in body.items() if value not in ("", {}, None)}
     text = "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in facts.items())
     return f"Approval {still}needed: {facts.get('tool', 'a call')}", text

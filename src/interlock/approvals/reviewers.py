@@ -1,12 +1,12 @@
-"""Who may agree to what others ask for: a person, for themselves.
+"""Rules on who may approve: only a person, acting for themselves.
 
-An approval is a person's own word. So whoever gives it is the local user, or holds a token of one link: nobody handed
-it to them, and nothing below it counts as them. They speak for their own tenant; people of the tenant `local` run the
-place and speak for all of it.
+An approval must come from a person directly. The approver is therefore the local user, or holds a token with a single
+link: it was not delegated to them, and tokens derived from it do not count. They decide for their own tenant; people of
+the tenant `local` operate the server and decide for all tenants.
 
-Nobody decides on what they asked for themselves. With four eyes, neither does anybody else on whose behalf it was asked
-for: the caller, and everybody on the chain of delegation above the agent that asked. Somebody who is alone on a machine
-can say so once, on record, and may then decide on their own calls. The journal's record is what counts, not a table.
+Nobody decides on their own requests. With four eyes, neither does anybody else on whose behalf the call was requested:
+the caller, and everybody above the requesting agent in the delegation chain. A person who is alone on a machine can
+state that once, on record, and may then decide on their own calls. The journal's record counts, not a table.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ FourEyes = Literal["irreversible", "always", "never"]
 
 
 def is_person(by: Caller) -> bool:
-    """Whether a person acts, with nobody in between."""
+    """Whether a person acts directly, without an agent in between."""
     alone = by.capability is None or len(by.capability.links) == 1
     return by.kind == "human" and by.agent in (None, by.id) and alone
 
 
 def speaks_for(by: Caller, tenant: str) -> bool:
-    """Whether what belongs to a tenant is a person's to decide on."""
+    """Whether a person may decide on matters of a tenant."""
     return by.tenant in ("local", tenant)
 
 
 def signature(by: Caller) -> Json:
-    """Who said something, for the record: who acts, and by which token, if by one."""
+    """Identify the acting person for the record, with their token if there is one."""
     return {"by": by.acting} | ({} if by.capability is None else {"token": by.capability.leaf.jti})
 
 
 def behind(head: Json, caller: str, four_eyes: FourEyes) -> frozenset[str]:
-    """Everybody but the requester on whose behalf a call was asked for, where four eyes must decide on it."""
+    """Return everybody except the requester on whose behalf a call was made, if four eyes must decide on it."""
     on = four_eyes == "always" or (four_eyes == "irreversible" and head.get("mutationClass") == "write_irreversible")
     return frozenset((caller, *head.get("onBehalfOf", ()))) if on else frozenset()
 
 
 def state_alone(by: Caller, *, alone: bool, reason: str) -> Unit[None]:
-    """A unit in which a local person states that nobody else decides on this machine, or takes that back."""
+    """Unit in which a local person states that they are the only one on this machine, or revokes that."""
 
     def unit(transaction: Transaction) -> None:
         ref, act = f"alone:{by.id}", "alone.stated" if alone else "alone.withdrawn"
@@ -57,7 +57,7 @@ def state_alone(by: Caller, *, alone: bool, reason: str) -> Unit[None]:
 
 
 def is_alone(reader: Reader, by: Caller) -> bool:
-    """Whether a local person has stated that they are alone on this machine, and has not taken it back."""
+    """Whether a local person has stated that they are alone on this machine, and has not revoked it."""
     if by.capability is not None or not by.id.startswith("local:"):
         return False
     last = ledger.newest_of_kind(reader, f"alone:{by.id}", "authority")

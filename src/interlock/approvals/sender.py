@@ -1,10 +1,10 @@
-"""The program that sends the messages of one channel with apprise. `services` starts it as a process of its own.
+"""The program that sends the messages of one channel with apprise. `services` starts it as a separate process.
 
-Plugins of apprise read answers of any size, look at the environment and at files of the user, and may never return. So
-they run here: with an empty environment, bounds on memory, files and time, and no way to reach an address that the
-server has not allowed. The server ends the process when it likes.
+Plugins of apprise read answers of any size, use the environment and files of the user, and may never return. They
+therefore run here: with an empty environment, limits on memory, files and time, and no connection to an address that
+the server has not allowed. The server can end the process at any time.
 
-It reads and writes one JSON object to a line:
+It reads and writes one JSON object per line:
 
     <- {"path": […], "url": "…", "private": false, "limit_s": 40}
     -> {"ready": true}                         false: no service of apprise has such a URL
@@ -13,8 +13,8 @@ It reads and writes one JSON object to a line:
     <- {"addresses": ["…"]}                    none: it has no address, or one that is not allowed
     -> {"sent": true}
 
-Names are resolved by the server alone, and connections go to the addresses that it answered with. This file imports
-nothing of the package, so that it starts quickly.
+Only the server resolves names, and connections go to the addresses that it returned. This file imports nothing of the
+package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wire:
         self._outgoing.flush()
 
     def addresses(self, host: str) -> list[str]:
-        """Ask the server for the addresses of a host. OSError where there are none that may be connected to."""
+        """Ask the server for the addresses of a host. OSError if there are none that may be connected to."""
         with self._lock:
             if not self.sending:
                 raise OSError("no message is being sent")
@@ -64,7 +64,7 @@ class Wire:
 
 
 def bound() -> None:
-    """Limit what this process may use."""
+    """Limit the resources of this process."""
     limits = {"DATA": MEMORY_BYTES, "NOFILE": OPEN_FILES, "CORE": 0, "FSIZE": 0}
     for name, limit in limits.items():
         try:
@@ -128,7 +128,7 @@ def guard(addresses: Callable[[str], list[str]], *, private: bool) -> None:
 
 
 def open_url(url: str) -> Any:
-    """Make apprise ready for one URL: nothing read from disk or kept there, no redirects. None where it knows none."""
+    """Set up apprise for one URL: nothing read from or written to disk, no redirects. None if no service matches."""
     import apprise as library
 
     apprise = cast("Any", library)  # its own types are incomplete
@@ -161,7 +161,7 @@ def serve(wire: Wire) -> None:
     guard(wire.addresses, private=order["private"])
     wire.write({"ready": service is not None})
     while service is not None and (message := wire.read()):
-        signal.alarm(order["limit_s"])  # for the case that the server died; its default is to end this process
+        signal.alarm(order["limit_s"])  # in case the server died; the default action ends this process
         wire.sending = True
         try:
             sent = bool(service.notify(message["text"], message["title"], "warning", "text"))
@@ -175,7 +175,7 @@ def main() -> None:
     """Keep the two pipes, close everything that a plugin could print to, and serve."""
     wire = Wire(os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w"))
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # what a plugin prints may hold the address
+    for descriptor in (0, 1, 2):  # output of a plugin may contain the address
         os.dup2(nothing, descriptor)
     logging.disable()
     bound()

@@ -1,11 +1,11 @@
-"""Services that apprise knows, each reached through a process of its own.
+"""Notification services supported by apprise, each run in a process of its own.
 
-apprise blocks, reads answers whole, however long they are, and honours proxies and files of the environment. So every
-channel with a `url` has a process that runs `sender`: started when a message is due, ended with its lane, killed when
-an attempt takes too long. It gets the URL by a pipe and an environment without credentials. Names are resolved here,
-under the rules of `addresses`, and the process connects to nothing else.
+apprise blocks, reads answers of any length, and honours proxies and files of the environment. Every channel with a
+`url` therefore has a process that runs `sender`: started when a message is due, ended with its lane, killed when an
+attempt takes too long. It receives the URL through a pipe and an environment without credentials. Names are resolved
+here, under the rules of `addresses`, and the process connects to nothing else.
 
-What the process says is believed as little as what a service says: lines are bounded, and no text of it is passed on.
+The output of the process is not trusted: lines are bounded, and none of its text is passed on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ START_S = 60.0
 MOST_LOOKUPS = 100
 _LONGEST_LINE = 1 << 16
 _SENDER = str(Path(__file__).with_name("sender.py"))
-# Where the certificates of trusted authorities are is no secret. The home of the user may hold a .netrc.
+# The location of trusted certificates is not secret. The user's home directory may contain a .netrc, so it is not
+# passed.
 _KEPT = ("LANG", "LC_ALL", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
 _NO_HOME = "/nonexistent"
 
 
 class Broken(Exception):  # noqa: N818 - what the process is
-    """The sending process ended, or said what makes no sense."""
+    """The sending process ended or sent an invalid message."""
 
 
 class Service:
@@ -50,9 +51,9 @@ class Service:
         self._refused: Failure | None = None
 
     async def tell(self, url: str, title: str, text: str) -> bool:
-        """Send a message; whether the service took it.
+        """Send a message; returns whether the service accepted it.
 
-        Raises E3406 when it leads to an address that is not allowed, E3004 for a URL that apprise does not understand,
+        Raises E3406 if it leads to an address that is not allowed, E3004 for a URL that apprise does not support,
         TimeoutError and `Broken`. After any of them the process is gone.
         """
         try:
@@ -73,7 +74,7 @@ class Service:
             await self._end(process)
 
     async def close(self) -> None:
-        """End every process that is left."""
+        """End all processes."""
         await self.release()
         for process in list(self._ending):
             await self._end(process)
@@ -109,7 +110,7 @@ class Service:
         raise Broken
 
     async def _addresses(self, host: str) -> list[str]:
-        """The addresses of a host that may be connected to; none where one of them may not."""
+        """Resolve a host; returns no address if one of them is not allowed."""
         proxy = self._channel.proxy
         is_proxy = proxy is not None and host == urlsplit(proxy.get_secret_value()).hostname
         try:
@@ -134,7 +135,7 @@ class Service:
         assert self._process.stdout is not None
         try:
             said: Any = orjson.loads(await self._process.stdout.readline())
-        except ValueError:  # its end, a line without an end, or no JSON
+        except ValueError:  # end of output, a line without an end, or invalid JSON
             raise Broken from None
         if not isinstance(said, dict):
             raise Broken

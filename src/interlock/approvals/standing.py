@@ -1,15 +1,15 @@
-"""Standing approvals: a person agrees in advance, within bounds that cannot be left open.
+"""Standing approvals: a person agrees in advance, within mandatory bounds.
 
 A standing approval names one tool and a range of its versions, one caller of one tenant, a pattern for every argument,
-a number of uses and an end. A call that fits uses one up, in the transaction that makes its intent durable, and cites
-its id. A call that does not fit asks for a ticket like any other.
+a number of uses and an end. A matching call uses it once, in the transaction that makes its intent durable, and cites
+its id. A call that does not match requests a ticket like any other.
 
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
-"maximum": 100}`, or any other value as it must be. A path, URL or host is held against its pattern in normal form, so
-that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one that has no normal form is not covered.
+"maximum": 100}`, or any other value literally. A path, URL or host is compared with its pattern in normal form, so that
+`/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal form is not covered.
 
-As with tickets, a row is not believed alone: the last record of it in the journal must say that it was given or used,
-with these bounds and so many times.
+As with tickets, a row alone is not trusted: its last record in the journal must say that it was granted or used, with
+these bounds and this number of uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from interlock.store import standing as stored
 from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.standing import StandingRow
 
-# Gives patterns and arguments in the form in which they are compared; None where an argument has no such form.
+# Converts patterns and arguments to the form in which they are compared; None if an argument has no such form.
 Normal = Callable[[Mapping[str, Any], Mapping[str, Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
 
 MAX_USES = 10_000
@@ -65,7 +65,8 @@ class Standing:
             return False
         if (self.caller, self.tool) != (caller, tool) or not _in_range(version, self.versions):
             return False
-        # INVARIANT: an argument that the pattern does not speak of is not covered, nor is one left out that it binds.
+        # INVARIANT: an argument without a pattern is not covered, nor is a call that omits an argument with a binding
+        # pattern.
         binding = {name for name, pattern in self.arguments.items() if not is_open(pattern)}
         if not binding <= arguments.keys() <= self.arguments.keys():
             return False
@@ -100,14 +101,14 @@ def _in_range(version: str, versions: str) -> bool:
 
 def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
-        # A bracket is a bracket; to fnmatch it would begin a choice of letters, and a title of one agree to many.
+        # A bracket is literal; fnmatch would treat it as a set of letters, and one title would match many.
         return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
     if is_range(pattern):
-        # INVARIANT: whatever is not a number, there or in the bounds, is within none of them.
+        # INVARIANT: a value or bound that is not a number never matches.
         return _is_number(value) and all(
             _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
         )
-    # To Python, a truth within a list or an object equals a number.
+    # In Python, a boolean within a list or an object equals a number.
     return type(pattern) is type(value) and canonical(pattern) == canonical(value)
 
 
@@ -117,7 +118,7 @@ def is_range(pattern: Any) -> TypeGuard[Json]:
 
 
 def range_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
-    """What is wrong with the bounds of numbers; `part` gives the schema of an argument."""
+    """List the faults of number bounds; `part` returns the schema of an argument."""
     for name, pattern in arguments.items():
         if not is_range(pattern):
             continue
@@ -136,7 +137,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_numeric(schema: Json) -> bool:
-    """Whether a schema takes numbers, and nothing else but null."""
+    """Whether a schema accepts numbers only (or null)."""
     branches: list[Json | bool] = schema.get("anyOf") or [schema]
     stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
     kinds = {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
@@ -150,7 +151,7 @@ _WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def is_open(pattern: Any) -> bool:
-    """Whether a pattern lets any text pass, however it is written."""
+    """Whether a pattern matches any text, however it is written."""
     return isinstance(pattern, str) and pattern != "" and not pattern.strip("*?")
 
 
@@ -161,9 +162,9 @@ def grant(
     now_ms: int,
     claims: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Standing]:
-    """A unit that grants a standing approval; refuses whoever may not, and whatever has no bound.
+    """Unit that grants a standing approval; refuses approvers without the right, and missing bounds.
 
-    `claims` use up what saying so takes; one that raises has not written.
+    `claims` are run in the same transaction to use up what granting consumes; one that raises has written nothing.
     """
     if not is_person(by):
         raise Failure("E3206", "only a person can agree in advance; an agent never can")
@@ -191,7 +192,7 @@ def grant(
 
 
 def _unbounded(wish: Standing, now_ms: int) -> list[str]:
-    """What of an approval is left open."""
+    """List the bounds that an approval lacks."""
     checks = {
         "one tool, without a wildcard": bool(wish.tool) and "*" not in wish.tool,
         "a range of versions": bool(wish.versions) and wish.versions != "*",
@@ -215,19 +216,22 @@ def find(
     now_ms: int,
     normal: Normal,
 ) -> Standing | None:
-    """The standing approval that covers a call, the one that ends first if there are several."""
+    """Find the standing approval that covers a call; of several, the one that ends first."""
     known = map(_standing, stored.of_tool(reader, tool, tenant))
     fitting = (one for one in known if one.fits(caller, tool, version, arguments, now_ms, normal))
     return next(fitting, None)
 
 
 def use(transaction: Transaction, standing: Standing, call: str) -> None:
-    """Use one up inside the transaction that makes the call's intent durable. E3410 when it is gone by now."""
+    """Use an approval once, inside the transaction that makes the call's intent durable.
+
+    E3410 if it is used up by now.
+    """
     now = _load(transaction, standing.id)
     if now.used >= now.uses or now.expires_ms <= transaction.now_ms or now.revoked_ms is not None:
         raise Failure("E3410", f"the standing approval {standing.id} was used up meanwhile", retry_after_ms=10)
     last: Json = next(transaction.newest("approval", now.id), None) or {}
-    # INVARIANT: nothing is agreed to that the journal does not say a person agreed to, nor oftener than it says.
+    # INVARIANT: a call is only approved by what the journal records as granted by a person, and no more often.
     if last.get("act") == "standing.revoked" or (last.get("bounds"), last.get("count")) != (_bounds(now), now.used):
         words = f"the journal does not say that anybody agreed to the standing approval {now.id} as it stands"
         raise Failure("E3209", f"{now.tool} was not approved: {words}; see interlock audit explain {now.id}")
@@ -236,7 +240,7 @@ def use(transaction: Transaction, standing: Standing, call: str) -> None:
 
 
 def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
-    """A unit that ends a standing approval now."""
+    """Unit that ends a standing approval now."""
 
     def unit(transaction: Transaction) -> Standing:
         found = _load(transaction, standing_id)
@@ -274,7 +278,7 @@ def _told(wish: Standing) -> Json:
 
 
 def _bounds(standing: Standing) -> str:
-    """A digest of all that bounds an approval, and of who gave it."""
+    """Digest of everything that bounds an approval, and of who granted it."""
     return digest({name: value for name, value in standing.document().items() if name not in ("used", "revoked")})
 
 

@@ -1,4 +1,4 @@
-"""One ticket: what it is bound to, and how people and programs are told of it."""
+"""The ticket: what it is bound to, and its representations for people and programs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _REJECTED = ("DENIED", "AUTO_DENIED", "LAPSED")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A group of approvers and when, counted from the ticket's creation, it is told."""
+    """A group of approvers, and when it is notified, counted from the ticket's creation."""
 
     group: str
     after_ms: int
 
 
 class Sealed:
-    """What may be shown of a call, as the store has it: sealed. In rows of an older version it is clear text."""
+    """The displayable part of a call as the store has it: sealed. In rows of an older version it is clear text."""
 
     __slots__ = ("changed", "params", "preview")
 
@@ -40,9 +40,9 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What may be shown of a call: its input without what is private, and what it would do.
+    """The displayable part of a call: its input without private values, and a preview.
 
-    `changed` is the same of an edit: the input as its reviewer wants it, the names they changed, what it would do then.
+    `changed` is the same of an edit: the input as edited by its reviewer, the names they changed, and its preview.
     """
 
     params: Json
@@ -50,19 +50,19 @@ class Shown:
     changed: Json | None = None
 
     def sealed(self, box: Box, ticket: str) -> Sealed:
-        """The same as the store keeps it."""
+        """Seal it for the store."""
         changed = None if self.changed is None else seal(box, ticket, "changed", self.changed)
         return Sealed(seal(box, ticket, "params", self.params), seal(box, ticket, "preview", self.preview), changed)
 
 
 def seal(box: Box, ticket: str, part: str, value: Json) -> bytes:
-    """One part of what is shown of a ticket, as the store keeps it."""
+    """Seal one displayable part of a ticket for the store."""
     return box.seal(orjson.dumps(value), purpose="shown", about=f"{ticket} {part}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One ticket as it is stored. What is sealed of it must be opened before it is shown."""
+    """A ticket as stored. Its sealed parts must be opened before they are shown."""
 
     id: str
     call: str
@@ -90,7 +90,7 @@ class Ticket:
     edited: bytes | None = None
 
     def opened(self, box: Box) -> Ticket:
-        """The ticket with what may be shown of it. E3601 or E3604 when it cannot be opened."""
+        """Return the ticket with its displayable parts opened. E3601 or E3604 if they cannot be opened."""
         if isinstance(self.shown, Shown):
             return self
         at_rest = self.shown
@@ -110,22 +110,22 @@ class Ticket:
 
     @property
     def params(self) -> Json:
-        """The input without what is private."""
+        """The input without private values."""
         return self._open.params
 
     @property
     def preview(self) -> Json:
-        """What the call would do."""
+        """The preview of the call."""
         return self._open.preview
 
     @property
     def changed(self) -> Json | None:
-        """What may be shown of an edit."""
+        """The displayable part of an edit."""
         return self._open.changed
 
     @property
     def agreed_preview(self) -> Json:
-        """What the call would do as it was agreed to, or is to be."""
+        """The preview of the call as it was, or is to be, approved."""
         return self.preview if self.changed is None else self.changed["preview"]
 
     def _edit(self) -> Json | None:
@@ -135,7 +135,7 @@ class Ticket:
         return {"params": self.changed["params"], "preview": self.changed["preview"], "changes": changes}
 
     def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Each argument that the reviewer changed, as it was and as it is now."""
+        """Each argument that the reviewer changed, with its old and new value."""
         if self.changed is None:
             return {}
         now: Json = self.changed["params"]
@@ -151,22 +151,22 @@ class Ticket:
 
     @property
     def approvers(self) -> tuple[str, ...]:
-        """The groups that were told so far: only their members may resolve it."""
+        """The groups notified so far: only their members may decide on it."""
         return tuple(step.group for step in self.chain[: self.step + 1])
 
     def same_wish(self, other: Ticket) -> bool:
-        """Whether two tickets ask for exactly the same."""
+        """Whether two tickets request exactly the same."""
         return self.terms() == other.terms()
 
     def terms(self) -> Json:
-        """What an approval is of, but for its end: the record of it says the same."""
+        """The subject of an approval except its end; the record of the approval says the same."""
         return {
             "tenant": self.tenant, "callerId": self.caller, "requestedBy": self.requester, "toolId": self.tool,
             "version": self.version, "operation": self.operation, "digest": self.digest, "policy": self.policy,
         }  # fmt: skip
 
     def pending(self) -> Json:
-        """What the caller is told while a person decides."""
+        """The response to the caller while a person decides."""
         return {
             "code": "APPROVAL_REQUIRED",
             "ticketId": self.id,
@@ -177,12 +177,12 @@ class Ticket:
         }
 
     def late(self) -> str | None:
-        """Why time decided against it, if it did."""
+        """The reason why it was denied by timeout, if it was."""
         words = {"AUTO_DENIED": "nobody decided", "LAPSED": "it was approved, but not run"}.get(self.state)
         return None if words is None else f"{words} before {iso(self.expires_ms)}"
 
     def outcome(self) -> Json | None:
-        """By which mechanism it was decided, and by whom or what; None while it is open, and where it became void."""
+        """The mechanism and the person or rule that decided it; None while it is open, and if it became void."""
         late = self.late()
         if late is not None:
             return mechanism.timeout(self.id, late)
@@ -191,7 +191,7 @@ class Ticket:
         return mechanism.human_review(self.id, self.resolved_by, approved=self.state != "DENIED")
 
     def document(self) -> Json:
-        """The ticket for people and programs. Holds nothing that had to be sealed."""
+        """The ticket for people and programs. Contains nothing that had to be sealed."""
         return {
             "id": self.id,
             "invocation_id": self.call,
@@ -222,7 +222,9 @@ class Ticket:
 
 
 def chain_of(approval: Approval) -> tuple[Step, ...]:
-    """When each group is told: at the time its step names, else at its share of a fraction of the timeout."""
+    """Compute when each group is notified: at the time its step names, else at its share of a fraction
+    of the timeout.
+    """
     length = len(approval.chain)
     share_ms = approval.escalation_fraction * approval.timeout_seconds * 1000 / length
     return tuple(
@@ -232,12 +234,12 @@ def chain_of(approval: Approval) -> tuple[Step, ...]:
 
 
 def ticket_id(now_ms: int, random: bytes) -> str:
-    """A fresh ticket id: short to say, in order of time."""
+    """Make a ticket id: short, and ordered by time."""
     return f"apr_{new_id(now_ms, random)}"
 
 
 def from_row(row: TicketRow) -> Ticket:
-    """A ticket from its row in the store."""
+    """Read a ticket from its row in the store."""
     values = row._asdict()
     chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
     head = orjson.loads(values.pop("head"))

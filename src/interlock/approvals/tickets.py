@@ -1,19 +1,19 @@
-"""Tickets: calls that wait for a person, and what became of them.
+"""Tickets: calls that wait for a person's decision, and their outcome.
 
     PENDING ─► APPROVED ─► USED            a person agreed, and the call ran, once
-       │          ├─────► LAPSED           agreed, but nobody ran it before it expired
-       │          └─────► VOID             agreed, but something else is asked for now, or it may not run any more
+       │          ├─────► LAPSED           agreed, but the call did not run before the ticket expired
+       │          └─────► VOID             agreed, but the request changed, or the call may not run any more
        ├─────► DENIED                      a person said no
-       ├─────► AUTO_DENIED                 nobody said anything in time
-       └─────► VOID                        something else is asked for now, or its caller has taken it back
+       ├─────► AUTO_DENIED                 nobody decided in time
+       └─────► VOID                        the request changed, or its caller has withdrawn it
 
 A ticket is bound to one caller, one tool version, one digest of the input that the reviewer saw, one policy and one
-expiry. It is used at most once, in the very transaction that makes the call's intent durable. A row that says APPROVED
-is not believed alone: the journal must hold the record of who agreed, to exactly this, and none that ended it.
+expiry. It is used at most once, in the same transaction that makes the call's intent durable. A row that says APPROVED
+is not trusted alone: the journal must contain the record of who agreed, to exactly this, and none that ended it.
 
-Everything here is a *unit*, or a piece of one, of the journal: it runs inside a transaction whose clock is the store's.
-Expiry needs no timer to hold: a ticket whose time has passed is never used or resolved, whoever looks first marks it.
-`sweep` does the rest of what time brings: marks, escalations, and the closing records of calls that will not run.
+Everything here is a *unit* of the journal, or a part of one: it runs inside a transaction whose clock is the store's.
+Expiry does not depend on a timer: an expired ticket is never used or resolved, and whoever reads it first marks it.
+`sweep` does the rest of what is due: marks, escalations, and the closing records of calls that will not run.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from interlock.store.tickets import TicketRow
 Channels = Callable[[str], Sequence[str]]
 
 _OPEN = ("PENDING", "APPROVED")
-_SHORTEST = 4  # characters of an id that may stand for it
-_ASIDE = ("refused", "escalated")  # records of a ticket that leave its state as it is
+_SHORTEST = 4  # minimum length of a part of an id that identifies a ticket
+_ASIDE = ("refused", "escalated")  # records of a ticket that do not change its state
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something time brought about, for whoever listens."""
+    """Something that happened by timeout, for listeners."""
 
     event: Literal["APPROVAL_ESCALATED", "APPROVAL_AUTO_DENIED", "APPROVAL_LAPSED"]
     ticket: Ticket
@@ -54,20 +54,20 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Somebody tried to resolve a ticket who may not. It is on record."""
+    """An attempt to resolve a ticket by somebody who may not. It is on record."""
 
     failure: Failure
 
 
-# Asking
+# Requesting
 
 
 def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most: int = 100) -> Unit[Ticket | None]:
-    """A unit that finds the ticket this call has already, or opens one; a wish with nothing sealed in it only looks.
+    """Unit that finds the existing ticket of a call, or opens one; a wish without sealed parts only looks.
 
-    It expires after the timeout, or at the wish's own expiry (its caller's authority ends then) if that comes first.
-    Without a key of the caller's, a ticket that has come to its end is not this call's any more. Nobody has more than
-    `most` calls waiting: reviewers are people.
+    The ticket expires after the timeout, or when its caller's authority ends (`expires_ms` of the wish) if that is
+    earlier. Without an idempotency key, a ticket that has ended no longer belongs to the call. One requester has at
+    most `most` waiting calls, because reviewers are people.
     """
 
     def unit(transaction: Transaction) -> Ticket | None:
@@ -102,15 +102,15 @@ def _refuse_crowd(transaction: Transaction, wish: Ticket, most: int) -> None:
 
 
 def _still_answers(transaction: Transaction, ended: Ticket, wish: Ticket) -> bool:
-    """Whether a ticket that has ended says what becomes of a call that is sent again under its key."""
+    """Whether an ended ticket still answers a call that is sent again under the same idempotency key."""
     if ended.state == "USED":
-        # What came of it is under the key; once the key is free again, a call under it is a new one.
+        # The outcome is stored under the idempotency key; once the key is free again, a call under it is a new one.
         return is_taken(transaction, ended.scope)
     return ended.state != "VOID" and ended.digest == wish.digest
 
 
 def is_taken(transaction: Transaction, scope: bytes) -> bool:
-    """Whether a call was made under its key, and the key still says what came of it."""
+    """Whether a call was made under its idempotency key, and the key still holds its outcome."""
     row = idempotency.state(transaction, scope)
     return row is not None and not (row[0] == "done" and row[1] <= transaction.now_ms)
 
@@ -122,15 +122,16 @@ def latest(transaction: Transaction, scope: bytes) -> Ticket | None:
 
 
 def load(reader: Reader, ticket_id: str, by: Caller | None = None) -> Ticket:
-    """The ticket of this id, or the only one whose id begins or ends so. E3702 when there is none, or several.
+    """Load the ticket with this id, or the only one whose id begins or ends with it. E3702 if there is none, or
+    several.
 
-    That there are several is not told to somebody (`by`) of another tenant than `local`.
+    A person (`by`) of another tenant than `local` does not learn that there are several.
     """
     found = stored.find(reader, ticket_id)
     if found is not None:
         return from_row(found)
     part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
-    # INVARIANT: among all tickets there are. Were it only among those that wait, a piece of an id might by then mean
+    # INVARIANT: search among all tickets. If only waiting ones were searched, a part of an id might later identify
     # another ticket than the one its reader saw.
     rows = [] if len(part) < _SHORTEST else stored.with_part(reader, part)
     if not rows or (len(rows) > 1 and by is not None and by.tenant != "local"):
@@ -142,12 +143,12 @@ def load(reader: Reader, ticket_id: str, by: Caller | None = None) -> Ticket:
 
 
 def no_ticket(ticket_id: str) -> Failure:
-    """What is said of an id that no ticket has, and of a ticket that is not there for whoever asks."""
+    """The error for an unknown id, and for a ticket that is not visible to the caller."""
     return Failure("E3702", f"no ticket has the id `{ticket_id}`; see interlock approvals list")
 
 
 def listing(reader: Reader, *, every: bool = False) -> list[Ticket]:
-    """Tickets that wait, oldest first; or all there are, newest first."""
+    """List tickets that wait, oldest first; or all, newest first."""
     return list(map(from_row, stored.recent(reader) if every else stored.pending(reader)))
 
 
@@ -157,7 +158,7 @@ def of_call(reader: Reader, call: str) -> list[Ticket]:
 
 
 def approved(reader: Reader) -> list[Ticket]:
-    """Tickets that were approved and not used yet."""
+    """List tickets that were approved and not used yet."""
     return list(map(from_row, stored.approved(reader)))
 
 
@@ -179,16 +180,16 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
 
 
 def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
-    """Leave word for the current step's approvers where the courier finds it: once per step and channel.
+    """Queue notifications for the current step's approvers: one per step and channel.
 
-    The message itself is made when it is sent, so nothing of the call lies there in clear text.
+    The message itself is built when it is sent, so nothing of the call is stored in clear text.
     """
     for channel in channels(ticket.chain[ticket.step].group):
         notifications.insert_due(transaction, ticket.id, ticket.step, channel, transaction.now_ms)
 
 
 def message(ticket: Ticket, step: int) -> Json:
-    """What the approvers of a step are told of a ticket."""
+    """Build the message for the approvers of a step."""
     return {
         "ticket": ticket.id, "group": ticket.chain[step].group, "step": step, "tool": ticket.ref,
         "caller": ticket.caller, "requester": ticket.requester, "reason": ticket.reason, "params": ticket.params,
@@ -201,7 +202,7 @@ def message(ticket: Ticket, step: int) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An input as a reviewer wants it, sealed: whole, and what may be shown of it; and the names they changed."""
+    """An input as edited by a reviewer, sealed: whole, and its displayable part; and the names they changed."""
 
     sealed: bytes
     changed: bytes
@@ -212,15 +213,16 @@ class Edit:
 def consider(
     ticket_id: str, by: Caller, outside: Failure | None = None, four_eyes: FourEyes = "irreversible"
 ) -> Unit[Ticket | Refused]:
-    """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too.
+    """Unit that hands a ticket to a person for a decision. A person who may not decide is refused, and that is on
+    record too.
 
-    `outside` tells why the person's own token does not reach so far.
+    `outside` is the reason why the person's own token does not cover it.
     """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
         ticket = _aged(transaction, load(transaction, ticket_id, by))
         if not speaks_for(by, ticket.tenant):
-            # INVARIANT: nobody learns of another tenant's tickets, not even that they are there.
+            # INVARIANT: nobody learns of another tenant's tickets, not even that they exist.
             _record(
                 transaction, ticket, "refused", **signature(by),
                 why=f"the ticket belongs to {ticket.tenant}, and {by.id} does not",
@@ -243,9 +245,10 @@ def resolve(
     four_eyes: FourEyes = "irreversible",
     claims: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Ticket | Refused]:
-    """A unit in which a person says yes or no.
+    """Unit in which a person approves or denies.
 
-    `claims` use up what saying so takes: all of it, or nothing when one of them is refused.
+    `claims` are run in the same transaction to use up what the decision consumes: all of them, or none if one is
+    refused.
     """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
@@ -261,7 +264,7 @@ def resolve(
         if {by.id, by.acting} & {ticket.requester, *behind(ticket.head, ticket.caller, four_eyes)}:
             facts["alone"] = True  # nobody else was there to decide, by their own statement
         if edit is not None:
-            # What they changed it to is kept with the ticket, sealed.
+            # The edited input is stored with the ticket, sealed.
             facts |= {"user_modified": True, "edited": {"sha256": edit.digest}, "editedArguments": edit.names}
         sealed, changed = (None, None) if edit is None else (edit.sealed, edit.changed)
         now_ms = transaction.now_ms
@@ -287,7 +290,7 @@ def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Fail
 
 
 def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEyes) -> Failure | None:
-    """The refusal of a person who would decide on their own call, unless they are alone here and have said so."""
+    """Refuse a person who would decide on their own call, unless they have stated that they are alone."""
     asked = ticket.requester in (by.id, by.acting)
     if not is_person(by) or not (asked or {by.id, by.acting} & behind(ticket.head, ticket.caller, four_eyes)):
         return None
@@ -302,7 +305,7 @@ def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEy
 
 
 def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
-    # INVARIANT: only a person in a group that was told may decide.
+    # INVARIANT: only a person in a notified group may decide.
     if not is_person(by):
         return Failure("E3206", "only a person can decide on a ticket; an agent never can")
     if not by.groups.intersection(ticket.approvers):
@@ -323,7 +326,7 @@ def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
 
 
 def use(transaction: Transaction, wish: Ticket, call: str) -> None:
-    """Use up an approval inside the transaction that makes the call's intent durable. Raises when there is none."""
+    """Use up an approval inside the transaction that makes the call's intent durable. Raises if there is none."""
     ticket = load(transaction, wish.id)
     # INVARIANT: an approval is used once, before it expires, for exactly what was approved.
     if ticket.state != "APPROVED" or transaction.now_ms >= ticket.expires_ms or not ticket.same_wish(wish):
@@ -337,7 +340,7 @@ def use(transaction: Transaction, wish: Ticket, call: str) -> None:
 
 
 def _on_record(transaction: Transaction, ticket: Ticket) -> bool:
-    """Whether the last that the journal says of a ticket is that somebody agreed to it, as its row has it."""
+    """Whether the journal's last record of a ticket is an approval that matches its row."""
     said = (one for one in transaction.newest("approval", ticket.call) if one.get("approvalTicketId") == ticket.id)
     last = next((one for one in said if one.get("act") not in _ASIDE), None)
     row = {
@@ -348,10 +351,11 @@ def _on_record(transaction: Transaction, ticket: Ticket) -> bool:
 
 
 def pass_over(transaction: Transaction, scope: bytes, call: str) -> None:
-    """Void what people are still asked, or have agreed to, about a call that now runs without using it.
+    """Void the open or approved ticket of a call that now runs without using it.
 
-    INVARIANT: what is agreed to runs once. An agreement in advance, or a rule that asks nobody any more, may let a call
-    run whose ticket is open; agreed to later, it would run again as soon as its key is forgotten.
+    INVARIANT: an approved request runs once. A standing approval, or a rule that no longer asks, may let a call run
+    while its ticket is open; if the ticket were approved later, the call would run again as soon as its idempotency key
+    is forgotten.
     """
     for ticket in map(from_row, stored.open_in_scope(transaction, scope)):
         _move(transaction, ticket, "VOID", act="voided", why="the call runs without it")
@@ -360,7 +364,7 @@ def pass_over(transaction: Transaction, scope: bytes, call: str) -> None:
 
 
 def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
-    """A unit that voids an approval whose call was refused for good when it was gone on with."""
+    """Unit that voids an approval whose call was refused for good when it was resumed."""
 
     def unit(transaction: Transaction) -> None:
         ticket = _aged(transaction, load(transaction, ticket_id))
@@ -374,7 +378,7 @@ def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
 
 
 def withdraw(call: str, by: str) -> Unit[Ticket | None]:
-    """A unit that takes back a call which waits for a person, or was agreed to and has not run. None if none does."""
+    """Unit that withdraws a call which waits for a person, or was approved and has not run. None if there is none."""
 
     def unit(transaction: Transaction) -> Ticket | None:
         row = stored.open_of_call(transaction, call)
@@ -391,7 +395,7 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
 
 
 def rejection(ticket: Ticket) -> Failure | None:
-    """What a caller whose ticket ended without a yes is told."""
+    """The failure for a caller whose ticket ended without an approval."""
     if not ticket.rejected:
         return None
     no = f"{ticket.resolved_by} said no" + (f": {ticket.comment}" if ticket.comment else "")
@@ -406,7 +410,7 @@ def rejection(ticket: Ticket) -> Failure | None:
 
 
 def sweep(channels: Channels) -> Unit[list[Happening]]:
-    """A unit that does what time has made due: expiry first, then escalation, each step once."""
+    """Unit that does what is due: expiry first, then escalation, each step once."""
 
     def unit(transaction: Transaction) -> list[Happening]:
         happened: list[Happening] = []
@@ -438,14 +442,14 @@ def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> 
 
 
 def _as_aged(transaction: Transaction, ticket: Ticket) -> Ticket:
-    """The ticket as time has made it, without writing that down."""
+    """The ticket in its state at the present time, without writing it."""
     if ticket.state not in _OPEN or transaction.now_ms < ticket.expires_ms:
         return ticket
     return replace(ticket, state="AUTO_DENIED" if ticket.state == "PENDING" else "LAPSED")
 
 
 def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
-    """The ticket as time has made it, written down."""
+    """The ticket in its state at the present time, written to the store."""
     aged = _as_aged(transaction, ticket)
     if aged.state == ticket.state:
         return ticket
@@ -454,11 +458,11 @@ def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
     return load(transaction, ticket.id)
 
 
-# Pieces
+# Helpers
 
 
 def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: str, **facts: Any) -> None:
-    # What was sealed is needed no more; that the input was edited is still told.
+    # The sealed parts are no longer needed; the fact that the input was edited stays.
     moved = stored.move(transaction, ticket.id, ticket.state, state, wipe=state not in _OPEN)
     assert moved
     _record(transaction, ticket, act, **facts)
@@ -484,7 +488,7 @@ def _actors(ticket: Ticket) -> Json:
 
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
-    """The closing record of a call that will not run."""
+    """Write the closing record of a call that will not run."""
     row, outcome = CODES[code], load(transaction, ticket.id).outcome()
     body = {
         **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,

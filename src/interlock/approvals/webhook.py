@@ -1,13 +1,13 @@
-"""Signed webhooks, in the form of Standard Webhooks, so that receivers can use a library they may already have.
+"""Signed webhooks in the form of Standard Webhooks, so that receivers can use an existing library.
 
 A request carries three headers:
 
-    webhook-id          the same for every attempt: whoever has seen it already may forget it
+    webhook-id          the same for every attempt: a receiver that has seen it may ignore it
     webhook-timestamp   when this attempt was sent, in seconds
     webhook-signature   v1,base64(HMAC-SHA256(secret, id.timestamp.body)), one per valid secret, separated by spaces
 
-The timestamp is signed, so an old request cannot be sent again later; several signatures let a secret be changed
-without losing a request. Requests are made with `store.outgoing`, which logs no address.
+The timestamp is signed, so an old request cannot be replayed later; several signatures let a secret be rotated without
+losing a request. Requests are made with `store.outgoing`, which logs no address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PREFIX = "whsec_"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one attempt. `gone`: the receiver wants no more; `wait_ms`: not sooner, it says."""
+    """The outcome of one attempt. `gone`: the receiver wants no more messages; `wait_ms`: the pause it requests."""
 
     result: Literal["sent", "retry", "failed"]
     error: str = ""
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def read_secret(text: str) -> bytes:
-    """The key in a secret such as `whsec_…`: base64 of 24 to 64 bytes."""
+    """Decode the key of a secret such as `whsec_…`: base64 of 24 to 64 bytes."""
     try:
         key = base64.b64decode(text.strip().removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):
@@ -59,7 +59,7 @@ def read_secret(text: str) -> bytes:
 
 
 def sign(secrets: Sequence[str], message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """The three headers of a message."""
+    """Make the three headers of a message."""
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp_s),
@@ -70,7 +70,7 @@ def sign(secrets: Sequence[str], message_id: str, timestamp_s: int, body: bytes)
 
 
 def verify(headers: Mapping[str, str], body: bytes, secret: str, now_s: float) -> None:
-    """For receivers: a Failure (E3201, E3202, E3203) unless this secret signed this body within five minutes."""
+    """For receivers: raise a Failure (E3201, E3202, E3203) unless this secret signed this body within five minutes."""
     given = {name.lower(): value for name, value in headers.items()}
     try:
         message_id, timestamp = given["webhook-id"], int(given["webhook-timestamp"])
@@ -80,7 +80,7 @@ def verify(headers: Mapping[str, str], body: bytes, secret: str, now_s: float) -
     if abs(now_s - timestamp) > TOLERANCE_S:
         raise Failure("E3201", "the webhook was sent too long ago, or the clocks differ")
     expected = _signature(read_secret(secret), message_id, timestamp, body).encode()
-    # Every signature is compared, in constant time: how long it takes says nothing about which came near.
+    # Every signature is compared, in constant time, so that the duration does not reveal which was close.
     matches = [hmac.compare_digest(expected, signature.encode()) for signature in signatures]
     if not any(matches):
         raise Failure("E3202", "the webhook was not signed with this secret, or was changed on the way")
@@ -110,7 +110,7 @@ class Webhooks:
     async def send(
         self, url: str, body: bytes, secrets: Sequence[str], message_id: str, *, allow_private: bool = False
     ) -> Outcome:
-        """Send once. Raises E3406 when the receiver's address is not allowed; whatever else happens is an outcome."""
+        """Send once. Raises E3406 if the receiver's address is not allowed; everything else is an outcome."""
         headers = sign(secrets, message_id, self._clock.now_ms() // 1000, body)
         headers["content-type"] = "application/json"
         try:
@@ -133,7 +133,7 @@ class Webhooks:
         return Outcome("failed", error, gone=status == 410)
 
     def _pause_ms(self, given: str) -> int:
-        """How long the receiver asks to be left alone: seconds or a date."""
+        """Read the pause that the receiver requests: seconds or a date."""
         if given.isascii() and given.isdecimal():
             return min(int(given[:9]), LONGEST_PAUSE_S) * 1000
         try:

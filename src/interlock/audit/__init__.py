@@ -1,1 +1,1 @@
-"""Proof afterwards: redaction, records, the chain and its verification, retention."""
+"""Evidence: verification of the journal's chain, exports, retention, and views of what happened."""

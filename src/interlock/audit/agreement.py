@@ -1,11 +1,11 @@
-"""Whether the tables that authority is read from still say what the journal has on record.
+"""Checks that the tables from which authority is read still agree with the journal.
 
-Who is known, what is void, who agreed to what: the program looks these up in tables, and whoever can write the file can
-write them too. Each of these acts is a record of the chain as well, in the same transaction. So the records are played
-through, and each row must say what they come to: neither more, nor less, nor something else.
+Identities, revocations and approvals are looked up in tables, and whoever can write the file can write them too. Each
+of these acts is also a record of the chain, in the same transaction. The records are therefore replayed, and each row
+must agree with the result: neither more, nor less, nor something else.
 
-What retention removed cannot be played through. Of a row whose records may have gone that way, only what the rest of
-them says is checked.
+Records that retention removed cannot be replayed. For a row whose records may be gone, only the remaining ones are
+checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOVES = {
 
 @dataclass(slots=True)
 class _Said:
-    """What the records come to about one thing, the last of them, and whether one of them made it."""
+    """The facts about one thing according to the records, the last of them, and whether one of them created it."""
 
     seq: int = 0
     whole: bool = False
@@ -40,14 +40,14 @@ class _Said:
 
 @dataclass(slots=True)
 class _Ledger:
-    """What the records come to."""
+    """The result of replaying the records."""
 
     identities: dict[str, _Said] = field(default_factory=dict[str, _Said])
     revocations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     tickets: dict[str, _Said] = field(default_factory=dict[str, _Said])
     standings: dict[str, _Said] = field(default_factory=dict[str, _Said])
     purges: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    # Tickets that were used without a yes before, and where.
+    # Tickets that were used without an approval before, and where.
     unapproved: dict[str, int] = field(default_factory=dict[str, int])
 
     def play(self, seq: int, kind: str, ref: str, record: Json) -> None:
@@ -60,7 +60,7 @@ class _Ledger:
             self._play_standing(seq, act, ref, record)
         elif act in _VOIDS:
             self.revocations.setdefault((_VOIDS[act], ref), seq)
-            if act == "identity.revoked":  # perhaps of somebody whom another registry knows
+            if act == "identity.revoked":  # perhaps an identity of another registry
                 self._identity(seq, ref, state="revoked")
         elif act in ("identity.registered", "identity.updated"):
             names = ("name", "tenant", "trust", "groups")
@@ -92,7 +92,7 @@ class _Ledger:
         said = self.standings.setdefault(ref, _Said())
         said.seq = seq
         if act == "standing.granted":
-            said.whole = "bounds" in record  # the table dropped those that were given without
+            said.whole = "bounds" in record  # the table dropped approvals that were granted without bounds
             names = ("tool", "versions", "caller", "uses", "expiresAt", "grantedBy")
             said.facts = {name: record[name] for name in names if name in record} | {"used": 0, "revoked": False}
         elif act == "standing.used":
@@ -102,7 +102,7 @@ class _Ledger:
 
 
 def disagreements(reader: Reader, purged_through: int) -> Iterator[tuple[int, str]]:
-    """Differences between tables and records: the place of the newest record about it, or 0, and what it is."""
+    """Yield differences between tables and records: the place of the newest record about it, or 0, and a text."""
     ledger = _Ledger()
     for seq, kind, call, body in verify_reads.records_of_authority(reader):
         if isinstance(record := parsed(body), dict):
@@ -132,7 +132,7 @@ def _compare(
             if complete or not isinstance(ref, str):
                 yield 0, f"the {what} `{ref}` is in the tables and on no record"
             continue
-        # Uses before what retention removed are in the row alone.
+        # Uses before the removed records are in the row alone.
         unknown = () if said.whole or what != "standing approval" else ("used",)
         differ = [name for name, value in said.facts.items() if name not in unknown and row.get(name) != value]
         if differ:
@@ -146,7 +146,7 @@ def _compare(
 def _compare_revocations(ledger: _Ledger, reader: Reader, complete: bool) -> Iterator[tuple[int, str]]:
     present: set[tuple[Any, Any]] = set()
     for seq, kind, ref in verify_reads.revocations(reader):
-        # The program reads on from the last number it saw, so one that has none is never read.
+        # The program reads on from the last number it saw, so a row without a number is never read.
         if type(seq) is int and seq > 0:
             present.add((kind, ref))
         if complete and (kind, ref) not in ledger.revocations:
@@ -187,7 +187,7 @@ def _standings(reader: Reader) -> Iterator[tuple[Any, Json]]:
 
 
 def parsed(value: Any) -> Any:
-    """A stored JSON text as a value; None when it is none."""
+    """Parse a stored JSON text; None if it is invalid."""
     try:
         return orjson.loads(value)
     except (orjson.JSONDecodeError, TypeError):

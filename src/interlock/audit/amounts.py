@@ -1,11 +1,11 @@
-"""Whether costs and budgets still say what the journal has on record.
+"""Checks that costs and budgets still agree with the journal.
 
-A cost is in the record that closes its call, or in the one that charges a task. A record that spends from budgets says
-what is spent of each after it, so the row of a budget must say what the last record about it says. What calls hold is
-on no record: there, one table is the sum of the other.
+A cost is in the record that closes its call, or in the one that charges a task. A record that spends from budgets
+states the amount spent of each afterwards, so the row of a budget must agree with the last record about it.
+Reservations of running calls are on no record: there, one table must be the sum of the other.
 
 A budget whose period is over may be gone, and may begin again. Rows that no record names were written by an older
-version, and are left alone.
+version and are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from interlock.store.port import Reader
 
 
 def disagreements(reader: Reader, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
-    """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text."""
+    """Yield differences between these tables and the records: the seq of the newest record concerned,
+    or 0, and a text.
+    """
     spent: dict[str, tuple[int, Any, Any]] = {}
     has_costs = verify_reads.has_costs(reader)
     for seq, kind, call, body in verify_reads.records_of_costs(reader):
@@ -41,7 +43,7 @@ def disagreements(reader: Reader, purged_through: int, now_ms: int) -> Iterator[
 
 
 def _recorded(kind: str, record: Json) -> dict[str, int]:
-    """The cost that a record stores, by parts; nothing where it stores none."""
+    """Return the cost that a record stores, by parts; empty if it stores none."""
     if kind == "authority":
         amount: Any = record.get("millionths")
         charged = record.get("act") == "cost.charged" and isinstance(amount, int) and amount
@@ -87,5 +89,5 @@ def _compare_budgets(
 
 
 def _lasts(until_ms: Any, now_ms: int) -> bool:
-    """Whether the row of a budget cannot have gone yet."""
+    """Whether the row of a budget must still exist."""
     return not isinstance(until_ms, int) or until_ms > now_ms

@@ -1,20 +1,20 @@
-"""Proof that the journal is whole: every record where it was written, none changed, none missing.
+"""Proof that the journal is complete: every record where it was written, none changed, none missing.
 
 Theory of operation. Each record's hash covers the hash before it, so a change, a gap, an insertion or a swap breaks the
-chain where it happened. What a chain alone cannot show, that its end was cut off or that all of it was written anew,
-the signed heads show: anchors in the database, the same anchors in a file beside it, and whatever head an auditor took
-away earlier. What retention removed is stood for by signed segments, and the chain goes on from the last of them.
+chain where it happened. A chain alone cannot show that its end was cut off or that all of it was rewritten; signed
+heads can: anchors in the database, the same anchors in a file beside it, and any head that an auditor noted earlier.
+Signed segments stand for what retention removed, and the chain continues from the last of them.
 
-Three things besides: that the ledger is laid out as it was made, so that everybody reads the rows that were followed
-here (`store.layout`); that the tables beside it, which authority is read from and which calls leave behind, say what is
-on record (`agreement`, `outcomes`); and that the anchors file is where it belongs. An auditor who was given the
-database alone says so, and the verdict repeats it.
+Three more checks: the ledger has its original layout, so that everybody reads the rows that were followed here
+(`store.layout`); the tables beside it, from which authority is read and which calls leave behind, agree with the
+records (`agreement`, `outcomes`); and the anchors file is where it belongs. An auditor who was given the database alone
+says so, and the verdict repeats it.
 
-The file is opened for reading only and read in one transaction, so a copy will do, and so will the file of a running
-program. Nothing stored is believed: a row may hold any type, any bytes, any number.
+The file is opened for reading only and read in one transaction, so a copy works, and so does the file of a running
+program. No stored value is trusted: a row may hold any type, any bytes, any number.
 
-Limit: records younger than the newest anchor are chained but not signed yet. `Verdict.anchored_through` says where
-that begins; a journal that was closed properly is anchored to its end.
+Limit: records younger than the newest anchor are chained but not signed yet. `Verdict.anchored_through` says where that
+begins; a journal that was closed properly is anchored to its end.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from interlock.store.signing import signed_by
 
 MAX_FAULTS = 20
 _PROGRESS_EVERY = verify_reads.AT_A_TIME * 500
-# Anchors that a crash kept from the file were made within moments of it.
+# Anchors that a crash kept from the file were made shortly before it.
 _LOST_AT_ONCE_MS = 600_000
-# Times are below this, some thousand years from now: what is beyond, no clock has told and no calendar can show.
+# Times are below this, some thousand years from now; later ones come from no clock and no calendar can show them.
 END_MS = 10**14
 
 
 @dataclass(frozen=True, slots=True)
 class ChainFault:
-    """Something that is not as it was written. `seq` 0: not about one record."""
+    """A difference from what was written. `seq` 0: not about one record."""
 
     seq: int
     what: str
@@ -59,7 +59,7 @@ class ChainFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the verification found."""
+    """The result of the verification."""
 
     intact: bool
     records: int
@@ -96,13 +96,13 @@ def verify(
     database_only: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Prove the chain of a home, or say where it is broken.
+    """Verify the chain of a home, and report where it is broken.
 
-    E3804 when there is no readable database of ours, E3803 when a full disk keeps it from being read.
+    E3804 if there is no readable database of ours, E3803 if a full disk keeps it from being read.
 
     `public_key` is the one the auditor trusts, in place of the one in the home. `known_head` is a head seen earlier;
-    the chain must still go through it. `database_only`: the database came without the rest of its home, and the
-    anchors file is left out. `progress` hears how many records have been read.
+    the chain must still go through it. `database_only`: the database came without the rest of its home, and the anchors
+    file is left out. `progress` receives the number of records read.
     """
     began = time.monotonic()
     if not home.database.exists():
@@ -118,8 +118,8 @@ def verify(
     if before.beside:
         found = examine(immutable=False)
     else:
-        # Nobody has the file open. Reading it as immutable leaves nothing beside it and works on read-only media; if
-        # somebody wrote meanwhile, what was read means nothing and is read again.
+        # No process has the file open. Reading it as immutable leaves no files beside it and works on read-only media;
+        # if another process wrote meanwhile, the result is discarded and the file is read again.
         try:
             found = examine(immutable=True)
         except Failure:
@@ -131,7 +131,7 @@ def verify(
     return found.verdict(time.monotonic() - began)
 
 
-# The parts of an examination
+# Parts of an examination
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class _Faults:
 
 @dataclass(slots=True)
 class Found:
-    """What an examination gathers."""
+    """The state and the findings of an examination."""
 
     in_segments: _Faults = field(default_factory=_Faults)
     in_records: _Faults = field(default_factory=_Faults)
@@ -217,7 +217,9 @@ def _examine(
 
 
 def _opener(home: Home) -> outcomes.Open | None:
-    """Opens what this home has sealed; None where its sealing keys are not in a file, or cannot be read."""
+    """Make the function that opens sealed values of this home; None if its sealing keys are not in a file or
+    unreadable.
+    """
     box = Box(home.keys)
     try:
         ids = box.ids()
@@ -251,10 +253,10 @@ def _check_records(reader: Reader, found: Found, progress: Callable[[int], None]
 
 
 class Follower:
-    """The inner loop. Where a link is broken it notes so and goes on from what the row says.
+    """The inner loop. Where a link is broken it notes the fault and continues from the row.
 
-    Whether a row's columns repeat what its record says could be told by parsing the record, which costs more than all
-    other checks together. The records of plain calls begin with the two names, and what they begin with is their own.
+    Whether a row's columns repeat its record could be checked by parsing the record, which costs more than all other
+    checks together. The records of ordinary calls begin with the two names, so only their beginning is compared.
     """
 
     def __init__(self, found: Found) -> None:
@@ -288,7 +290,7 @@ class Follower:
     def _broken(
         self, seq: int, head: bytes, at: Any, kind: Any, call: Any, body: Any, stored: Any
     ) -> tuple[int, bytes]:
-        """Say what is wrong with a row, and from where to go on."""
+        """Describe what is wrong with a row, and return where to continue."""
         note = self._found.in_records.note
         if type(at) is int and at <= self._found.purged_through:
             note(at, "a record lies before the start of the chain")
@@ -302,7 +304,7 @@ class Follower:
         if type(body) is not bytes or type(stored) is not bytes:
             note(at, "the record is not stored as bytes")
             return at, stored if type(stored) is bytes else head
-        # After a gap there is nothing to link to: what the record says can be checked, its place cannot.
+        # After a gap there is nothing to link to: the content of the record can be checked, its place cannot.
         if not gap:
             note(at, "the record does not fit its hash and the record before it")
         elif not _names_agree(kind, call, body):
@@ -327,7 +329,7 @@ def _names_agree(kind: Any, call: Any, body: bytes) -> bool:
 
 
 class Signatures:
-    """Checks signatures with the auditor's key, or with another one that is looked for when it is first needed."""
+    """Checks signatures with the auditor's key, or with another one that is loaded when it is first needed."""
 
     def __init__(self, given: bytes | None, look: Callable[[], bytes | None]) -> None:
         self.given = given
@@ -337,7 +339,7 @@ class Signatures:
         self._key_id = ""
 
     def fault(self, kind: str, head: SignedHead) -> str | None:
-        """What is wrong with a signed head; None when nothing is, or when there is no key to tell."""
+        """Describe what is wrong with a signed head; None if nothing is, or if there is no key to check it."""
         if not self._loaded:
             self._loaded = True
             self._key = self.given or self._look()
@@ -352,7 +354,7 @@ class Signatures:
 
 
 def _key_of(home: Home, faults: _Faults) -> bytes | None:
-    """The public key of a home; what keeps it from being read is a fault."""
+    """Load the public key of a home; an unreadable one is a fault."""
     try:
         key = bytes.fromhex((home.keys / "journal.pub").read_text(encoding="ascii").strip())
     except FileNotFoundError:
@@ -367,7 +369,7 @@ def _key_of(home: Home, faults: _Faults) -> bytes | None:
 
 
 def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) -> SignedHead | None:
-    """A row as a signed head, or None when a column does not hold what it should."""
+    """Read a row as a signed head; None if a column has an invalid value."""
     if type(seq) is not int or type(at_ms) is not int or type(key_id) is not bytearray:
         return None
     if type(hash_) is not bytes or type(signature) is not bytes or not 0 <= at_ms < END_MS:
@@ -376,7 +378,7 @@ def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) 
 
 
 def _check_segments(reader: Reader, signatures: Signatures, found: Found) -> None:
-    """What retention removed: signed heads, each beginning where the one before ended."""
+    """Check what retention removed: signed heads, each beginning where the one before ended."""
     for *row, first_seq in verify_reads.segments(reader):
         head, last_seq = _signed_head(*row), row[0]
         if head is None or last_seq <= found.seq:
@@ -392,7 +394,7 @@ def _check_segments(reader: Reader, signatures: Signatures, found: Found) -> Non
 
 
 def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | None, found: Found) -> None:
-    """Every anchor, in the database and in the file: signed, and in agreement with the record it names."""
+    """Check every anchor, in the database and in the file: signed, and in agreement with the record it names."""
     stored: dict[int, SignedHead] = {}
     heads: list[SignedHead] = []
     for row in verify_reads.anchors(reader):
@@ -424,7 +426,7 @@ def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | N
         if found.newest is None or head.seq >= found.newest.seq:
             found.newest = head
         if head.seq > found.seq:
-            continue  # the cut is told once, below
+            continue  # the cut is reported once, below
         if head.seq in lost:
             found.in_anchors.note(head.seq, "an anchor in the file is missing in the database")
         if (hash_ := _hash_at(reader, head.seq, found)) is not None and hash_ != head.hash:
@@ -435,7 +437,7 @@ def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | N
 
 
 def _check_known_head(reader: Reader, known: tuple[int, bytes], found: Found) -> None:
-    """The head an auditor took away earlier; what has been purged since is vouched for by its signed segment."""
+    """Check the head that an auditor noted earlier; if it has been purged since, its signed segment vouches for it."""
     seq, known_hash = known
     if seq > found.seq:
         gone = records_words(found.seq + 1, seq)
@@ -445,7 +447,7 @@ def _check_known_head(reader: Reader, known: tuple[int, bytes], found: Found) ->
 
 
 def _hash_at(reader: Reader, seq: int, found: Found) -> bytes | None:
-    """The hash a record must have; None when it was purged (or is missing, which the chain itself shows)."""
+    """Return the hash that a record must have; None if it was purged (or is missing, which the chain itself shows)."""
     if seq in found.segment_heads:
         return found.segment_heads[seq]
     if seq <= found.purged_through:
@@ -455,7 +457,7 @@ def _hash_at(reader: Reader, seq: int, found: Found) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _LastHead:
-    """The signed head that is kept beside the keys. `fault`: why it cannot be used."""
+    """The signed head that is stored beside the keys. `fault`: why it cannot be used."""
 
     head: SignedHead | None = None
     fault: str | None = None
@@ -469,7 +471,9 @@ class _LastHead:
 
 
 def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | None, found: Found) -> None:
-    """The journal goes through the head that is kept beside the keys, and an anchor in the database names it too."""
+    """Check that the journal goes through the head stored beside the keys, and that an anchor in the
+    database names it.
+    """
     last = None if kept is None else kept.head
     note = found.elsewhere.note
     if kept is not None and kept.fault is not None:
@@ -489,7 +493,7 @@ def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | N
 
 
 def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> None:
-    """The records behind the newest signature: no more than a process leaves that is killed."""
+    """Check the records behind the newest signature: no more than a killed process leaves."""
     ends = last_head.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
     if (what := last_head.unsigned_fault(reader, ends)) is not None:
         found.elsewhere.note(0, what)
@@ -499,7 +503,7 @@ def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> Non
 class _Witness:
     """The anchors file.
 
-    `unread`: the lines that hold no signed head, with their numbers; one that did not end as a crash ends a line keeps
+    `unread`: the lines that hold no signed head, with their numbers; one that does not end as a crash ends a line keeps
     its newline. `unreadable`: why there is nothing to read. `missing`: the home has a key and no such file.
     """
 
@@ -528,10 +532,10 @@ class _Witness:
         return cls(tuple(heads), tuple(unread))
 
     def wants(self, stored: list[SignedHead]) -> Iterator[str]:
-        """What this file should hold and does not, given the anchors in the database, in their order.
+        """Yield what is missing in this file, given the anchors in the database, in their order.
 
-        The file is there before the first anchor, and each is noted in it right after it is in the database. A crash
-        can keep one from it, or the newest few; nothing but a hand makes a file that begins later or ended long ago.
+        The file exists before the first anchor, and each anchor is written to it right after it is in the database. A
+        crash can lose one, or the newest few; only manipulation makes a file that begins later or ended long ago.
         """
         if self.unreadable is not None:
             yield self.unreadable
@@ -551,7 +555,7 @@ class _Witness:
             yield f"the anchors file ends with record {newest}: {len(later):,} later anchors are missing in it"
 
     def _damaged(self, stored: list[SignedHead]) -> Iterator[int]:
-        """The lines that nothing but a hand can have made.
+        """Yield the lines that only manipulation can have produced.
 
         A power cut or a full disk can leave the beginning of a line. INVARIANT: it passes only as the beginning of an
         anchor that the database holds and the rest of the file does not. That one is verified with the others, so

@@ -1,10 +1,10 @@
-"""Permission decisions, read from the ledger: what was decided about a call, by whom, and why.
+"""Permission decisions, read from the ledger: the decision on a call, who made it, and why.
 
 Each permission check is stored once, in a record that its call has anyway: a `pending` record holds a check that ended
 with a question to a person, a `closed` record the last check of its call. The record's `decision` has behavior, mode,
 source, reason, end and the path that was refused or asked about; rules, policy, call and time are fields of the record;
-what a reviewer changed or said is in the ticket's `approval` records. A field of the document that a record does not
-have is empty.
+a reviewer's changes and comments are in the ticket's `approval` records. Fields that a record does not have are empty
+in the document.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _DENIALS = frozenset(
 
 
 def decisions_of(records: Sequence[Json]) -> list[Json]:
-    """The tool_permission_decisions of one call, oldest first, from all its records."""
+    """Build the tool_permission_decisions of one call, oldest first, from all its records."""
     approvals = [record for record in records if record.get("kind") == "approval"]
     checked = (record for record in records if record.get("kind") in ("pending", "closed"))
     return [found for record in checked if (found := decision_of(record, approvals)) is not None]
 
 
 def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
-    """The tool_permission_decision of a pending or closed record; None for a call that ended before it was judged.
+    """Build the tool_permission_decision of a pending or closed record; None for a call that ended before the check.
 
     `approvals` are `approval` records, of which those of the call's own ticket are read.
     """
@@ -67,7 +67,7 @@ def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
 
 
 def _decided_at(record: Json) -> str:
-    """The time that a check was made for: when its call began, which a closing record has in its latency."""
+    """Return the time of a check: when its call began, which a closing record has in its latency."""
     latency_ms = record.get("latencyMs")
     if not isinstance(latency_ms, int | float):
         return record["timestamp"]
@@ -76,7 +76,7 @@ def _decided_at(record: Json) -> str:
 
 
 def _judged(record: Json) -> tuple[str | None, str, str]:
-    """How a check ended, who said so, and why."""
+    """Return the result of a check, who decided it, and why."""
     decision: Json = record.get("decision") or {}
     source, reason = decision.get("source", "policy"), decision.get("reason", "")
     behavior = _BEHAVIOR.get(record.get("authDecision") or "")

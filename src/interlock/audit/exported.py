@@ -1,17 +1,17 @@
-"""Whether an export is what the journal was when it was made: provable with the file alone, wherever and whenever.
+"""Verifies exports: proves with the file alone that an export is what the journal was when it was made.
 
 An export is the chain as it stands, a line for each record, byte for byte as it was hashed:
 
     {"seq":7,"hash":"…","record":{…}}
 
-The first line also has the public key and, where retention removed what was before it, the signed hash `after` which
-the chain goes on; a line whose hash was signed has that signature. An export ends with a signed head: whoever makes one
-signs the record of having made it. So its end cannot be cut off unseen, except back to an earlier signed head; that the
-auditor sees who knows a later one. And whoever has another key can sign another chain: trust begins with a public key
-that was noted elsewhere.
+The first line also has the public key and, if retention removed what was before it, the signed hash `after` which the
+chain continues; a line whose hash was signed has that signature. An export ends with a signed head: whoever makes one
+signs the record of having made it. Its end therefore cannot be cut off unnoticed, except back to an earlier signed
+head; an auditor who knows a later one detects that. Whoever has another key can sign another chain: trust begins with a
+public key that was noted elsewhere.
 
 INVARIANT: no byte of an export can be changed without a fault. Lines are of one form, with one way to write each value.
-Only a signature before the last can be taken out, whole: the last one covers all that it covered.
+Only a signature before the last can be removed, whole: the last one covers all that it covered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,13}"  # times below END_MS
 
 
 def _signed_by(name: str) -> str:
-    """The form of a signature, in groups under a name."""
+    """The pattern of a signature, in groups under a name."""
     return (
         rf'"at_ms":(?P<{name}_ms>{_MS}),"key_id":"(?P<{name}_key>[0-9a-f]{{16}})"'
         rf',"signature":"(?P<{name}>[0-9a-f]{{128}})"'
@@ -58,7 +58,7 @@ def line_of(
     public_key: bytes | None = None,
     after: SignedHead | None = None,
 ) -> bytes:
-    """A record as an export has it."""
+    """Format a record as a line of an export."""
     first = b"" if public_key is None else b',"public_key":"%b"' % public_key.hex().encode()
     if after is not None:
         first += b',"after":{"hash":"%b",%b}' % (after.hash.hex().encode(), _signature(after))
@@ -78,7 +78,7 @@ def verify_export(
     known_head: tuple[int, bytes] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Prove the chain of an export, or say where it is broken; without `public_key`, by the key that it names."""
+    """Verify the chain of an export and report where it is broken; without `public_key`, by the key that it names."""
     began = time.monotonic()
     check = _Check(public_key, known_head)
     for number, line in enumerate(lines, 1):
@@ -92,7 +92,7 @@ def verify_export(
 
 
 class _Check:
-    """The lines of an export, followed from the first to the last."""
+    """Checks the lines of an export in order."""
 
     def __init__(self, public_key: bytes | None, known_head: tuple[int, bytes] | None) -> None:
         self.found = Found(anchors_file=False)
@@ -103,7 +103,7 @@ class _Check:
         self._signatures = Signatures(public_key, lambda: self._named)
 
     def follow(self, line: bytes, *, first: bool) -> bool:
-        """Check one line; False for one that is not of the form, after which nothing can be told."""
+        """Check one line; False for a malformed line, after which nothing can be checked."""
         match = _LINE.fullmatch(line)
         if match is None or (match["public"] is not None) != first or (match["before"] is not None and not first):
             return False
@@ -122,7 +122,7 @@ class _Check:
         return True
 
     def _begin(self, match: re.Match[bytes], seq: int) -> None:
-        """Where the chain begins: with the first record, or after what retention removed."""
+        """Find where the chain begins: with the first record, or after what retention removed."""
         if match["before"] is None:
             return
         head, found = _head(match, "after", seq - 1, bytes.fromhex(match["before"].decode())), self.found
@@ -139,7 +139,7 @@ class _Check:
             self.found.newest = head
 
     def end(self) -> None:
-        """What only the end shows: that nothing is missing there."""
+        """Check what only the end shows: that nothing is missing there."""
         found = self.found
         if not found.records:
             found.elsewhere.note(0, "there is no record in it")
@@ -158,7 +158,7 @@ def _head(match: re.Match[bytes], name: str, seq: int, digest: bytes) -> SignedH
 
 
 def _names(body: bytes) -> tuple[Any, Any]:
-    """Kind and call of a record, as a row has them beside it; None for what is no record."""
+    """Return kind and call of a record, as its row has them; None for invalid records."""
     try:
         record = orjson.loads(body)
         return bytearray(record["kind"], "utf-8"), bytearray(record["call"], "utf-8")

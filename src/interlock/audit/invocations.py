@@ -1,7 +1,7 @@
 """Invocations, read from the ledger: one call from its request to its end, as the standard describes it.
 
-Each record of a call says what was known when it was written, so the whole is put together from all of them and stored
-nowhere else. Inputs are not told, because the ledger has none: `inputHash` stands for them.
+Each record of a call states what was known when it was written, so the invocation is assembled from all of them and
+stored nowhere else. Inputs are not included, because the ledger has none: `inputHash` stands for them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from interlock.call.phases import between
 from interlock.core.clock import begun_ms, iso
 from interlock.data.schema import Json
 
-# Under which of the names that protocols use the caller's own id of a call is found.
+# The names that protocols use for the caller's own id of a call.
 _NATIVE_IDS = ("jsonrpc_request_id", "tool_call_id", "request_id", "id")
-# What a record says of the moment it was written at.
+# The state that a kind of record documents.
 _REACHED = {"pending": "awaiting_approval", "intent": "queued", "started": "running"}
 
 
 def invocation_of(records: Sequence[Json]) -> Json | None:
-    """The tool_invocation that the records of one call add up to, oldest first; None if there are none of a call."""
+    """Build the tool_invocation from the records of one call, oldest first; None if there are none of a call."""
     told = [record for record in records if record.get("toolId") is not None]
     if not told:
         return None
@@ -53,7 +53,9 @@ _RUNTIME = (("door", "door"), ("version", "version"), ("session", "session"), ("
 
 
 def _transitions(told: Sequence[Json], closed: Json | None, began: str) -> list[Json]:
-    """Every state the call has been in, with the time of those that were put on record when they were reached."""
+    """Return every state that the call has been in, with the time of those that were recorded when
+    they were reached.
+    """
     at = {_REACHED[record["kind"]]: record["timestamp"] for record in told if record["kind"] in _REACHED}
     if closed is None:
         return [{"state": "planned", "at": began}, *({"state": state, "at": time} for state, time in at.items())]
@@ -70,7 +72,7 @@ def _change(told: Json) -> Json:
 
 
 def _began(call: str, otherwise: str) -> str:
-    """When a call began: its id says so. One whose id was not made here began when it was first heard of."""
+    """Return when a call began, from its id. One whose id was not made here began with its first record."""
     began = begun_ms(call)
     return otherwise if began is None else iso(began)
 

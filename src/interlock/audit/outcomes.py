@@ -1,13 +1,13 @@
-"""Whether keys and sessions still say what the journal has on record.
+"""Checks that idempotency keys and sessions still agree with the journal.
 
-A key's row decides whether a call runs and what a replay answers, and a session's row is what tools remember. Who can
-write the file can write these rows. The records of a call say what its key must say: an intent takes the key, a closing
-ends it, and what came late or was settled by a person ends it otherwise. The records are played through in that order,
-and the row must say what they come to. The result that a key keeps and the values of a session must have the digest
-that is on record; they are opened for that where the home's sealing keys can be read.
+A key's row decides whether a call runs and what a replay answers, and a session's row holds what tools store. Whoever
+can write the file can write these rows. The records of a call determine the state of its key: an intent takes the key,
+a closing record ends it, and a late result or a person's settlement ends it otherwise. The records are replayed in that
+order, and the row must agree with the result. The stored result of a key and the values of a session must have the
+recorded digest; they are opened for that if the home's sealing keys can be read.
 
-Two things are no fault. A key whose window has passed may be gone. And a key may be blocked (`unknown`) although its
-closing is not on record yet, which lets nothing run.
+Two differences are no fault. A key whose window has passed may be gone. And a key may be blocked (`unknown`) although
+its closing is not on record yet, which lets nothing run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from interlock.store.connection import StoreError
 from interlock.store.port import Reader
 from interlock.store.verify_reads import KeyRow
 
-# Opens what was sealed for a purpose and a place. None where its key is not here; a Failure where it was changed.
+# Opens a value sealed for a purpose and a place. None if its sealing key is absent; a Failure if it was changed.
 Open = Callable[[bytes, str, str], bytes | None]
-# Clocks of processes differ by moments, and a record is dated a moment before it is written.
+# Clocks of processes differ slightly, and a record is dated shortly before it is written.
 _MOMENTS_MS = 120_000
 _FACTS = {
     "tool": "toolId",
@@ -43,14 +43,14 @@ _FACTS = {
 
 @dataclass(slots=True)
 class _Key:
-    """What the records of one call come to about its key. No state: they do not tell."""
+    """The state of one call's idempotency key according to the records; no state if they do not determine it."""
 
     seq: int = 0
     state: str | None = None
     until_ms: int | None = None
     scope: bytes | None = None
     facts: Json = field(default_factory=dict[str, Any])
-    # The digest of the result that the key keeps, or the code of the failure; None where no record says it.
+    # The digest of the stored result, or the code of the failure; None if no record states it.
     result: str | None = None
     error: str | None = None
     _window_ms: int | None = None
@@ -71,7 +71,7 @@ class _Key:
             if self.state in ("executing", "unknown"):
                 self.state, self.result = "done", record.get("resultHash")
         elif self.state == "executing":
-            # Without a word about the key, the call had given it back before it ran.
+            # If the record says nothing about the key, the call had released it before it ran.
             self.state, self.error = cast("str | None", record.get("outcome")), record.get("error_code")
         self.seq = seq
 
@@ -97,10 +97,10 @@ class _Key:
 def disagreements(
     reader: Reader, purged_through: int, now_ms: int, open_sealed: Open | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text.
+    """Yield differences between these tables and the records: the seq of the newest record concerned, or 0, and a text.
 
-    `now_ms` is the time of the verifier. The store's own time counts where it is ahead of that. `open_sealed` is
-    missing where the sealing keys are: then results and sessions that are sealed are not compared.
+    `now_ms` is the time of the verifier. The store's own time counts if it is ahead of that. Without `open_sealed` (the
+    sealing keys are missing), sealed results and sessions are not compared.
     """
     try:
         there: set[Any] = set()
@@ -171,7 +171,7 @@ class _Session:
 
 
 def _marked(reader: Reader, now_ms: int) -> tuple[set[str], dict[bytes, _Session]]:
-    """Calls whose key may have to be there, and each session as its last record has it."""
+    """Return the calls whose key may have to exist, and each session according to its last record."""
     wanted: set[str] = set()
     sessions: dict[bytes, _Session] = {}
     for seq, kind, call, body in verify_reads.records_of_keys_and_sessions(reader):
@@ -205,7 +205,10 @@ def _compare_sessions(
 
 
 def _compare_state(said: _Session, state: Any, about: str, open_sealed: Open | None) -> Iterator[tuple[int, str]]:
-    """A state in clear text is text, of an older version; anybody could have put one there."""
+    """Compare a session's state.
+
+    A state in clear text comes from an older version; anybody could have put one there.
+    """
     what = f"the state of a session with version {said.version}"
     try:
         text = state if isinstance(state, str) else _opened(state, "session", about, open_sealed)
@@ -219,7 +222,7 @@ def _compare_state(said: _Session, state: Any, about: str, open_sealed: Open | N
 def _compare_result(
     reader: Reader, said: _Key, call: str, kept: Any, open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
-    """Hold what a replay would answer against the digest of the result, or the code of the failure, on record."""
+    """Compare what a replay would answer with the digest of the result, or the code of the failure, on record."""
     if said.result is None and said.error is None:
         return
     try:
@@ -238,7 +241,7 @@ _GONE = object()
 
 
 def _outcome(reader: Reader, call: str, kept: Any, open_sealed: Open | None) -> tuple[str | None, Any] | None:
-    """The failure's code or the result that a key keeps, `_GONE` for one that is not kept any more; None: not known."""
+    """Return the failure's code or the result of a key, `_GONE` for one that is no longer stored; None if unknown."""
     text = kept if isinstance(kept, bytes) and kept.startswith(b"{") else _opened(kept, "outcome", call, open_sealed)
     if text is None:
         return None

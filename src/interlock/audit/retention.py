@@ -1,12 +1,12 @@
-"""How long records are kept, and how they go: from the start of the chain, past their term, leaving a signed head.
+"""Retention of records: they are removed from the start of the chain, after their term, leaving a signed head.
 
 Reads have one term, everything else another, between one and seven years. A purge removes records only as long as each
-is past its own term; the first that is not ends it, whatever lies behind. What goes leaves a segment: where it began
-and ended, and the signed hash it ended with, from which the rest of the chain still verifies. Segment, removal, a
+is past its own term; the first that is not ends it, whatever lies behind. Removed records leave a segment: where it
+began and ended, and the signed hash it ended with, from which the rest of the chain still verifies. Segment, removal, a
 record of the purge and an anchor over that record are one transaction.
 
 The running program has no right to delete from the ledger. A purge is an administrative act and opens a connection of
-its own; even there a trigger lets nothing go that no segment accounts for.
+its own; even there a trigger prevents the removal of anything that no segment accounts for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.signing import Signer
 
 MIN_YEARS, MAX_YEARS = 1, 7
-# One transaction removes this much at most, and then others have a moment, so that nobody waits long for the file.
+# One transaction removes at most this much, followed by a pause, so that nobody waits long for the file.
 SEGMENT_RECORDS = 2_000
 PAYLOADS_AT_ONCE = 100
 PAYLOAD_BYTES_AT_ONCE = 4 * 2**20
@@ -53,7 +53,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How many years each class of record is kept at least."""
+    """The minimum number of years that each class of record is kept."""
 
     reads_years: int
     others_years: int
@@ -72,7 +72,7 @@ class Terms:
 def due(
     home: Home, settings: Settings, *, now_ms: int, through: int | None = None, before_ms: int | None = None
 ) -> tuple[Segment, ...]:
-    """The segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
+    """Return the segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
     with administered(home) as connection:
         purged = administration.purged_through(connection)
         limit = through or administration.last_record(connection)
@@ -90,11 +90,12 @@ def purge(
     before_ms: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Segment, ...]:
-    """Remove what is past its term from the start of the chain; returns the segments that went, none if nothing is due.
+    """Remove what is past its term from the start of the chain; returns the removed segments, none if nothing is due.
 
-    `through` asks for everything up to a record, and is refused (E3411) when something there is still in its term.
+    `through` requests everything up to a record, and is refused (E3411) if something there is still in its term.
     `before_ms` keeps what was made later. A chain that does not verify is not purged (E3804): that would remove the
-    evidence. Blocks, with pauses in which others write; run it in a thread. `progress` hears how many records went.
+    evidence. Blocks, with pauses in which others write; run it in a thread. `progress` receives the number of records
+    removed.
     """
     from interlock.audit.chain import verify
 
@@ -120,11 +121,11 @@ def purge(
 
 
 def shrink(home: Home, *, rewrite: bool = False) -> int:
-    """Give the pages that a purge left empty back to the disk; returns by how many bytes the file shrank. Blocks.
+    """Return the pages that a purge left empty to the disk; returns by how many bytes the file shrank. Blocks.
 
-    A few pages at a time, with pauses in which others write. A database of an earlier version must be rewritten for
-    that once, which holds up every writer: only with `rewrite`, for when no other process runs on the home. Otherwise
-    it stays as large as it is, and its empty pages are used again.
+    A few pages at a time, with pauses in which others write. A database of an earlier version must be rewritten once
+    for that, which blocks every writer: only with `rewrite`, when no other process runs on the home. Otherwise the file
+    keeps its size, and its empty pages are reused.
     """
     before = home.database.stat().st_size
     with administered(home) as connection:
@@ -139,16 +140,16 @@ def shrink(home: Home, *, rewrite: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """How many large results were let go of, and the place up to which all are: the next slice begins there."""
+    """The number of expired large results, and the place up to which all are: the next slice begins there."""
 
     payloads: int
     place: tuple[int, str]
 
 
 def expire_slice(after: tuple[int, str] = (-1, "")) -> Unit[Expired | None]:
-    """A unit that lets go of some large results whose time is over, in order of expiry; None when there are no more.
+    """Unit that removes the content of some expired large results, in order of expiry; None if there are no more.
 
-    The rows stay and say that they are gone. A slice is bounded in rows and bytes, so that other writers wait for
+    The rows stay and say that the content is gone. A slice is bounded in rows and bytes, so that other writers wait for
     milliseconds: emptying a row frees and logs each of its pages.
     """
 
@@ -165,7 +166,7 @@ def expire_slice(after: tuple[int, str] = (-1, "")) -> Unit[Expired | None]:
 
 
 async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
-    """Let go of all large results whose time is over, a slice at a time with pauses; returns how many there were."""
+    """Remove the content of all expired large results, a slice at a time with pauses; returns their number."""
     count, place = 0, (-1, "")
     while (slice_ := await journal.commit(expire_slice(place))) is not None:
         count, place = count + slice_.payloads, slice_.place
@@ -177,7 +178,7 @@ async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[Non
 
 
 async def remove_pieces(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
-    """Remove the pieces of large results that nothing needs any more, a few at a time; returns how many there were."""
+    """Remove the pieces of large results that nothing needs any more, a few at a time; returns their number."""
     count = 0
     while payloads.has_released(journal.reader):
         count += await journal.commit_large(lambda transaction: payloads.remove_pieces(transaction, PIECES_AT_ONCE))
@@ -197,14 +198,14 @@ class _Cutoffs:
         return cls(_years_before(now_ms, terms.reads_years), _years_before(now_ms, terms.others_years))
 
     def before(self, at_ms: int | None) -> _Cutoffs:
-        """The same, but nothing made at this time or later."""
+        """The same cutoffs, but nothing made at this time or later."""
         if at_ms is None:
             return self
         bound = iso(at_ms - 1)
         return _Cutoffs(min(self.reads, bound), min(self.others, bound))
 
     def passed(self, body: bytes) -> bool:
-        """Whether a record is past its term. One that does not say when it was made is kept."""
+        """Whether a record is past its term. One without a time is kept."""
         record = orjson.loads(body)
         made = record.get("timestamp")
         if not isinstance(made, str) or len(made) != len(self.others) or not made.endswith("Z"):
@@ -221,10 +222,12 @@ def _years_before(now_ms: int, years: int) -> str:
 
 
 def _due(reader: Reader, cutoffs: _Cutoffs, purged_through: int, limit: int) -> Iterator[Segment]:
-    """The segments that may go: as far as every record is past its term, and no further than the limit."""
+    """Yield the segments that may be removed: as far as every record is past its term, and no further
+    than the limit.
+    """
     first, last, head = purged_through + 1, purged_through, b""
     for seq, body, hash_ in administration.records_between(reader, purged_through, limit):
-        # INVARIANT: nothing inside its term goes, and nothing goes before what lies in front of it.
+        # INVARIANT: nothing inside its term is removed, and nothing is removed before what lies in front of it.
         if not cutoffs.passed(body):
             break
         last, head = seq, hash_
@@ -241,7 +244,7 @@ def _give_back(connection: Administration) -> bool:
 
 
 def _remove(connection: Administration, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str) -> None:
-    """Put a signed segment in the place of its records, and record and anchor that this was done."""
+    """Replace records by their signed segment, and record and anchor that this was done."""
     with administration.writing(connection, now_ms) as transaction:
         _refuse_if_changed(transaction, segment)
         signature = signer.sign("segment", segment.last_seq, segment.hash, now_ms)

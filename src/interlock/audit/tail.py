@@ -1,9 +1,9 @@
-"""Acceptance of an unsigned tail: records that a person knows to be genuine, though Interlock cannot tell.
+"""Acceptance of an unsigned tail: records that a person knows to be genuine, though Interlock cannot prove it.
 
 A home with more unsigned records than a killed process leaves is not opened (E3804). That can be a false alarm, for
-example after a clock that was wrong or a database that was repaired. Somebody who has looked and who holds the signing
-key can accept the tail. The act is a record with the person, the reason and the records that it is about, and it is
-signed in the same transaction. Only the tail can be accepted: a journal with any other fault stays refused.
+example after a clock that was wrong or a database that was repaired. A person who has examined it and who holds the
+signing key can accept the tail. The act is a record with the person, the reason and the records that it is about, and
+it is signed in the same transaction. Only the tail can be accepted: a journal with any other fault stays refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class Tail:
 
 
 def unsigned_tail(home: Home) -> Tail:
-    """The tail that could be accepted. E3804 where the journal has another fault: that cannot be accepted. Blocks."""
+    """Return the tail that could be accepted.
+
+    E3804 if the journal has another fault, which cannot be accepted. Blocks.
+    """
     verdict = verify(home)
     with administered(home) as connection:
         tail = _tail(connection, last_head.ends(connection, last_head.read(home)))
@@ -68,7 +71,7 @@ def unsigned_tail(home: Home) -> Tail:
 def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
     """Sign a tail with a record of who accepted it and why. Returns the place of that record.
 
-    E3804 without the home's own signing key, E3410 when the journal has changed since the tail was looked at. Blocks.
+    E3804 without the home's own signing key, E3410 if the journal has changed since the tail was examined. Blocks.
     """
     with administered(home) as connection:
         signer = _signer(home, connection)
@@ -83,7 +86,7 @@ def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
 
 
 def _signer(home: Home, reader: Reader) -> Signer:
-    """The home's signing key; E3804 where it is missing, or is not the one that has signed until now."""
+    """Load the home's signing key; E3804 if it is missing, or is not the one that has signed until now."""
     signer, signed = Signer(home.keys), last_head.ends(reader, last_head.read(home)).signed
     if not (home.keys / "journal.ed25519").exists():
         raise Failure("E3804", "the tail can be accepted only with the home's signing key, keys/journal.ed25519")

@@ -17,7 +17,7 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
 class _Random:
-    """Random bytes from the system, fetched many at a time: a system call per call is the larger part of an id."""
+    """Random bytes from the system, fetched in blocks: one system call per id would cost more than the id itself."""
 
     def __init__(self) -> None:
         self._bytes = b""
@@ -45,7 +45,7 @@ def _uptime() -> float:
 
 @lru_cache(maxsize=1)
 def _boot() -> str:
-    """A name for this start of the machine; empty where there is none."""
+    """An identifier for the current boot of the machine; empty where the system offers none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return "" if _BOOT_CLOCK is None else file.read().strip()
@@ -55,11 +55,11 @@ def _boot() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Where time and randomness come from.
+    """Source of time and randomness.
 
-    `now_ms` is wall time since 1970, `monotonic` never goes back and measures durations. `uptime` is like it, but goes
-    on while the machine sleeps; within one start of the machine, which `boot` names, all processes have the same. Where
-    `boot` is empty, it cannot be compared.
+    `now_ms` is wall time since 1970. `monotonic` never goes back and measures durations. `uptime` is like `monotonic`
+    but also counts the time that the machine sleeps; it is the same in all processes within one boot, which `boot`
+    identifies. Where `boot` is empty, values of `uptime` cannot be compared between processes.
     """
 
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
@@ -70,22 +70,22 @@ class Clock:
 
 
 def new_id(now_ms: int, random: bytes) -> str:
-    """A ULID, 26 characters that sort by time, from eight random bytes.
+    """Make a ULID, 26 characters that sort by time, from eight random bytes.
 
-    The random part uses sixteen of the thirty-two letters a ULID may use: 64 random bits a millisecond are plenty, and
-    writing them is one call.
+    The random part uses sixteen of the thirty-two letters that a ULID may use: 64 random bits per millisecond are
+    enough, and writing them is one call.
     """
     return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + random.hex().upper()
 
 
 def new_ids(now_ms: int, random: bytes) -> tuple[str, str]:
-    """The id of a call, as `new_id` makes it, and that of a trace, from twenty-four random bytes."""
+    """Make the id of a call, as `new_id` does, and the id of its trace, from twenty-four random bytes."""
     digits = random.hex()
     return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + digits[:16].upper(), digits[16:]
 
 
 def begun_ms(call_id: str) -> int | None:
-    """The time in an id that `new_id` made; None for any other name."""
+    """Read the time from an id that `new_id` made; None for any other text."""
     if len(call_id) != 26 or not _ID.match(call_id):
         return None
     ms = 0
@@ -104,7 +104,7 @@ def _seconds_part(seconds: int) -> str:
 
 @lru_cache(maxsize=4)
 def iso(now_ms: int) -> str:
-    """ISO 8601 in UTC with milliseconds."""
+    """Format a time as ISO 8601 in UTC with milliseconds."""
     return f"{_to_the_second(now_ms // 1000)}.{now_ms % 1000:03d}Z"
 
 
@@ -115,7 +115,7 @@ def _to_the_second(seconds: int) -> str:
 
 @record
 class Deadline:
-    """A point in monotonic time that children may bring nearer and never push away."""
+    """A point in monotonic time. Children may bring it nearer, but never push it away."""
 
     at: float
 

@@ -1,11 +1,11 @@
-"""One error type and one table.
+"""The error type and the table of error codes.
 
 Every failure that leaves Interlock carries an E-code. The table below relates each code to its `errorCode`, its
-`error_class`, whether sending the same call again can help, and its status over HTTP, JSON-RPC and gRPC. Documents,
-doors and tests read this table; nothing else in the program decides a status.
+`error_class`, whether sending the same call again can help, and its status over HTTP, JSON-RPC and gRPC. Documentation,
+endpoints and tests read this table; nothing else in the program decides a status.
 
-Messages are written for a model and its developer: lower case, no full stop, user input in backticks, and never a
-stack trace, a path or a secret.
+Messages are written for a model and its developer: lower case, no full stop, user input in backticks, and never a stack
+trace, a path or a secret.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("interlock.errors")
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, as a caller must act on it."""
+    """The kind of a failure, by what a caller has to do about it."""
 
     INVALID_INPUT = "INVALID_INPUT"
     AUTHORIZATION_DENIED = "AUTHORIZATION_DENIED"
@@ -41,7 +41,7 @@ class ErrorCode(StrEnum):
 
 
 class ErrorClass(StrEnum):
-    """Where it went wrong, in the words of the Agent Tool standard."""
+    """The stage at which a call failed, in the words of the Agent Tool standard."""
 
     UNKNOWN_TOOL = "unknown_tool"
     INVALID_ARGUMENTS = "invalid_arguments"
@@ -67,8 +67,8 @@ class ErrorClass(StrEnum):
     CANCELED = "canceled"
 
 
-# May the same call be sent again? `None`: the failure itself says (a tool knows whether its failure was transient);
-# unsaid reads as no.
+# Whether the same call may be sent again. `None`: the failure itself states it, because only a tool knows whether its
+# failure was transient; a failure that does not state it is not retryable.
 RETRYABLE: Mapping[ErrorCode, bool | None] = {
     ErrorCode.INVALID_INPUT: False,
     ErrorCode.AUTHORIZATION_DENIED: False,
@@ -120,7 +120,7 @@ _GRPC: Mapping[ErrorCode, str] = {
     ErrorCode.RETRY_EXHAUSTED: "UNAVAILABLE",
 }
 
-# A few HTTP statuses say more than the errorCode does; gRPC can say it too.
+# A few HTTP statuses are more specific than the errorCode; gRPC has statuses for them too.
 _GRPC_BY_HTTP: Mapping[int, str] = {401: "UNAUTHENTICATED", 413: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 200: "OK"}
 
 
@@ -137,7 +137,7 @@ class Code:
 
     @property
     def retryable(self) -> bool | None:
-        # A tool that breaks its contract breaks it again.
+        # A tool that broke its contract once will break it again.
         return False if self.code == "E3303" else RETRYABLE[self.error_code]
 
     @property
@@ -252,7 +252,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
 
 CODES: Mapping[str, Code] = {row[0]: Code(*row) for row in _TABLE}
 
-# What a tool means when it raises a bare errorCode.
+# The E-code for a tool that raises an errorCode without an E-code.
 _DEFAULT_CODE: Mapping[ErrorCode, str] = {
     _E.INVALID_INPUT: "E3308",
     _E.AUTHORIZATION_DENIED: "E3206",
@@ -272,9 +272,9 @@ _DEFAULT_CODE: Mapping[ErrorCode, str] = {
 
 
 class Failure(Exception):  # noqa: N818 - a failure is a result here, not an error of the program
-    """A call that did not succeed, with everything a caller may know about it.
+    """A call that did not succeed, with everything that its caller may know about it.
 
-    Tools raise it to say what kind of failure they met: `Failure("UPSTREAM_FAILURE", "the bank does not answer")`.
+    Tools raise it to state what kind of failure they met: `Failure("UPSTREAM_FAILURE", "the bank does not answer")`.
     """
 
     def __init__(
@@ -294,12 +294,14 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         row = CODES.get(code) or CODES[_DEFAULT_CODE[ErrorCode(code)]]
         super().__init__(message or row.title)
         self.row = row
-        # INVARIANT: what leaves any door holds no path of this machine and no stack trace. `in_full` is for the log.
+        # INVARIANT: nothing that leaves an endpoint contains a path of this machine or a stack trace. `in_full` is for
+        # the log.
         self.message = row.title if not message else without_paths(message) or row.title
         self.details: Mapping[str, Any] | None = None if details is None else without_paths_in(details)
         self._details = details
-        # INVARIANT: where the table decides, nobody overrides it; where it does not, unsaid reads as no. Whether what
-        # was asked for took effect comes before both: nobody is told to repeat what may be done already.
+        # INVARIANT: where the table decides whether a failure is retryable, nothing overrides it; where it does not,
+        # the default is no. A failure whose effect is unknown is never retryable: no caller is told to repeat what may
+        # have been done.
         self.unsettled = unsettled
         self.retryable = not unsettled and (bool(retryable) if row.retryable is None else row.retryable)
         self.retry_after_ms = retry_after_ms
@@ -314,19 +316,19 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
 
     @property
     def in_full(self) -> str:
-        """The message with the paths in it: for logs, and for people at the command line of this machine."""
+        """The message including paths: for logs, and for people at the command line of this machine."""
         return str(self)
 
     @property
     def details_in_full(self) -> Mapping[str, Any] | None:
-        """The details with the paths in them, for logs."""
+        """The details including paths, for logs."""
         return self._details
 
     def __repr__(self) -> str:
         return f"Failure({self.row.code}, {self.message!r})"
 
     def saying(self, message: str, details: Mapping[str, Any] | None) -> Failure:
-        """The same failure in other words."""
+        """Copy the failure with another message."""
         return Failure(
             self.code,
             message,
@@ -341,7 +343,7 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         )
 
     def envelope(self, trace_id: str) -> dict[str, Any]:
-        """The one form in which a failure leaves any door."""
+        """The JSON form in which every endpoint returns a failure."""
         row = self.row
         if self.message != self.in_full or self.details is not self._details:
             _log.warning("%s: %s %s", row.code, self.in_full, self._details or "", extra={"trace_id": trace_id})

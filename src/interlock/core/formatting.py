@@ -1,4 +1,4 @@
-"""Numbers as people read them: spans of time and amounts."""
+"""Formats spans of time and amounts for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SPANS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def span(ms: float) -> str:
-    """How long something lasts, to the second largest unit that matters: 23 h 59 min, 55 s, 250 ms."""
+    """Format a duration with its two largest units: 23 h 59 min, 55 s, 250 ms."""
     left = max(int(ms), 0)
     if 0 < left < 1000:
         return f"{left} ms"
@@ -19,10 +19,10 @@ def span(ms: float) -> str:
 
 
 def wait(ms: int) -> str:
-    """How long to wait, never told too short."""
+    """Format a time to wait, rounded up so that it is never too short."""
     return span(ms if ms < 1000 else -(-ms // 1000) * 1000)
 
 
 def quantity(value: float) -> str:
-    """A cost, in full and to the millionth: 0.000001, 2500000."""
+    """Format a cost in full, down to a millionth: 0.000001, 2500000."""
     return f"{value:.6f}".rstrip("0").rstrip(".")

@@ -1,7 +1,7 @@
-"""Paths of this machine in texts that leave it. Messages and details of failures never hold one.
+"""Removes paths of this machine from texts that leave it: messages and details of failures contain none.
 
-A path counts as one of this machine when it begins with a directory that stands at the root of a file system here, or
-usually does. So a JSON pointer (`/parameters/0`) and a route (`/v1/calls`) stay as they are.
+A path counts as one of this machine if it begins with a directory that exists at the root of a file system here, or
+usually does. A JSON pointer (`/parameters/0`) and a route (`/v1/calls`) are therefore left unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _USUAL = frozenset((
     "Applications", "Library", "System", "Users", "Volumes", "bin", "boot", "dev", "etc", "home", "lib", "lib64",
     "media", "mnt", "nix", "opt", "private", "proc", "root", "run", "sbin", "snap", "srv", "sys", "tmp", "usr", "var",
 ))  # fmt: skip
-# Names of members in details that hold a JSON pointer and no path.
+# Members of details that contain a JSON pointer, not a path.
 _POINTERS = frozenset({"pointer", "pointers"})
 
 
@@ -29,7 +29,7 @@ def _compiled() -> re.Pattern[str]:
     names = "|".join(sorted(map(re.escape, _USUAL | here), key=len, reverse=True))
     plain = r"(?:[^\s'\"`,;:)\]}>|]|:(?!\s|\Z))*"
     return re.compile(
-        rf"(?<=['\"`])/+(?:{names})/[^'\"`\n]*(?=['\"`])"  # quoted: blanks belong to it
+        rf"(?<=['\"`])/+(?:{names})/[^'\"`\n]*(?=['\"`])"  # quoted: spaces belong to the path
         rf"|(?:(?<![\w./:~-])|(?<=file:)|(?<=:///))/+(?:{names})/{plain}"
         rf"|(?<![\w./])~[\w-]*/{plain}"
         rf"|(?<!\w)[A-Za-z]:[\\/](?![\\/]){plain}"
@@ -42,7 +42,7 @@ _FRAME = re.compile(r"\s*File \"[^\"\n]*\", line \d+(?:, in \S+)?")
 
 
 def without_paths(text: str) -> str:
-    """A text without paths of this machine and without a stack trace."""
+    """Remove paths of this machine and stack traces from a text."""
     if "/" not in text and "\\" not in text and "Traceback" not in text:
         return text
     if "Traceback" in text or ", line " in text:
@@ -51,10 +51,10 @@ def without_paths(text: str) -> str:
 
 
 def without_paths_in(value: Any) -> Any:
-    """Data whose texts are without paths of this machine; the very same object where there was none.
+    """Remove paths of this machine from all texts in some data; returns the same object if there were none.
 
-    Members that are called `pointer` stay as they are, because `/etc/0` may be a place in an input. In failures that
-    tools and upstreams raise, the gateway removes paths from them too.
+    Members called `pointer` are left unchanged, because `/etc/0` may be a place in an input. In failures that tools and
+    upstreams raise, the gateway removes paths from those too.
     """
     if isinstance(value, str):
         return without_paths(value)

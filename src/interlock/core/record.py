@@ -1,8 +1,8 @@
-"""Immutable values at the price of plain ones.
+"""Immutable records that cost no more than mutable ones.
 
-`@record` is a dataclass with slots and keyword-only fields. The type checker sees it as frozen, and strict checking is
-part of every build; at run time it is not, because a frozen dataclass takes three times as long to make and a call
-makes ten of them.
+`@record` makes a dataclass with slots and keyword-only fields. The type checker treats it as frozen, and strict
+checking is part of every build. At run time it is not frozen, because a frozen dataclass takes three times as long to
+create and a call creates ten of them.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def record(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def step(cls: type[T]) -> type[T]:
-    """Make a class a record whose fields are given in order; the steps of a call are made this way."""
+    """Make a class a record with positional fields. The steps of a call use it, because that is faster."""
     return dataclass(slots=True, eq=False)(cls)

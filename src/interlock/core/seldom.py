@@ -1,15 +1,15 @@
-"""A rate limit for messages: the same thing is told once in a while, not every time it happens."""
+"""A rate limit for messages: the same message is issued once per period, however often its cause recurs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-# More kinds than this at once means that the keys are too fine; the oldest are forgotten then.
+# More keys than this at once means that the keys are too specific; the oldest are dropped.
 MOST = 1000
 
 
 class Seldom:
-    """Allows each key once per period and counts what it held back meanwhile."""
+    """Allows each key once per period and counts how often it was held back meanwhile."""
 
     def __init__(self, period_s: float, monotonic: Callable[[], float]) -> None:
         self._period_s = period_s
@@ -17,7 +17,7 @@ class Seldom:
         self._allowed: dict[Hashable, tuple[float, int]] = {}
 
     def due(self, key: Hashable) -> int | None:
-        """How many times the key was held back since it was last allowed; None when it is held back now."""
+        """Return how often the key was held back since it was last allowed, or None if it is held back now."""
         now = self._monotonic()
         last, held_back = self._allowed.get(key, (float("-inf"), 0))
         if now - last < self._period_s:

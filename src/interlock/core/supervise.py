@@ -1,15 +1,15 @@
 """Supervisor of the long-lived tasks of a process.
 
-Work that no call waits for is started here: jobs that run every so often (`every`), tasks that should never end
-(`keep`), and work that is done once in the background (`spawn`). Nobody awaits such work, so an exception in it would
-be lost. The supervisor logs it, raises an alert and, for jobs and tasks, starts the work again after a pause. Pauses
-double from one failure to the next up to a minute and are jittered, so that many processes on one home do not fail in
-step.
+Background work that no call waits for is started here: periodic jobs (`every`), tasks that should never end (`keep`),
+and work that is done once (`spawn`). Nothing awaits such work, so an exception in it would be lost. The supervisor logs
+it, raises an alert and, for jobs and tasks, starts the work again after a pause. Pauses double from one failure to the
+next, up to a minute, and are jittered, so that many processes on one home do not fail in step.
 
-`failing` lists what fails at the moment. `/ready` shows it, and each process writes it into its sign of life, where
-`interlock doctor` reads it.
+`failing` lists the tasks that fail at the moment. `/ready` shows it, and each process writes it into its sign of life,
+where `interlock doctor` reads it.
 
-Tasks that belong to one call, one connection or one request are awaited or ended by their owner and are not kept here.
+Tasks that belong to one call, one connection or one request are awaited or ended by their owner and are not supervised
+here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TELL_EVERY_S = 60.0
 
 @record
 class Failing:
-    """A task that fails at the moment: how often in a row, and the last error in one line."""
+    """A task that fails at the moment: its number of failures in a row, and the last error in one line."""
 
     task: str
     failures: int
@@ -56,10 +56,10 @@ class _Kept:
 
 
 class Supervisor:
-    """Starts background tasks and keeps them going. Belongs to the event loop it is used on.
+    """Starts background tasks and restarts them when they fail. Belongs to the event loop on which it is used.
 
-    `alert` gets the name of a task and the reason why it failed. `changed` is called when a task begins to fail or has
-    recovered. Both run on the loop.
+    `alert` receives the name of a task and the reason why it failed. `changed` is called when a task begins to fail or
+    has recovered. Both run on the loop.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Supervisor:
 
     @property
     def failing(self) -> list[Failing]:
-        """The tasks that failed last time and have not recovered, by name."""
+        """The tasks whose last run failed and that have not recovered, by name."""
         found = [Failing(task=one.name, failures=one.failures, error=one.error) for one in self._kept.values()]
         return sorted((one for one in found if one.failures), key=lambda one: one.task)
 
     def every(self, name: str, seconds: float, step: Callable[[], Awaitable[Any]], *, at_once: bool = True) -> None:
-        """Run a step again and again with this pause between; one that fails pauses longer."""
+        """Run a step repeatedly with this pause in between; after a failure the pause is longer."""
         kept = _Kept(name)
 
         async def go_on() -> None:
@@ -103,7 +103,7 @@ class Supervisor:
         self._start(kept, go_on())
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Run a task until it returns or is cancelled; start it again when it raises."""
+        """Run a task until it returns or is cancelled; restart it when it raises."""
         kept = _Kept(name)
 
         async def go_on() -> None:
@@ -120,18 +120,18 @@ class Supervisor:
         return self._start(kept, go_on())
 
     def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do something once in the background. A failure is logged and alerted; it is not tried again."""
+        """Do some work once in the background. A failure is logged and raises an alert; the work is not repeated."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._spawned.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def stop(self) -> None:
-        """End the jobs and the kept tasks. Work that was spawned goes on: others may need what it finishes."""
+        """End the jobs and the long-lived tasks. Spawned work continues, because other parts may need its result."""
         await _end(list(self._kept))
 
     async def close(self) -> None:
-        """End everything."""
+        """End all tasks."""
         await _end([*self._kept, *self._spawned])
 
     def _start(self, kept: _Kept, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -153,13 +153,15 @@ class Supervisor:
             self._tell(task.get_name(), error)
 
     def _pause_after(self, kept: _Kept, error: BaseException) -> float:
-        """Note a failure; returns how long to pause. Raises again what ends the task: its own cancellation, an exit."""
+        """Record a failure and return the pause before the next attempt. Re-raises what must end the task: its own
+        cancellation, or an exit.
+        """
         if not isinstance(error, Exception | asyncio.CancelledError):
             raise error
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise error
-        # A cancellation that is not this task's own came out of something it awaited, and is a failure like any other.
+        # A cancellation that is not this task's own came from something that it awaited, and counts as a failure.
         kept.failures += 1
         kept.error = _in_words(error)
         self._tell(kept.name, error)
@@ -178,7 +180,7 @@ class Supervisor:
         held_back = self._seldom.due((name, type(error)))
         if held_back is None:
             return
-        # A Failure says in its message what happened; anything else is a fault of a program and needs its traceback.
+        # The message of a Failure explains it; any other exception is a bug and needs its traceback.
         trace = None if isinstance(error, Failure) else error
         more = f", {held_back} times more since this was last logged" if held_back else ""
         _log.error("%s failed: %s%s", name, _in_words(error), more, exc_info=trace)
@@ -192,5 +194,7 @@ async def _end(tasks: list[asyncio.Task[Any]]) -> None:
 
 
 def _in_words(error: BaseException) -> str:
-    """An error in one line. The text of an unforeseen one may hold anything, so only its type is told."""
+    """Describe an error in one line. The text of an unexpected exception may contain anything, so only its type is
+    given.
+    """
     return f"{error.code} {error.message}" if isinstance(error, Failure) else type(error).__name__

@@ -1,13 +1,13 @@
-"""Threads of our own, one pool per purpose, so that no work waits for a thread that other work holds.
+"""Thread pools of our own, one per purpose, so that no work waits for a thread that other work holds.
 
-Tools and libraries use the event loop's default threads, and one that hangs there keeps its thread. Nothing of ours
-depends on them: looking up names, checking whether the server is ready and walking over large data each have a pool.
-The threads are started when they are first needed and stay until the process ends. A forked child has none of its
-parent's threads, so it begins with pools of its own.
+Tools and libraries use the event loop's default threads, and a tool that hangs there occupies its thread. Interlock
+does not depend on them: name lookups, readiness checks and walks over large data each have a pool. Threads start when
+they are first needed and stay until the process ends. A forked child has none of its parent's threads, so it starts
+with new pools.
 
-A thread that wants the interpreter back after a system call waits until the thread that has it gives it up, which
-Python asks of it after 5 ms. `SOON` shortens that for work that other processes wait for. It costs throughput, because
-threads change places more often, so nothing uses it all the time.
+A thread that wants the interpreter back after a system call waits until the thread that holds it yields, which Python
+requests after 5 ms. `SOON` shortens that for work that other processes wait for. It costs throughput, because threads
+switch more often, so it is never active all the time.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ class Threads:
         self.__dict__.pop("_pool", None)
 
     async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Do some work on a thread of this pool, in the context of the caller."""
+        """Run some work on a thread of this pool, in the context of the caller."""
         run = partial(copy_context().run, work, *args, **named)
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
 
 
-# Bounded work of the processor alone. Never use it for code that can hang.
+# CPU-bound work of bounded size. Never use it for code that can hang.
 WALKS = Threads("walk", 4)
-# A name server that does not answer holds a thread for as long as the system's resolver waits.
+# A name server that does not answer occupies a thread for as long as the system's resolver waits.
 LOOKUPS = Threads("lookup", 32)
-# Checks of this server's own condition.
+# Checks of this server's own health.
 CHECKS = Threads("ready", 4)
-# Files and databases, which may be on a network that hangs.
+# Files and databases, which may lie on a network that hangs.
 DISK = Threads("disk", 32)
 
 SOON_S = 0.0002
 
 
 class Soon:
-    """While any thread is inside, a thread that wants the interpreter has it after `SOON_S` at the latest.
+    """While any thread is inside, a thread that wants the interpreter gets it after at most `SOON_S`.
 
-    The setting is the process's. It is put back as it was found when the last thread leaves.
+    The switch interval belongs to the process. The previous value is restored when the last thread leaves.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Bounds on how much of a value is looked at, in one place: bytes, values and the length of texts.
+"""Bounds on the amount of data that is processed: bytes, values and the length of texts.
 
-Parsing, checking, redacting and encoding cost time in proportion to what they are given, on the event loop that all
-calls share. So the bounds come first:
+Parsing, checking, redacting and encoding take time in proportion to their input, on the event loop that all calls
+share. The bounds are therefore checked first:
 
     documents   the values of a JSON text are counted in its bytes, before a parser makes objects of them
     requests    the same; a body of N bytes cannot hold more than N / 2 values, so small ones are free
@@ -29,9 +29,9 @@ LONGEST_NAME: Final = 600
 PREVIEW_CHARS: Final = 1000
 # About the most that is parsed in 50 ms, whatever the values are.
 MOST_VALUES: Final = 100_000
-# The same for requests: every door parses them on the event loop, and the slowest one looks at each value repeatedly.
+# The same for requests: every endpoint parses them on the event loop, and the slowest one visits each value repeatedly.
 MOST_REQUEST_VALUES: Final = 25_000
-# Control characters, and characters that change direction or cannot be seen. Tabs and line ends stay.
+# Control characters, and characters that change direction or are invisible. Tabs and line ends stay.
 _UNSAFE = re.compile(
     "\x1b\\[[0-?]{0,32}[ -/]{0,8}[@-~]|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
@@ -40,19 +40,19 @@ _UNSAFE = re.compile(
 LONGEST_NUMBER: Final = 308
 _DIGITS = bytes(48 if 48 <= one <= 57 else 32 for one in range(256))
 _ENDLESS_NUMBER = b"0" * (LONGEST_NUMBER + 1)
-# Outside of texts: fractions and exponents are passed over; what is left with so many digits is a whole number.
+# Outside of strings: fractions and exponents are skipped; what is left with this many digits is a whole number.
 _WHOLE = re.compile(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
 _WINDOW = 65_536
 _DEEPEST = 1024
-# Results above this size are checked, redacted and encoded on another thread than the event loop's.
+# Results above this size are checked, redacted and encoded on a thread, not on the event loop.
 LARGE: Final = 1 << 18
-# The same for inputs. Checking one against its schema costs more per byte, where each value has to be converted.
+# The same for inputs. Checking one against its schema costs more per byte if each value has to be converted.
 LARGE_INPUT: Final = 1 << 16
-# Inputs that the compiled walk leaves to Python are read on the event loop up to this size only.
+# Inputs that the compiled walk does not handle are processed by Python on the event loop up to this size only.
 SMALL_INPUT: Final = 1 << 12
 
 
-# Documents of others
+# Documents from outside
 
 
 class TooManyValues(Exception):  # noqa: N818 - a finding about the other side
@@ -60,15 +60,15 @@ class TooManyValues(Exception):  # noqa: N818 - a finding about the other side
 
 
 def plain_text(text: str, most: int) -> str:
-    """At most `most` characters of a text, without what could steer a terminal or mislead a reader.
+    """Return at most `most` characters of a text, without characters that control a terminal or mislead a reader.
 
-    The cut comes first. A text of any length costs no more than one of `most` characters.
+    The text is cut first, so a text of any length costs no more than one of `most` characters.
     """
     return _UNSAFE.sub("", text[:most])
 
 
 def parse(body: bytes, most: int = MOST_VALUES) -> Any:
-    """A JSON document with at most `most` values. ValueError where it is not strict JSON.
+    """Parse a JSON document with at most `most` values. ValueError if it is not strict JSON.
 
     Strict: valid Unicode only, no surrogates, no NaN, no number that is infinite as a double, at most 1,024 levels.
     Whole numbers keep their value, however long they are.
@@ -79,11 +79,11 @@ def parse(body: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def exactly(text: bytes) -> Any:
-    """The value of JSON text with every whole number as it is; ValueError where it is not strict JSON."""
+    """Parse JSON text with every whole number exact; ValueError if it is not strict JSON."""
     if not may_hold_long_number(text):
         return orjson.loads(text)
-    # orjson gives a number of more than 64 bits as the nearest double, so it only checks the text here: Python's own
-    # parser takes more than JSON. Functions of ours for each number would take ten times as long as both.
+    # orjson parses a number of more than 64 bits as the nearest double, so here it only checks the text: Python's own
+    # parser accepts more than JSON. Parse hooks for each number would take ten times as long as both.
     orjson.loads(text)
     if long_number(text):
         raise ValueError("a number is too long")
@@ -94,10 +94,10 @@ def exactly(text: bytes) -> Any:
 
 
 def long_number(data: bytes | bytearray) -> bool:
-    """Whether JSON text holds a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
+    """Whether JSON text contains a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
     if not _has_run(data):
         return False
-    # Without escapes, every second part between quotes is a text.
+    # Without escapes, every second part between quotes is a string.
     outside = b'"'.join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     if not _has_run(outside):
         return False
@@ -105,9 +105,9 @@ def long_number(data: bytes | bytearray) -> bool:
 
 
 def _has_run(data: bytes | bytearray) -> bool:
-    """Whether some bytes hold a run of more than 308 digits. Looks at one window after the other.
+    """Whether some bytes contain a run of more than 308 digits, examined in windows.
 
-    A call into C keeps all other threads waiting, so none of them is given much at once.
+    A call into C blocks all other threads, so each call gets a bounded amount.
     """
     if len(data) <= LONGEST_NUMBER:
         return False
@@ -120,8 +120,8 @@ def _has_run(data: bytes | bytearray) -> bool:
 def more_values(data: bytes | bytearray, limit: int) -> bool:
     """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
     if len(data) < 2 * limit or data.count(b",") + data.count(b"[") + data.count(b"{") < limit:
-        return False  # each value but the first takes two bytes and a mark of punctuation at least
-    # Texts may hold any number of commas and brackets. Without escapes, every second part between quotes is a text.
+        return False  # each value but the first takes at least two bytes including a punctuation mark
+    # Strings may hold any number of commas and brackets. Without escapes, every second part between quotes is a string.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, inside = 1, 0
     for start in range(0, len(plain), _WINDOW):
@@ -138,7 +138,7 @@ def more_values(data: bytes | bytearray, limit: int) -> bool:
 
 
 def check_values(text: bytes | bytearray, most: int) -> None:
-    """Refuse (E3004) a JSON text of more values than `most`, or with a number that is too long.
+    """Refuse (E3004) a JSON text with more values than `most`, or with a number that is too long.
 
     Nothing is parsed; small texts cost nothing.
     """
@@ -154,7 +154,7 @@ def check_values(text: bytes | bytearray, most: int) -> None:
 
 
 def too_many(most: int) -> Failure:
-    """The refusal of a request with too many values."""
+    """Make the refusal of a request with too many values."""
     return Failure(
         "E3004",
         f"the request holds more than {most:,} values",
@@ -167,12 +167,12 @@ def too_many(most: int) -> Failure:
 
 
 def size_of(value: Any, most: int, steps: int = 1 << 62) -> int:
-    """The least number of bytes that a value takes as JSON. Stops behind `most`.
+    """Estimate the number of bytes that a value takes as JSON, from below. Stops above `most`.
 
-    What is not plain data and has more than `steps` values is taken for larger than `most`.
+    Data that is not plain and has more than `steps` values counts as larger than `most`.
 
-    Plain JSON data is measured by the compiled walk. Models and dataclasses count with their fields, and objects of
-    other classes hardly at all: how they are written is known only when they are.
+    Plain JSON data is measured by the compiled walk. Models and dataclasses count with their fields; objects of other
+    classes hardly count, because their JSON form is only known once they are written.
     """
     size = -1 if compiled is None else compiled.measured(value, most)
     return size if size >= 0 else _measured(value, most, steps)
@@ -190,7 +190,7 @@ def _measured(value: Any, most: int, steps: int) -> int:
         elif isinstance(one, int):
             size += 1 + one.bit_length() // 30 * 9
         elif depth > _DEEPEST:
-            break  # more levels than JSON data may have; that is found when it is written
+            break  # more levels than JSON data may have; the encoder reports that
         else:
             held = _held(one)
             size += 1 + len(held)
@@ -200,7 +200,7 @@ def _measured(value: Any, most: int, steps: int) -> int:
 
 
 def _held(one: Any) -> list[Any]:
-    """The values that an object consists of; the names of members count as well."""
+    """Return the values that an object consists of; the names of members count as well."""
     if isinstance(one, dict):
         members = cast("dict[Any, Any]", one)
         return [*members, *members.values()]
@@ -214,7 +214,7 @@ def _held(one: Any) -> list[Any]:
 
 
 def result_too_large(ref: str, most: int, *, writes: bool) -> Failure:
-    """The refusal of a result. Nobody has read it; what a write did stands, and the failure says so."""
+    """Make the refusal of a result. The result is unread; the effect of a write stands, and the failure says so."""
     done = " The call was carried out and is not run again; only its result is withheld." if writes else ""
     return Failure(
         "E3416",
@@ -229,10 +229,9 @@ def result_too_large(ref: str, most: int, *, writes: bool) -> Failure:
 
 
 def cut(text: str, most: int) -> tuple[str, int]:
-    """The beginning of a text with `MARGIN` characters to spare, and how many characters were left out.
+    """Cut a text, with `MARGIN` characters to spare; also returns the number of characters left out.
 
-    What is cut in two at the end may no longer be recognised as a credential. After the search, `trim` drops
-    the margin.
+    A credential that is cut in two may no longer be recognised. After the search, `trim` drops the margin.
     """
     if len(text) <= most + MARGIN:
         return text, 0
@@ -240,7 +239,7 @@ def cut(text: str, most: int) -> tuple[str, int]:
 
 
 def trim(text: str, left_out: int) -> str:
-    """Drop the margin of a text that was cut, and say how much is missing."""
+    """Drop the margin of a text that was cut, and append how much is missing."""
     return f"{text[:-MARGIN]}… [{left_out:,} more characters are not shown]" if left_out else text
 
 
@@ -256,7 +255,7 @@ class Shortener:
         self._values = values
 
     def shorten(self, value: Any, level: int = 0) -> Any:
-        """The data, as much of it as there is room left for."""
+        """Copy as much of the data as there is room left for."""
         self._values -= 1
         if isinstance(value, str):
             most = min(max(self._characters, 64), self._longest)

@@ -1,9 +1,9 @@
-"""One byte form per JSON value, and what is derived from it: digests and idempotency keys.
+"""Canonical JSON, one byte form per value, and what is derived from it: digests and idempotency keys.
 
 Canonical JSON here is UTF-8 without insignificant whitespace, keys sorted by code point, strings in Unicode NFC, and
 numbers in one spelling: a float that is a whole number is written as that whole number (`1.0`, `1e0` and `1` are one
-value). Plain data is written by the compiled walk (`_walk.c`). Where there is none, orjson does nearly all of it at
-once, and the slow path runs only where its output shows that something is left.
+value). The compiled walk (`_walk.c`) writes plain data. Without it, orjson does nearly all of the work in one pass, and
+the slow path runs only if the output shows that something is left to do.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from interlock.data.nfc import is_nfc, nfc
 
 try:
     from interlock.data import _walk as compiled
-except ImportError:  # installed where there was no compiler
+except ImportError:  # installed without a compiler
     compiled = None  # pyright: ignore[reportAssignmentType] - None is what stands for that
 
 _SORTED = orjson.OPT_SORT_KEYS
 
 
 def canonical(value: Any) -> bytes:
-    """The canonical bytes of a JSON value. Refuses what JSON cannot hold (E3004)."""
+    """Return the canonical bytes of a JSON value. Refuses values that JSON cannot represent (E3004)."""
     return plain_form(value) or interpreted(value)
 
 
 def plain_form(value: Any) -> bytes | None:
-    """The canonical bytes of plain data, which take little time; None where there is more to look at."""
+    """Return the canonical bytes of plain data, which is fast; None if the data needs closer inspection."""
     return None if compiled is None else compiled.canonical(value)
 
 
 def interpreted(value: Any) -> bytes:
-    """The same by orjson and Python: for whatever is not plain, and wherever nothing was compiled."""
+    """Return the canonical bytes by orjson and Python: for data that is not plain, and if nothing was compiled."""
     try:
-        # Without PASSTHROUGH options orjson would quietly turn dataclasses, dates and str subclasses into JSON.
+        # Without the PASSTHROUGH options orjson would silently convert dataclasses, dates and str subclasses to JSON.
         encoded = orjson.dumps(value, None, _STRICT)
     except TypeError:
         return _slow(value)
     if not encoded.isascii() and not is_nfc(encoded.decode()):
         return _slow(value)
-    # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
-    # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
-    # (And a byte is found by its number several times sooner than as a text of one; a word sooner from behind.)
+    # A null may stand for a NaN, and an exponent may hide a whole number: then every value is inspected. (orjson writes
+    # large numbers as 1e+16, and searching a plus sign is a hundred times faster than searching an exponent. Searching
+    # a byte by its number is several times faster than as a text of length one, and a word faster from the end.)
     if encoded.rfind(b"null") >= 0 or ((_PLUS_SIGN in encoded or not _PLUS) and _EXPONENT(encoded)):
         return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
     if _POINT in encoded:
@@ -58,11 +58,11 @@ def interpreted(value: Any) -> bytes:
 
 
 def _without_fractions(encoded: bytes) -> bytes | None:
-    """The text with every number's `.0` cut off; None where only a look at the values can tell.
+    """Remove `.0` from every number of the text; None if only the values themselves can tell.
 
     `.0` before a comma or bracket belongs to a number exactly when it stands outside a string. A name's last letter, a
     quote and a colon before the digits show that at once; elsewhere, an even number of quotes before it does. Escapes
-    would spoil both, and minus nought is another matter.
+    would invalidate both tests, and minus zero needs separate treatment.
     """
     kept: list[bytes] = []
     done = counted = quotes = 0
@@ -96,7 +96,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """The value with whole floats as whole numbers. Written flat, because it may see every value of a call."""
+    """Convert whole floats to integers. Not split into functions, because it may visit every value of a call."""
     kind = value.__class__
     if kind is dict:
         copied: Any = None
@@ -146,7 +146,7 @@ def _slow(value: Any) -> bytes:
 
 
 def _piece_by_piece(value: Any) -> bytes:
-    """Normal JSON data as orjson writes it, and whole numbers of any size: one value, one form."""
+    """Write normalised JSON data like orjson, but with whole numbers of any size: one value, one form."""
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         return b"{%s}" % b",".join(b"%s:%s" % (orjson.dumps(n), _piece_by_piece(members[n])) for n in sorted(members))
@@ -156,7 +156,7 @@ def _piece_by_piece(value: Any) -> bytes:
 
 
 def _normal(value: Any, depth: int) -> Any:
-    """The value with numbers and text in their one spelling; refuses anything that is not JSON."""
+    """Normalise numbers and text to their one spelling; refuses anything that is not JSON."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -195,8 +195,8 @@ _WINDOW = 65_536
 
 def may_hold_long_number(text: bytes) -> bool:
     """Whether JSON text has a run of digits that could be a whole number beyond 64 bits, which orjson would round."""
-    # To look for a run of one digit is many times quicker than to look for a run of digits. A call into C keeps all
-    # other threads waiting, so a long text is looked at in windows.
+    # Searching a run of one digit is many times faster than searching a run of any digits. A call into C blocks all
+    # other threads, so a long text is searched in windows.
     if len(text) <= _WINDOW:
         return _RUN in text.translate(_NINES)
     return any(
@@ -206,20 +206,20 @@ def may_hold_long_number(text: bytes) -> bool:
 
 
 def encode(value: Any) -> bytes:
-    """JSON text of a value, as it is: no sorting, no normalising, whole numbers of any size."""
+    """Encode a value as JSON, unchanged: no sorting, no normalising, whole numbers of any size."""
     try:
         return orjson.dumps(value)
     except TypeError:
         pass
     try:
-        # One call of json.dumps would keep all other threads waiting, many times as long as orjson.
+        # One call of json.dumps would block all other threads many times as long as orjson does.
         return orjson.dumps(_spelled(value))
     except (TypeError, RecursionError):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _spelled(value: Any) -> Any:
-    """The value with whole numbers beyond 64 bits spelled out, as orjson takes them."""
+    """Replace whole numbers beyond 64 bits by fragments that orjson can write."""
     kind = value.__class__
     if kind is int:
         return value if _LEAST <= value <= _MOST else orjson.Fragment(b"%d" % value)
@@ -234,18 +234,18 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def decode(text: bytes) -> Any:
-    """The value of JSON text that `encode` wrote, exactly."""
+    """Decode JSON text that `encode` wrote, exactly."""
     return json.loads(text) if may_hold_long_number(text) else orjson.loads(text)
 
 
 def private_copy(value: Any) -> Any:
-    """A copy of JSON data that nobody else can reach, with every text and number as it was."""
+    """Deep-copy JSON data with every text and number unchanged, so that nothing is shared."""
     copy = None if compiled is None else compiled.copied(value)
     return decode(encode(value)) if copy is None else copy
 
 
 def parse(raw: bytes | str) -> Any:
-    """Parse JSON text; refuses what is not JSON (E3004) instead of raising anything else."""
+    """Parse JSON text; invalid JSON raises E3004 and nothing else."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -273,13 +273,14 @@ def key_scope(
     parent: str | None,
     given: str,
 ) -> bytes:
-    """The row of a call: under its caller's key; an undo under what it undoes; without a key, under its input.
+    """Compute the row of a call's idempotency record: by its caller's key, for an undo by the call it undoes, without a
+    key by its input.
 
-    Nobody can reach another caller's row, whatever key they guess.
+    A caller cannot reach another caller's row, whatever key it guesses.
     """
     name = f"{tool}#{operation}"
     if operation == "compensate":
-        # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
+        # One undo per undone call, whatever key and session it is requested with, as long as it can be undone.
         return sealed_digest(tenant, caller, "", name, f"{parent}")
     return (
         sealed_digest(tenant, caller, session, name, key)
@@ -289,9 +290,9 @@ def key_scope(
 
 
 def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:
-    """The idempotency key of one step, the same after a restart.
+    """Derive the idempotency key of one step; it is the same after a restart.
 
-    HMAC-SHA256 over length-delimited parts and the canonical params, under a tenant's secret. Callers make keys;
+    HMAC-SHA256 over length-delimited parts and the canonical params, under a tenant's secret. Callers derive keys;
     nothing on the server side calls this.
     """
     message = _delimited((session_id, tool_id, step_id)) + canonical(params)
@@ -299,9 +300,10 @@ def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, pa
 
 
 def tenant_secret(home: bytes, tenant: str) -> bytes:
-    """The secret of one tenant, from that of the home: the operators' own (`local`) is the home's itself.
+    """Derive the secret of one tenant from that of the home; the operators' own tenant (`local`) uses the home's
+    itself.
 
-    Whoever knows one of the others can work out neither the home's nor any tenant's.
+    A tenant's secret reveals neither the home's nor another tenant's.
     """
     if tenant == "local":
         return home

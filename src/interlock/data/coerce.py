@@ -1,8 +1,8 @@
 """Lossless conversion of text arguments to the schema's types.
 
-Models often send numbers and booleans as text. Where the text says exactly one value of the asked type it is taken as
-that value and the change is recorded; anything else is left for validation to refuse. Nothing is ever rounded, cut or
-guessed, and a value that already fits is never touched.
+Models often send numbers and booleans as text. If the text denotes exactly one value of the requested type, it is
+converted and the change is recorded; anything else is left for validation to refuse. Nothing is ever rounded, cut or
+guessed, and a value that already fits is never changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 
 
 class Coercion(NamedTuple):
-    """One value taken as another type."""
+    """One value converted to another type."""
 
     pointer: str
     before: Any
@@ -32,7 +32,7 @@ class Coerced(NamedTuple):
 
 
 def coerce(schema: Schema, value: Any) -> Coerced:
-    """The value with its text converted wherever the schema asks for another type and nothing is lost."""
+    """Convert text wherever the schema asks for another type and nothing is lost."""
     changes: list[Coercion] = []
     coerced = _coerce(schema.document, schema.document, value, [], changes)
     return Coerced(coerced, tuple(changes))
@@ -73,7 +73,7 @@ def _coerce_object(root: Json, part: Json, value: Json, path: list[Any], changes
 
 
 def _branch(root: Json, part: Json, kind: str) -> Json:
-    """The one alternative that an object or a list can mean, as in `Point | None`; else the schema as it is."""
+    """Return the one alternative that an object or a list can mean, as in `Point | None`; else the schema itself."""
     branches = part.get("anyOf") or part.get("oneOf")
     if "type" in part or not isinstance(branches, list):
         return part
@@ -86,11 +86,11 @@ def _branch(root: Json, part: Json, kind: str) -> Json:
 
 
 def _convert(root: Json, part: Json, text: str) -> Any:
-    """The one value the text stands for under the schema, or None where it may stay text or stands for nothing."""
+    """Return the one value that the text denotes under the schema, or None if it may stay text or denotes nothing."""
     kinds = _kinds(root, part)
     if "string" in kinds or not kinds:
         return None
-    # INVARIANT: at most one of the asked types may claim the text, else the choice would be a guess.
+    # INVARIANT: at most one of the requested types may match the text, otherwise the choice would be a guess.
     claims = {kind: claim for kind in kinds if (claim := _claim(kind, text)) is not None}
     if kinds >= {"integer", "number"} and "integer" in claims:
         claims.pop("number", None)
@@ -98,7 +98,7 @@ def _convert(root: Json, part: Json, text: str) -> Any:
 
 
 def _kinds(root: Json, part: Json) -> frozenset[str]:
-    """The types a schema admits, as far as they are said; an alternative that says none admits text."""
+    """Return the types that a schema admits; an alternative without a type admits text."""
     kind = part.get("type")
     if isinstance(kind, str):
         return frozenset({kind})

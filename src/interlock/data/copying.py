@@ -1,9 +1,9 @@
-"""Functions that make JSON data anew, each written for one type.
+"""Generates functions that copy JSON data, one function per type.
 
-Data that fits the schema of a plain type has a known shape: where its containers are, and where the kind of a number
-may not be that of the hint. So what is to be done to it can be written down once, as a function of a few lines, and
-nothing of the data is looked at that cannot need it. For a list of rows with an `id: int`, a `name: str` and, some of
-them, `tags: list[str]`, that is
+Data that fits the schema of a plain type has a known shape: where its containers are, and where a number may be of
+another kind than the hint. The copy can therefore be written as a function of a few lines that touches only the parts
+of the data that need it. For a list of rows with an `id: int`, a `name: str` and, in some of them, `tags: list[str]`,
+it is
 
     def copy(it):
         made_1 = []
@@ -32,28 +32,28 @@ from typing import Any, Literal
 import typing_extensions
 
 _IMMUTABLE = (str, bool, type(None))
-# Python takes only so many blocks in one another; and types that share their parts would be written out for each use.
+# Python limits the nesting of blocks, and types that share parts would be written out for each use.
 _DEEPEST, _LONGEST = 15, 300
 
 
 class _Open(Exception):  # noqa: N818 - an answer, not an error
-    """A type that does not say what its values are made of."""
+    """A type that does not determine the parts of its values."""
 
 
 def copier(hint: Any) -> Callable[[Any], Any] | None:
-    """What makes values of a plain type anew; None where it leaves open what they hold, or is one of several."""
+    """Make a copy function for a plain type; None if the type leaves open what its values hold, or is a union."""
     try:
         body = list(_copied(hint, "it", count(1), 0))
     except _Open:
         return None
     names: dict[str, Any] = {"whole": int, "real": real}
-    # Written below and nowhere else; of a type's own words it holds the names of members, as literals.
+    # The source is generated below and nowhere else; all it contains of a type are the names of members, as literals.
     exec("\n    ".join(("def copy(it):", *body, "return it")), names)  # noqa: S102
     return names["copy"]
 
 
 def _copied(hint: Any, it: str, names: Iterator[int], depth: int) -> Iterator[str]:
-    """Lines that put a copy in the place of what a name stands for; none where nobody can change that."""
+    """Generate lines that replace the value of a name by a copy; none if the value is immutable."""
     hint = bare(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if depth > _DEEPEST:
@@ -96,7 +96,7 @@ def _each(hint: Any, it: str, names: Iterator[int], depth: int, *, of_list: bool
 def _perhaps(there: list[Any], it: str, names: Iterator[int], depth: int) -> Iterator[str]:
     lines = [list(_copied(hint, it, names, depth + 1)) for hint in there]
     if len(there) > 1 and any(lines):
-        raise _Open  # which of them a value is of, pydantic finds out
+        raise _Open  # pydantic finds out which of them a value belongs to
     if any(lines):
         yield f"if {it} is not None:"
         yield from _inside(lines[0])
@@ -123,7 +123,7 @@ def _member(row: Any, member: str, item: Any, it: str, names: Iterator[int], dep
 
 
 def _number(kind: type, it: str) -> str:
-    """A number as one of the right kind, if it is of the other."""
+    """Generate the conversion of a number to the right kind, if it is of the other."""
     return f"whole({it}) if {it}.__class__ is float" if kind is int else f"real({it}) if {it}.__class__ is int"
 
 
@@ -139,7 +139,7 @@ def _inside(lines: list[str]) -> Iterator[str]:
 
 
 def real(number: int) -> int | float:
-    """A whole number as one of the other kind; itself where it is too large to be one."""
+    """Convert a whole number to a float; unchanged if it is too large for one."""
     try:
         return float(number)
     except OverflowError:
@@ -147,11 +147,11 @@ def real(number: int) -> int | float:
 
 
 def bare(hint: Any) -> Any:
-    """A type without what is said beside it."""
+    """Strip annotations from a type."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def item_hint(hint: Any) -> Any:
-    """The type of a typed dict's member, whether or not it must be there."""
+    """Return the type of a typed dict's member, required or not."""
     wrapped = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
     return typing.get_args(hint)[0] if wrapped else hint

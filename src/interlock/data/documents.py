@@ -1,11 +1,11 @@
-"""JSON and YAML that people write and programs obey.
+"""Reads JSON and YAML files that people write, such as settings and policies.
 
-Both formats leave open what it means to say the same thing twice, and the usual readers take the last word silently.
-What a reviewer reads first is then not what counts. So here a name that an object has twice is a fault, told with its
-line, like any other fault of form.
+Both formats leave undefined what a repeated name means, and the usual readers silently take the last one. A reviewer
+who reads the first one would then be wrong. Here a name that an object has twice is a fault, reported with its line
+like any other fault of form.
 
-JSON is read by a quick parser, which cannot see it. Once the text is known to be valid, a scan finds out: braces and
-brackets tell where it is, and a string with a colon behind it is a name.
+JSON is read by a fast parser, which does not detect repeated names. Once the text is known to be valid, a scan does:
+braces and brackets give the position, and a string with a colon behind it is a name.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import orjson
 
 
 class Malformed(ValueError):  # noqa: N818 - what the text is
-    """A text that is not a document; the words say what is wrong and where."""
+    """A text that is not a document; the message says what is wrong and where."""
 
 
 class Doubled(Malformed):
     """A document in which an object has a name twice."""
 
     def __init__(self, name: str, line: int) -> None:
-        # A name may hold what would break the line, or draw on a terminal.
+        # A name may contain characters that break the line or control a terminal.
         shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name[:60])
         super().__init__(f"line {line}: `{shown}` is said twice")
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text in which everything is said once."""
+    """Read a JSON text in which no object has a name twice."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -62,7 +62,7 @@ _MARKS = re.compile(r"""("(?:[^"\\]|\\.)*")\s*:|"(?:[^"\\]|\\.)*"|[{}\[\]]""").f
 
 
 def read_yaml(text: str | bytes) -> list[Any]:
-    """The documents of a YAML text (JSON is YAML too) in which everything is said once."""
+    """Read the documents of a YAML text (JSON is YAML too) in which no mapping has a name twice."""
     import yaml
 
     loader: Any = None
@@ -82,7 +82,7 @@ def read_yaml(text: str | bytes) -> list[Any]:
 
 
 def _check_nodes(root: Any) -> None:
-    """Look through a tree as it was written: what `<<` takes over may be said again, once."""
+    """Check a tree as it was written: a name merged by `<<` may be repeated once."""
     import yaml
 
     left, seen = [root], set[int]()

@@ -1,4 +1,4 @@
-"""What is wrong with an input or a schema, in words a model or its developer can act on."""
+"""Explains what is wrong with an input or a schema, so that a model or its developer can correct it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _TYPES = {
 }
 
 
-# So many faults are told of one value; of the rest, that there are some. Names that a caller made up are cut.
+# The number of faults reported for one value; a last entry says that there are more. Names from callers are cut.
 MOST_FAULTS = 100
 _LONGEST_STEP = 200
-# Of a list or an object of more bytes than this, no text is made to quote from.
+# Lists and objects with more bytes than this are not converted to text for a quote.
 _QUOTABLE = 4096
 
 
 def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fault]:
-    """What is wrong with what somebody wrote, one actionable entry per fault. A `noun` is one of its members.
+    """List the faults of an input, one actionable entry each. `noun` is the word for one of its members.
 
-    At most MOST_FAULTS are told. The answer stays small, whatever was sent.
+    At most MOST_FAULTS are listed, so the answer stays small whatever was sent.
     """
     found = (fault for error in schema.errors(value) for fault in _explain(schema, error, noun))
     some = set(islice(found, MOST_FAULTS))
@@ -43,7 +43,7 @@ def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fa
 
 
 def output_faults(schema: Schema, value: Any) -> list[Fault]:
-    """Everything wrong with a result: the path, the broken rule and what kind of value is there, never the value."""
+    """List the faults of a result: the path, the broken rule and the kind of the value, never the value itself."""
     return sorted({Fault(pointer(error.instance_path), _rule(error) + _kind(error)) for error in schema.errors(value)})
 
 
@@ -57,7 +57,7 @@ def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
         for name in error.kind.unexpected:
             yield Fault(_place([*where, name]), _unknown(schema, part, name, noun))
     elif kind == "falseSchema" and where:
-        # Not named: callers are not told which fields the runtime keeps to itself.
+        # Not named: callers do not learn which fields are reserved for the runtime.
         yield Fault(_place(where[:-1]), "a field that callers may not set was sent")
     elif kind == "required":
         path = [*where, error.kind.property]
@@ -72,7 +72,7 @@ def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
 
 
 def _place(path: Sequence[Any]) -> str:
-    """The pointer to a place. Long names in it, and all but the first and last of many steps, are cut."""
+    """Return the pointer to a place. Long names and all but the first and last of many steps are cut."""
     steps = [one if isinstance(one, int) or len(one) <= _LONGEST_STEP else one[:_LONGEST_STEP] + "…" for one in path]
     return pointer(steps if len(steps) <= 20 else [*steps[:10], "…", *steps[-9:]])
 
@@ -88,7 +88,7 @@ def _unknown(schema: Schema, part: Json, name: str, noun: str) -> str:
 
 
 def _rule(error: Any) -> str:
-    """The broken rule in the validator's words, without the value."""
+    """Return the broken rule in the validator's words, without the value."""
     message = str(error.message)
     return message.removeprefix(MASK).strip() if message.startswith(MASK) else f"breaks the rule `{error.kind.name}`"
 
@@ -118,7 +118,7 @@ def _example(part: Json) -> str:
 
 
 def type_words(part: Json) -> str:
-    """The type a schema asks for, in plain words."""
+    """Return the type that a schema asks for, in plain words."""
     kind = part.get("type")
     if isinstance(kind, list):
         return " or ".join(_TYPES.get(str(one), str(one)) for one in cast("list[Any]", kind))
@@ -129,7 +129,7 @@ def type_words(part: Json) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value short enough to quote in a message."""
+    """Shorten a value so that it can be quoted in a message."""
     if value.__class__ in (list, dict) and size_of(value, _QUOTABLE) > _QUOTABLE:
         return "[…]" if value.__class__ is list else "{…}"
     text = value if isinstance(value, str) else repr(value)
@@ -137,18 +137,18 @@ def brief(value: Any) -> str:
 
 
 def authoring_faults(document: Mapping[str, Any]) -> list[Fault]:
-    """What an input schema written for Interlock still lacks, of each property at any depth."""
+    """List what an input schema written for Interlock still lacks, for each property at any depth."""
     root = dict(document)
     faults: list[Fault] = []
     if root.get("type") != "object":
         faults.append(Fault("/type", "an input schema must have type `object`"))
     faults.extend(_property_faults(root, _Spot(root, "", "", ())))
-    # One definition may be used in several places, and lack the same in each.
+    # One definition may be used in several places and lack the same in each.
     return list(dict.fromkeys(faults))
 
 
 class _Spot(NamedTuple):
-    """A subschema: where it stands, the argument it describes (`order.lines[].sku`), and known values of that."""
+    """A subschema: its position, the argument it describes (`order.lines[].sku`), and known values of that."""
 
     part: Json
     at: str
@@ -185,7 +185,7 @@ def _members(values: Sequence[Any]) -> list[Json]:
 
 
 def _resolved(root: Json, spot: _Spot) -> _Spot | None:
-    """The place with its reference followed; None where it leads back to a place that is being looked at."""
+    """Follow the reference of a place; None if it leads back to a place that is being visited."""
     ref = spot.part.get("$ref")
     if not isinstance(ref, str):
         return spot
@@ -195,7 +195,7 @@ def _resolved(root: Json, spot: _Spot) -> _Spot | None:
 
 
 def _inside(spot: _Spot) -> Iterator[_Spot]:
-    """The subschemas of a place for parts or alternatives of its value that are no properties by themselves."""
+    """Return the subschemas for parts or alternatives of a value that are not properties by themselves."""
     part, at, name, examples, trail = spot
     for word in ("anyOf", "oneOf", "allOf"):
         for index, child in enumerate(_list(part.get(word))):
@@ -222,7 +222,7 @@ def _list(said: Any) -> list[Any]:
 
 
 def _wanting(root: Json, spot: _Spot, given: Sequence[Any]) -> Iterator[Fault]:
-    """What one property lacks. `given`: its values in the examples of what it is a part of."""
+    """List what one property lacks. `given`: its values in the examples of the object around it."""
     part, at, name = spot.part, spot.at, spot.name
     if not str(part.get("description", "")).strip():
         yield Fault(at, f"`{name}` needs a description: Annotated[…, Field(description=…)]")

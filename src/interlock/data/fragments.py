@@ -1,14 +1,14 @@
-"""Text that will be a piece of another language: what a contract declares with `x-fragment`, and what may not be in it.
+"""Text that becomes part of another language: contracts declare it with `x-fragment`, and this module checks it.
 
-Nearly all text is data, is bound or encoded where it is used, and passes as it is, whatever it looks like. A few tools
-cannot do without taking a piece of SQL, of a command, of HTML, of a path or of a URL. Their contracts say so, and for
-each of these languages this module says what such a piece may be made of. Whatever could reach beyond the place it is
-put into is refused (E3305). Nothing is ever taken out or rewritten: a text passes whole, or not at all.
+Nearly all text is data, is bound or encoded where it is used, and passes unchanged, whatever it looks like. A few tools
+must accept a piece of SQL, of a command, of HTML, of a path or of a URL. Their contracts declare it, and for each of
+these languages this module defines what such a piece may contain. A text that could reach beyond the place where it is
+inserted is refused (E3305). Nothing is ever removed or rewritten: a text passes whole, or not at all.
 
-    sql     an expression or a name: one of it, with nothing that begins, ends or comments out a statement
+    sql     one expression or name, with nothing that begins, ends or comments out a statement
     shell   one plain word
     html    text with the tags of formatted prose, each written out in full; links to http, https and mailto
-    path    a relative path that stays below where it begins
+    path    a relative path that stays below its starting directory
     url     a path, query or part of one, that stays on its host
 """
 
@@ -29,7 +29,7 @@ _DEEPEST = 100
 
 
 def declares_fragments(schema: Schema) -> bool:
-    """Whether anything in a schema is declared as a piece of another language."""
+    """Whether a schema declares any fragment."""
     return _declares(schema.document)
 
 
@@ -43,14 +43,14 @@ def _declares(node: Any) -> bool:
 
 
 def attacks(schema: Schema, value: Any) -> list[Fault]:
-    """Every declared fragment in a value that is more than a fragment, and why; the text itself is not quoted."""
+    """List every declared fragment in a value that contains an attack, with the reason; the text is not quoted."""
     return sorted(set(_attacks(schema.places.root, value, [])))
 
 
 def _attacks(place: Place, value: Any, path: list[Any]) -> Iterator[Fault]:
     if len(path) > _DEEPEST:
         return
-    # INVARIANT: a value that several schemas speak about is held to each of them.
+    # INVARIANT: a value that several schemas describe is checked against each of them.
     if isinstance(value, str):
         for language in {part["x-fragment"] for part in place.parts if part.get("x-fragment") in LANGUAGES}:
             why = LANGUAGES[language](value)
@@ -65,9 +65,9 @@ def _attacks(place: Place, value: Any, path: list[Any]) -> Iterator[Fault]:
             yield from _attacks(place.element(index), item, [*path, index])
 
 
-# ── one language each: why a text is no mere piece of it, or None ────────────────────────────────────────────────────
+# ── one function per language: why a text is not a mere piece of it, or None ─────────────────────────────────────────
 
-# What is quoted holds nothing that would mean something if it stood within other quotes.
+# Quoted text contains nothing that would have a meaning within other quotes.
 _QUOTED = re.compile(r"'[\w\s.,:@%+/!?-]*'|\"[\w\s.-]*\"")
 _STATEMENT = re.compile(
     r"\b(?:select|union|insert|update|delete|replace|merge|drop|alter|create|truncate|grant|revoke|exec|execute|call"
@@ -124,7 +124,7 @@ def _html(text: str) -> str | None:
 
 
 def _decoded(text: str) -> str | None:
-    """The text as whoever decodes it last would see it; None if there is no end to decoding it."""
+    """Decode the text completely, as the last decoder would see it; None if decoding does not end."""
     for _ in range(5):
         plain = unquote(text, errors="replace")
         if plain == text:

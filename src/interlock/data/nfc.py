@@ -1,7 +1,7 @@
-"""Unicode's NFC in time that grows with the length of a text only.
+"""Unicode NFC in time proportional to the length of a text.
 
-`unicodedata.normalize` sorts a run of combining marks by insertion: a text of 256 kB that consists of marks takes it
-11 seconds, during which no other thread runs. So long runs of marks are sorted here first, and long texts are
+`unicodedata.normalize` sorts a run of combining marks by insertion: a text of 256 kB that consists of marks takes 11
+seconds, during which no other thread runs. Long runs of marks are therefore sorted here first, and long texts are
 normalised piece by piece, cut where no two characters can be combined.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-# All characters that have a combining class, or that can be combined with the character before them, are among these.
-# Letters of several scripts are too: this expression is coarse so that it is quick. `_walk.c` has the same ranges.
+# Includes all characters that have a combining class or that can be combined with the character before them. Letters of
+# several scripts are included too: the expression is coarse so that it is fast. `_walk.c` has the same ranges.
 _LOOSE = "\u0300-\u036f\u0483-\u1dff\u20d0-\u20ff\u2cef-\u33ff\ua66f-\uabff\ufb1e-\ufe2f\U00010000-\U0010ffff"
 LONG_RUN = 32
 _MAY_BE_LONG = re.compile(f"[{_LOOSE}]{{{LONG_RUN + 1}}}")
@@ -23,7 +23,7 @@ _PIECE = 1 << 14
 
 
 def nfc(text: str) -> str:
-    """The text in NFC."""
+    """Normalise a text to NFC."""
     if text.isascii():
         return text
     if _MAY_BE_LONG.search(text) is not None:
@@ -51,20 +51,20 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-# No marks themselves, but marks alone once they are decomposed.
+# Not marks themselves, but they decompose into marks only.
 _STAND_FOR_MARKS = "\u0f73\u0f75\u0f81"
 _BEYOND_BMP = "\U00010000-\U0001ffff"
 
 
 @lru_cache(maxsize=1)
 def _long_run() -> re.Pattern[str]:
-    """Finds runs of marks. Beyond the BMP it is coarse again: each character listed there would cost time."""
+    """Match runs of marks. Beyond the BMP it is coarse again, because each listed character would cost time."""
     marks = "".join(one for one in map(chr, range(0x300, 0x10000)) if unicodedata.combining(one))
     return re.compile(f"[{marks}{_STAND_FOR_MARKS}{_BEYOND_BMP}]{{{LONG_RUN + 1},}}")
 
 
 def _sorted(run: re.Match[str]) -> str:
-    """The characters decomposed, with each run of marks in Unicode's canonical order."""
+    """Decompose the characters and sort each run of marks in Unicode's canonical order."""
     found = "".join(unicodedata.normalize("NFD", one) for one in run[0])
     runs = groupby(found, lambda one: unicodedata.combining(one) != 0)
     return "".join(one for _, several in runs for one in sorted(several, key=unicodedata.combining))

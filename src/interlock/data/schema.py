@@ -1,6 +1,6 @@
-"""JSON Schema as tool contracts use it: closed by default, compiled once, with the facts the lifecycle needs.
+"""JSON Schema as tool contracts use it: closed by default, compiled once, with the facts that the lifecycle needs.
 
-A `Schema` is what a contract holds for its input and its output. It keeps the document and, compiled from it once: the
+A contract holds a `Schema` for its input and one for its output. It contains the document and, compiled once: the
 validator, the defaults to fill, the fields that only the runtime may set, and the fields that are sensitive. Remote
 references are never fetched: a schema is data, and reading one must not open a connection.
 """
@@ -21,18 +21,19 @@ from interlock.data.subschemas import Places
 
 Json = dict[str, Any]
 
-# What validators write in place of the offending value, so that no message carries it by accident.
+# Validators write this in place of the offending value, so that no message carries it by accident.
 MASK = "the value"
 
-# How many faults of one document are explained. Each explanation costs far more than finding the fault.
+# The number of faults of one document that are explained. Explaining a fault costs far more than finding it.
 MOST_ERRORS = 100
 
-_UNFIT = (ValueError, TypeError, OverflowError, RecursionError)  # what jsonschema_rs raises for what JSON cannot hold
+# raised by jsonschema_rs for values that JSON cannot represent
+_UNFIT = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """One thing wrong with a document, where, and in words that say what to do."""
+    """One fault of a document: where it is, what is wrong and what to do about it."""
 
     pointer: str
     message: str
@@ -59,16 +60,16 @@ class Schema:
 
     @cached_property
     def validator(self) -> Any:
-        """The compiled validator; formats are asserted, not merely noted."""
+        """The compiled validator; formats are asserted, not merely annotations."""
         return compile_validator(self.document)
 
     @cached_property
     def fits(self) -> Any:
-        """A validator's yes-or-no, for the hot path; raises for what JSON cannot hold."""
+        """The validator's yes or no, for the fast path; raises for values that JSON cannot represent."""
         is_valid = compile_validator(_counting(self.document)).is_valid
         if not self._recursive:
             return is_valid
-        # INVARIANT: a recursive schema never meets a value so deep that the validator's own stack would overflow.
+        # INVARIANT: a recursive schema never receives a value so deep that the validator's own stack would overflow.
 
         def fits(value: Any) -> bool:
             return not _too_deep(value) and is_valid(value)
@@ -77,7 +78,7 @@ class Schema:
 
     @cached_property
     def places(self) -> Places:
-        """Which of its parts describe each place of the data."""
+        """The subschemas that describe each place of the data."""
         return Places(self.document)
 
     @cached_property
@@ -90,7 +91,7 @@ class Schema:
 
     @cached_property
     def defaults(self) -> tuple[tuple[str, Any], ...]:
-        """Top-level properties to fill when they are absent."""
+        """Top-level properties to fill in when they are absent."""
         parts = {name: resolve_ref(self.document, part) for name, part in self.properties.items()}
         return tuple((name, part["default"]) for name, part in parts.items() if "default" in part)
 
@@ -115,10 +116,10 @@ class Schema:
         return any("x-sensitivity" in node for node in walk(self.document))
 
     def is_sensitive(self, path: list[Any], part: Json) -> bool:
-        """Whether the value at a path may not be quoted: it, a branch of its type or what holds it is marked."""
+        """Whether the value at a path must not be quoted: it, a branch of its type or an enclosing value is marked."""
         if not self.has_sensitive:
             return False
-        # A path that leads through a map or a choice has no part of its own: then silence is the safe answer.
+        # A path that leads through a map or a choice has no part of its own: then the value is not quoted.
         unknown = not part and bool(path)
         return (
             unknown
@@ -128,7 +129,7 @@ class Schema:
 
     @cached_property
     def model_facing(self) -> Json:
-        """The schema as discovery shows it: without the fields that callers may not set, however deep they lie."""
+        """The schema that discovery shows: without the fields that callers may not set, at any depth."""
         shown = copy.deepcopy(self.document)
         for node in walk(shown):
             for name in _unlisted(node, _internal(shown, node)):
@@ -137,7 +138,9 @@ class Schema:
 
     @cached_property
     def caller_facing(self) -> Json:
-        """The schema that callers are held to: nothing fits such a field, not even where any other name may come."""
+        """The schema that callers are checked against: nothing fits a hidden field, not even where any other name is
+        allowed.
+        """
         held = copy.deepcopy(self.document)
         for node in walk(held):
             for name in _unlisted(node, _internal(held, node)):
@@ -151,18 +154,18 @@ class Schema:
 
     @property
     def can_hide(self) -> bool:
-        """Whether no condition or alternative names what callers may not see."""
+        """Whether the hidden fields occur in no condition or alternative."""
         return not any(_betrays(self.document, node) for node in walk(self.document))
 
     def valid(self, value: Any) -> bool:
-        """Whether the value fits; a value JSON cannot hold does not."""
+        """Whether the value fits; a value that JSON cannot represent does not."""
         try:
             return cast("bool", self.fits(value))
         except _UNFIT:
             return False
 
     def errors(self, value: Any) -> list[Any]:
-        """The validator's errors, the first ones where there are very many; empty if and only if the value fits.
+        """The validator's errors, only the first ones if there are very many; empty if and only if the value fits.
 
         None of their messages quotes the value.
         """
@@ -174,7 +177,7 @@ class Schema:
             return list(compile_validator(False).iter_errors(None))
 
     def part(self, path: list[Any]) -> Json:
-        """The piece of schema that describes a path, as far as it can be followed."""
+        """Return the part of the schema that describes a path, as far as it can be followed."""
         node: Json = resolve_ref(self.document, self.document)
         for step in path:
             child: Any = node.get("items") if isinstance(step, int) else properties_of(node).get(step)
@@ -188,14 +191,15 @@ DEEPEST = 200
 
 
 def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: set[str]) -> bool:
-    """Whether following references can lead back to where one came from. Each reference is followed once."""
+    """Whether following references can lead back to their start. Each reference is followed once."""
     for part in walk(node):
         ref = part.get("$ref")
         if "$dynamicRef" in part or "$recursiveRef" in part or ref in trail or len(trail) > 50:
             return True
         if isinstance(ref, str) and ref not in cleared:
             target = resolve_ref(root, {"$ref": ref})
-            # What cannot be followed here is not followed by the validator either, unless it is the schema itself.
+            # The validator does not follow a reference that cannot be followed here either, unless it is the schema
+            # itself.
             if "$ref" in target:
                 return True
             inner = {key: value for key, value in target.items() if key != "$defs"}
@@ -206,7 +210,7 @@ def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: s
 
 
 def _too_deep(value: Any) -> bool:
-    """Whether a value is nested deeper than any we take. Looks level by level, so that it needs no stack."""
+    """Whether a value is nested deeper than allowed. Works level by level, so that it needs no stack."""
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [
@@ -226,7 +230,7 @@ def _internal(root: Json, node: Json) -> frozenset[str]:
 
 
 def _betrays(root: Json, node: Json, above: frozenset[str] = frozenset()) -> bool:
-    """Whether a schema's branches name a field that callers may not see, or hold one where `walk` does not come."""
+    """Whether a schema's branches name a hidden field, or contain one where `walk` does not reach."""
     hidden = above | _internal(root, node)
     for word in ("allOf", "anyOf", "oneOf", "if", "then", "else", "not"):
         said: Any = node.get(word)
@@ -242,7 +246,7 @@ def _betrays(root: Json, node: Json, above: frozenset[str] = frozenset()) -> boo
 
 
 def _unlisted(node: Json, hidden: frozenset[str]) -> frozenset[str]:
-    """The hidden fields of a schema, once no rule of it names them any more."""
+    """Return the hidden fields of a schema after removing them from its rules."""
     if not hidden:
         return hidden
     if isinstance(node.get("required"), list):
@@ -262,7 +266,7 @@ def _refuse_remote(uri: str) -> Any:
 
 
 def compile_validator(document: Mapping[str, Any] | bool) -> Any:
-    """A validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
+    """Compile a validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
     try:
         named = isinstance(document, Mapping) and "$schema" in document
         make = jsonschema_rs.validator_for if named else jsonschema_rs.Draft202012Validator
@@ -276,13 +280,13 @@ def compile_validator(document: Mapping[str, Any] | bool) -> Any:
 
 
 def close(schema: Json) -> Json:
-    """Close every object schema that does not say whether undeclared properties may come."""
+    """Close every object schema that does not state whether undeclared properties are allowed."""
     for node in walk(schema):
         is_object = "properties" in node or node.get("type") == "object"
-        # A schema with an allOf sees the properties of its parts too, so closing it would refuse them.
+        # A schema with an allOf also sees the properties of its parts, so closing it would refuse them.
         said = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
         if is_object and not said:
-            node.setdefault("properties", {})  # the validator then names what is undeclared
+            node.setdefault("properties", {})  # the validator then names the undeclared members
             node["additionalProperties"] = False
     return schema
 
@@ -294,9 +298,9 @@ def _same_names(required: Any, properties: Json) -> bool:
 
 
 def _counting(document: Json) -> Json:
-    """A schema that the same values fit, in less time: to count members is quicker than to look for each of them.
+    """Rewrite a schema so that the same values fit in less time: counting members is faster than looking for each.
 
-    Where an object may have only the members that it must have, it has them if it has so many.
+    If an object may only have the members that are required, it has them all if their number is right.
     """
     same = copy.deepcopy(document)
     for node in walk(same):
@@ -314,7 +318,7 @@ _CHILD_NODES = ("items", "additionalProperties", "contains", "propertyNames")
 
 
 def walk(schema: Any) -> Iterator[Json]:
-    """Every subschema that describes data on its own: not the parts of an allOf, nor conditions."""
+    """Iterate over every subschema that describes data on its own: not the parts of an allOf, nor conditions."""
     if not isinstance(schema, dict):
         return
     node = cast("Json", schema)
@@ -334,7 +338,7 @@ def walk(schema: Any) -> Iterator[Json]:
 
 
 def resolve_ref(root: Json, node: Json) -> Json:
-    """Follow local `$ref`s; what cannot be followed is returned as it is."""
+    """Follow local `$ref`s; a reference that cannot be followed is returned unchanged."""
     seen: set[str] = set()
     while isinstance(ref := node.get("$ref"), str) and ref.startswith("#/") and ref not in seen:
         seen.add(ref)
@@ -349,7 +353,7 @@ def resolve_ref(root: Json, node: Json) -> Json:
 
 
 def properties_of(node: Json) -> dict[str, Json]:
-    """The properties a schema lists, those given as plain true or false left out."""
+    """Return the properties that a schema lists, except those given as plain true or false."""
     properties: Any = node.get("properties")
     if not isinstance(properties, dict):
         return {}
@@ -357,5 +361,5 @@ def properties_of(node: Json) -> dict[str, Json]:
 
 
 def pointer(path: Any) -> str:
-    """RFC 6901 form of a path."""
+    """Format a path as RFC 6901."""
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)

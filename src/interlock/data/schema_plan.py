@@ -1,8 +1,8 @@
-"""Schemas that say no more than what data looks like, for the compiled walk to hold it against.
+"""Plans for the compiled walk: schemas that only describe the shape of data.
 
-Most tools take texts, numbers, and rows and lists of them, and their schemas say no more than that. Such a schema is a
-shape, and data that has it can be checked, copied and written in canonical form in one go, or only checked, as results
-are. A schema that says anything else (a pattern, a bound, alternatives) is no shape, and is the validator's.
+Most tools take texts, numbers, and rows and lists of them, and their schemas state nothing else. Such a schema is a
+shape: data can be checked against it, copied and written in canonical form in one pass, or only checked, as results
+are. A schema that states anything else (a pattern, a bound, alternatives) is not a shape and is left to the validator.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from interlock.data.schema import Json
 
 
 class Take(Protocol):
-    """Takes a value of which no more than `most` may be looked at: one for each value, and the bytes of texts."""
+    """Checks and copies a value of which at most `most` is visited: one for each value, plus the bytes of texts."""
 
     def __call__(self, value: Any, most: int = ..., /) -> tuple[bytes, Json] | None: ...
 
 
 class Fits(Protocol):
-    """Checks a value of which no more than `most` may be looked at, counted in the same way."""
+    """Checks a value of which at most `most` is visited, counted in the same way."""
 
     def __call__(self, value: Any, most: int = ..., /) -> bool: ...
 
 
-# As the compiled walk reads it: its kind, whether null will do as well, and what is in it.
+# The form that the compiled walk reads: the kind, whether null is allowed, and the content.
 Plan = tuple[str, bool, Any]
 
-# Words that hold nothing against data, where they stand.
+# Keywords that do not constrain data.
 _NOTES = frozenset(
     {
         "title", "description", "examples", "default", "deprecated", "readOnly", "writeOnly",
@@ -38,22 +38,22 @@ _NOTES = frozenset(
 )  # fmt: skip
 _PLAIN = {"string": "text", "integer": "whole", "number": "real", "boolean": "truth", "null": "nothing"}
 _ANY: Plan = ("any", False, None)
-# Rows of more members are not the walk's; and types that share their parts are written out for each use of them.
+# Rows with more members are left to the validator; types that share parts are written out for each use.
 _MEMBERS, _DEEPEST, _LONGEST = 64, 15, 300
 
 
 class _Other(Exception):  # noqa: N818 - an answer, not an error
-    """A schema that says more than what data looks like."""
+    """A schema that states more than a shape."""
 
 
 def taker(document: Json, kept: Collection[str] | None) -> Take | None:
-    """What takes the arguments of a tool: gives them in canonical form and as a copy if they fit, else None.
+    """Make the function that takes the arguments of a tool: returns their canonical form and a copy if they fit, else
+    None.
 
-    They do not fit either if they are too large.
+    Arguments that are too large do not fit either.
 
-    In the copy, 3 becomes 3.0 where the schema says `number`, as hints want it; but not in the members that are `kept`
-    as they are, nor anywhere if that is None. There is no such thing where a schema is no shape, and where nothing was
-    compiled.
+    In the copy, 3 becomes 3.0 where the schema says `number`, as type hints require; but not in the members listed in
+    `kept`, nor anywhere if `kept` is None. Returns None if the schema is not a shape, or if nothing was compiled.
     """
     if compiled is None:
         return None
@@ -65,9 +65,9 @@ def taker(document: Json, kept: Collection[str] | None) -> Take | None:
 
 
 def fitter(document: Json) -> Fits | None:
-    """The function that holds a result against its schema, where the schema is a shape.
+    """Make the function that checks a result against its schema, if the schema is a shape.
 
-    Its yes is certain. Its no may also mean that the result is too large or not plain: the validator decides then.
+    Its True is final. False may also mean that the result is too large or not plain: then the validator decides.
     """
     if compiled is None:
         return None
@@ -79,7 +79,7 @@ def fitter(document: Json) -> Fits | None:
 
 
 class _Reader:
-    """Reads the shapes out of one schema. Rows that may have more members than they name can only be checked."""
+    """Reads shapes from one schema. Rows that may have undeclared members can only be checked."""
 
     def __init__(self, root: Json, *, open_rows: bool = False) -> None:
         self._root = root
@@ -87,7 +87,7 @@ class _Reader:
         self._left = _LONGEST
 
     def row(self, node: Json, depth: int, real: Callable[[str], bool]) -> Plan:
-        """An object of named members; `real` says in which of them a whole number becomes a float."""
+        """Read an object of named members; `real` tells in which of them a whole number becomes a float."""
         said = self._said(node, depth)
         members, required = said.pop("properties", None), said.pop("required", [])
         more = said.pop("additionalProperties", True)
@@ -107,7 +107,7 @@ class _Reader:
         return "open" if more else "row", False, tuple(plans)
 
     def part(self, node: Any, depth: int, *, real: bool) -> Plan:
-        """Whatever else a schema describes."""
+        """Read any other schema."""
         said = {} if node is True else self._said(node, depth)
         if not said:
             return _ANY
@@ -137,7 +137,7 @@ class _Reader:
         return kind, True, inner
 
     def _said(self, node: Any, depth: int) -> Json:
-        """What a schema says about data, itself or where it refers to."""
+        """Return the constraints of a schema, its own or those of its reference."""
         while True:
             self._left -= 1
             if not isinstance(node, dict) or depth > _DEEPEST or self._left < 0:
@@ -148,7 +148,7 @@ class _Reader:
             node = self._referred(said)
 
     def _referred(self, said: Json) -> Any:
-        """What nothing but a reference refers to: a definition of the schema's own, by its plain name."""
+        """Resolve a schema that is only a reference to one of its own definitions, by plain name."""
         where, _, name = str(said["$ref"]).rpartition("/")
         if len(said) > 1 or where not in ("#/$defs", "#/definitions") or "%" in name or "~" in name:
             raise _Other

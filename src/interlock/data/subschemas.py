@@ -1,9 +1,9 @@
-"""Which subschemas describe each place of some data. Every applicator of JSON Schema is followed.
+"""Finds the subschemas that describe each place of some data. Every applicator of JSON Schema is followed.
 
-A `Place` holds all subschemas that can apply to one value: those it is reached by, what they refer to, and each of
-their alternatives and conditions. From a place one goes on to a member, an element or the name of a member. No
-alternative is ruled out by looking at the value, so a place can hold too many subschemas but never too few. What stands
-below `not` describes values that are not there, and is kept apart (`negated`).
+A `Place` holds all subschemas that can apply to one value: those it is reached by, those they refer to, and each of
+their alternatives and conditions. From a place one proceeds to a member, an element or the name of a member. No
+alternative is ruled out by looking at the value, so a place can hold too many subschemas but never too few. Subschemas
+below `not` describe values that are absent, and are kept separate (`negated`).
 
 The same subschemas give the same place, so a recursive schema makes a finite graph, and each part of it is read once.
 """
@@ -35,12 +35,12 @@ _FORMATS: Mapping[str, str] = {
     "uri": URL, "url": URL, "iri": URL, "uri-reference": URL, "iri-reference": URL,
     "hostname": HOST, "idn-hostname": HOST, "ipv4": HOST, "ipv6": HOST,
 }  # fmt: skip
-# The extensions by which a schema says what a text is, where no format does.
+# The extensions by which a schema marks the kind of a text, where no format does.
 MARKS: Mapping[str, str] = {"x-path": PATH, "x-url": URL, "x-host": HOST, "x-command": COMMAND}
 
 
 def kinds_of(part: Json) -> Iterator[str]:
-    """The kinds of text that one subschema marks: path, url, host, command."""
+    """Return the kinds of text that one subschema marks: path, url, host, command."""
     said = part.get("format")
     if isinstance(said, str) and said in _FORMATS:
         yield _FORMATS[said]
@@ -60,7 +60,7 @@ class Place:
 
     @cached_property
     def parts(self) -> tuple[Json, ...]:
-        """The subschemas that describe the value, but for those below `not`."""
+        """The subschemas that describe the value, except those below `not`."""
         return tuple(part for part, negated in self._views if not negated)
 
     @cached_property
@@ -70,7 +70,7 @@ class Place:
 
     @cached_property
     def negated(self) -> frozenset[str]:
-        """The kinds of text that are marked here below `not`: the value may be of them, and need not."""
+        """The kinds of text that are marked here below `not`: the value may, but need not, be of these kinds."""
         return frozenset(kind for part, negated in self._views if negated for kind in kinds_of(part)) - self.kinds
 
     @cached_property
@@ -89,7 +89,7 @@ class Place:
         found = self._members.get(name)
         if found is None:
             found = self._places.at(child for view in self._views for child in _members(view, name))
-            # Other names are the caller's, and there is no end to them.
+            # Other names come from callers and are unlimited, so they are not cached.
             if name in self._declared:
                 self._members[name] = found
         return found
@@ -116,7 +116,7 @@ class Place:
 
     @cached_property
     def _listed(self) -> int:
-        """How many elements have a subschema of their own."""
+        """The number of elements with a subschema of their own."""
         return max((len(_prefix(part)) for part, _ in self._views), default=0)
 
 
@@ -133,7 +133,7 @@ class Places:
 
     @cached_property
     def blind(self) -> str | None:
-        """Why a mark of this schema may not be met by going through its places; None where each of them is."""
+        """Why going through the places may miss a mark of this schema; None if every mark is reached."""
         nodes = list(_nodes(self._document))
         if not any(_is_marked(node) for node in nodes):
             return None
@@ -151,7 +151,7 @@ class Places:
         return None
 
     def at(self, views: Iterable[View]) -> Place:
-        """The place that these subschemas lead to."""
+        """Return the place that these subschemas lead to."""
         found: dict[tuple[int, bool], View] = {}
         waiting = list(views)
         while waiting:
@@ -184,7 +184,7 @@ class Places:
             yield from _mapping(part.get(word)).values()
 
     def _targets(self, word: str, ref: Any) -> list[Any]:
-        """What a reference can lead to; of a dynamic one, all that it can."""
+        """Return the possible targets of a reference; for a dynamic one, all of them."""
         if not isinstance(ref, str):
             return []
         own = self._document.get("$id")
@@ -228,14 +228,14 @@ def _is_marked(node: Json) -> bool:
 
 
 def _nodes(node: Any) -> Iterator[Json]:
-    """Every object of a schema, wherever it stands, but for what is data."""
+    """Iterate over every object of a schema, wherever it stands, except for data."""
     waiting = [node]
     while waiting:
         one = waiting.pop()
         if isinstance(one, dict):
             schema = cast("Json", one)
             yield schema
-            # A property can be called `default`; then what it holds is an object.
+            # A property can be called `default`; then its value is an object.
             waiting.extend(one for word, one in schema.items() if word not in _DATA or _mapping(one))
         elif isinstance(one, list):
             waiting.extend(cast("list[Any]", one))
@@ -264,7 +264,7 @@ def _elements(view: View, index: int) -> Iterator[View]:
     if index < len(prefix):
         yield prefix[index], negated
     else:
-        # Where `items` is a list it is the prefix, and `additionalItems` is what follows.
+        # If `items` is a list it is the prefix, and `additionalItems` describes the rest.
         for word in ("items", "additionalItems", "unevaluatedItems"):
             if isinstance(part.get(word), dict):
                 yield part[word], negated
@@ -285,7 +285,7 @@ def _expression(pattern: str) -> Any:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern, by the validator that also holds data against it. In doubt, it does."""
+    """Whether a name matches a pattern, by the validator that also checks data against it. If in doubt, it does."""
     fits = _expression(pattern)
     try:
         return fits is None or fits(name)

@@ -1,1 +1,1 @@
-"""What tools change: side-effect manifests, prediction, session state."""
+"""Effects of tools: resource locks, session state, and watchers that detect changes to files and databases."""

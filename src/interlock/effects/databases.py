@@ -1,13 +1,13 @@
-"""Watching databases: what a call committed, found by comparing schema and rows.
+"""Watches databases: finds what a call committed by comparing schema and rows.
 
-A database tells cheaply whether anybody committed anything: SQLite by its data version, Postgres by the transaction ids
-it has given out. While that stands still nothing is read, and what was seen last is still true. When it moves, every
-table is compared: a small one row by row, so that inserting, changing and removing can be told apart; a large one by
-its number of rows and a sum over the hashes of all of them. Commits that change nothing therefore count for nothing.
+A database reports cheaply whether anything was committed: SQLite by its data version, Postgres by the transaction ids
+it has assigned. While that is unchanged, nothing is read and the last snapshot is still valid. When it changes, every
+table is compared: a small one row by row, so that inserts, updates and deletes can be distinguished; a large one by its
+number of rows and a sum over the hashes of all rows. Commits that change nothing are therefore ignored.
 
-Names are those of the database's place, of the table, and of what belongs to the table: `database:shop/orders`,
-`database:shop/orders/by_date`. One change is told for each table and operation. What is not committed when the call
-ends is not seen.
+Resource names consist of the database, the table, and parts of the table: `database:shop/orders`,
+`database:shop/orders/by_date`. One change is reported for each table and operation. Changes that are not committed when
+the call ends are not detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ BUSY_S = 5.0
 
 @record
 class Table:
-    """The rows of a table: how many, their hashes added up, and for a small table the hash of each under its key."""
+    """The rows of a table: their number, the sum of their hashes and, for a small table, the hash of
+    each by its key.
+    """
 
     count: int
     total: int
@@ -44,7 +46,7 @@ class Table:
 
 @record
 class Seen:
-    """A database as it was at one moment. `exists` is false where there was none."""
+    """A snapshot of a database. `exists` is false if there was none."""
 
     stamp: Any
     exists: bool = True
@@ -74,7 +76,7 @@ def _compare(place: str, before: Seen, now: Seen) -> list[Change]:
 
 
 def _row_changes(before: Table, now: Table) -> dict[Operation, int]:
-    """Which operations took one state of a table to the other, and on how many rows."""
+    """Return the operations that turned one state of a table into the other, and the number of rows of each."""
     if before.rows is not None and now.rows is not None:
         counts: dict[Operation, int] = {"CREATE": 0, "UPDATE": 0, "DELETE": 0}
         for _, was, became in _pairs(before.rows, now.rows):
@@ -86,14 +88,14 @@ def _row_changes(before: Table, now: Table) -> dict[Operation, int]:
 
 
 def _pairs(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Every key whose value is not the same, with both values; None where there is none."""
+    """Iterate over every key whose value differs, with both values; None if absent."""
     for key in before.keys() | now.keys():
         if before.get(key) != now.get(key):
             yield key, before.get(key), now.get(key)
 
 
 def _segment(name: str) -> str:
-    """A name as one segment of a resource, whatever it holds."""
+    """Encode a name as one segment of a resource."""
     text = name.replace("%", "%25").replace("/", "%2F").replace("*", "%2A")
     return text.replace(".", "%2E") if text in (".", "..") else text
 
@@ -102,9 +104,9 @@ def _segment(name: str) -> str:
 
 
 class SqliteWatcher:
-    """Watches one SQLite file through a connection of its own that only reads.
+    """Watches one SQLite file through a read-only connection of its own.
 
-    With `keep` a copy of a small database is held, from which `restore` brings it back.
+    With `keep` it holds a copy of a small database, from which `restore` brings it back.
     """
 
     ENGINE = "sqlite"
@@ -123,15 +125,15 @@ class SqliteWatcher:
         return (self._place,)
 
     async def before(self) -> Seen:
-        """What the database holds. E3405 where it cannot be read, E3407 where it is too large."""
+        """Take a snapshot. E3405 if the database cannot be read, E3407 if it is too large."""
         return await DISK.run(self._look)
 
     async def after(self, before: Seen) -> list[Change]:
-        """What was committed since."""
+        """Return the changes committed since."""
         return _compare(self._place, before, await DISK.run(self._look, damaged=True))
 
     async def restore(self, before: Seen) -> list[Change]:
-        """Bring back what the database held, if a copy was kept; tells what is still not as it was."""
+        """Restore the database, if a copy was kept; returns the differences that remain."""
         await DISK.run(self._restore, before)
         return await self.after(before)
 
@@ -140,7 +142,7 @@ class SqliteWatcher:
             self._shut()
 
     def _look(self, *, damaged: bool = False) -> Seen:
-        """What is there now. After a call, a file that is no database any more counts as gone."""
+        """Take a snapshot. After a call, a file that is no longer a database counts as removed."""
         with self._mutex:
             try:
                 return self._see()
@@ -156,14 +158,14 @@ class SqliteWatcher:
             self._shut()
             return Seen(stamp=None, exists=False)
         if self._connection is None or self._opened != identity[:2]:
-            # Another file may stand under the name by now; a connection keeps to the one it opened.
+            # Another file may have the name by now; a connection stays with the one it opened.
             self._shut()
             self._connection = _open(self._path, "ro")
             self._opened = identity[:2]
         connection = self._connection
-        version = connection.execute("PRAGMA data_version").fetchone()[0]  # asked first: it opens the log
+        version = connection.execute("PRAGMA data_version").fetchone()[0]  # read first: it opens the log
         log = _status(self._path.with_name(self._path.name + "-wal"))
-        # Whoever opens the log may set its owner, which moves its time of change: the last of the five.
+        # Opening the log may set its owner, which changes its ctime, the last of the five fields.
         stamp = (identity, None if log is None else log[:4], version)
         if self._last is None or self._last.stamp != stamp:
             connection.execute("BEGIN")
@@ -187,9 +189,9 @@ class SqliteWatcher:
                 try:
                     _overwrite(self._path, before.copy)
                 except sqlite3.OperationalError:
-                    return  # in use or not to be written: what remains is told
+                    return  # in use or read-only: the remaining differences are reported
                 except sqlite3.DatabaseError:
-                    # It is no database any more, so there is nothing in it to be careful with.
+                    # It is no longer a database, so nothing in it needs protection.
                     self._remove()
                     _overwrite(self._path, before.copy)
 
@@ -232,7 +234,7 @@ def _read(connection: sqlite3.Connection, stamp: Any, *, keep: bool) -> Seen:
     definitions = {"": f"user_version {settings[0]}, application_id {settings[1]}"}
     tables: dict[str, Table] = {}
     budget = MOST_ROWS
-    # SQLite's own tables hold statistics and counters; what they count shows in the tables themselves.
+    # SQLite's own tables hold statistics and counters, which follow from the other tables.
     for kind, name, table, sql in connection.execute(
         "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     ).fetchall():
@@ -249,13 +251,13 @@ def _copy(connection: sqlite3.Connection) -> bytes | None:
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     if pages * size > KEEP_BYTES:
         return None
-    # Bytes 18 and 19 say whether there is a write-ahead log; a copy in memory has none.
+    # Bytes 18 and 19 state whether there is a write-ahead log; a copy in memory has none.
     copy = connection.serialize()
     return copy[:18] + b"\x01\x01" + copy[20:]
 
 
 def _rows(connection: sqlite3.Connection, name: str) -> Iterator[tuple[Any, int]]:
-    """Each row's key and hash. The hash is of its text, for 1, 1.0 and True are equal in Python and here are not."""
+    """Return each row's key and hash. The text is hashed, because 1, 1.0 and True are equal in Python but not here."""
     quoted = _quoted(name)
     columns = connection.execute(f"PRAGMA table_info({quoted})").fetchall()
     taken = {column[1].lower() for column in columns}
@@ -300,7 +302,7 @@ class Connection(Protocol):
 
 
 def connect_postgres(address: str) -> Connection:
-    """A connection for watching, by a libpq address. It waits for nobody for longer than five seconds."""
+    """Open a connection for watching, by a libpq address. No statement waits longer than five seconds for a lock."""
     import psycopg
 
     options = "-c statement_timeout=30000 -c default_transaction_read_only=on"
@@ -311,7 +313,7 @@ def connect_postgres(address: str) -> Connection:
 
 
 class PostgresWatcher:
-    """Watches schemas of a Postgres database through a connection of its own, made when needed. Nothing is put back."""
+    """Watches schemas of a Postgres database through a connection of its own, opened when needed. Cannot restore."""
 
     ENGINE = "postgres"
 
@@ -330,15 +332,15 @@ class PostgresWatcher:
         return (self._place,)
 
     async def before(self) -> Seen:
-        """What the schemas hold. E3405 where they cannot be read, E3407 where they are too large."""
+        """Take a snapshot. E3405 if the schemas cannot be read, E3407 if they are too large."""
         return await DISK.run(self._look)
 
     async def after(self, before: Seen) -> list[Change]:
-        """What was committed since."""
+        """Return the changes committed since."""
         return _compare(self._place, before, await DISK.run(self._look))
 
     async def restore(self, before: Seen) -> list[Change]:
-        """Puts nothing back: tells all that changed."""
+        """Restore nothing; returns all changes."""
         return await self.after(before)
 
     def _look(self) -> Seen:
@@ -347,13 +349,13 @@ class PostgresWatcher:
                 return self._see()
             except Failure:
                 raise
-            except Exception as error:  # the driver's own errors, whichever driver it is
+            except Exception as error:  # errors of the driver, whichever it is
                 self._drop()
                 raise Failure("E3405", f"`{self._place}` cannot be watched: {type(error).__name__}") from error
 
     def _see(self) -> Seen:
         ask = self._ask
-        # Only writers get a transaction id. None running and none given out since: nothing was committed.
+        # Only writers get a transaction id. None running and none assigned since: nothing was committed.
         stamp: str = ask("SELECT pg_current_snapshot()::text")[0][0]
         if self._last is not None and self._last.stamp == stamp and stamp.endswith(":"):
             return self._last
@@ -393,7 +395,7 @@ class PostgresWatcher:
             self._drop()
 
     def _drop(self) -> None:
-        """Let go of a connection that may be broken; the next look makes another."""
+        """Drop a connection that may be broken; the next snapshot opens another."""
         connection, self._connection, self._last = self._connection, None, None
         if connection is not None:
             with suppress(Exception):

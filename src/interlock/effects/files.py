@@ -1,18 +1,18 @@
-"""Watching files: every entry below some directories, compared before and after a call.
+"""Watches files: compares every entry below some directories before and after a call.
 
-An entry is compared by what a write cannot help changing. A file's time of change (ctime) is the kernel's own: whoever
-writes, appends, truncates, links, or changes mode, owner or times moves it, and nobody can set it back. Opening,
-reading and listing do not move it. Two cases need the content itself, as a hash:
+Entries are compared by attributes that every write changes. A file's ctime is set by the kernel: writing, appending,
+truncating, linking, or changing mode, owner or times changes it, and nobody can set it back. Opening, reading and
+listing do not change it. Two cases need a hash of the content:
 
-* a file changed just before it was first looked at may change again within the same tick of the kernel's clock;
+* a file changed just before the first snapshot may change again within the same tick of the kernel's clock;
 * a file that a process keeps mapped may change without its time moving. `contents=True` hashes every file.
 
-A directory's own times say only that its entries changed, which shows in the entries; of a directory, what it is and
-who may do what in it counts: mode, owner and extended attributes, which hold its access control lists. Symbolic links
-are entries and are never followed.
+A directory's own times only show that its entries changed, which the entries show too; of a directory itself, mode,
+owner and extended attributes, which hold its access control lists, are compared. Symbolic links are entries and are
+never followed.
 
-`keep=True` holds copies of files, within bounds, and with them `restore` puts things back. It works from directory to
-directory without following links, so a tool that leaves a link behind does not lead it outside the roots.
+`keep=True` holds copies of files, within bounds, and `restore` uses them. It works from directory to directory without
+following links, so a link that a tool leaves behind does not lead it outside the roots.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from interlock.core.threads import DISK
 MOST_ENTRIES = 200_000
 KEEP_FILE_BYTES = 1 << 20
 KEEP_BYTES = 64 << 20
-# A change within this time before the first look may share its timestamp with a later one.
+# A change within this time before the first snapshot may share its timestamp with a later one.
 TICK_NS = 50_000_000
 _BLOCK = 1 << 20
 
@@ -44,7 +44,7 @@ Attributes = tuple[tuple[str, bytes], ...]
 
 
 class Entry(NamedTuple):
-    """One name in a directory, and what stands behind it."""
+    """One directory entry with its attributes."""
 
     kind: str
     mode: int
@@ -58,11 +58,11 @@ class Entry(NamedTuple):
     target: str | None = None
     digest: bytes | None = None
     content: bytes | None = None
-    # Extended attributes, where the time of change does not tell of them or where they may have to be put back.
+    # Extended attributes, where the ctime does not reflect them or where they may have to be restored.
     attributes: Attributes | None = None
 
     def summary(self) -> dict[str, Any]:
-        """As it appears in a record."""
+        """The entry as it appears in a record."""
         facts: dict[str, Any] = {"kind": self.kind, "mode": f"{self.mode:04o}", "owner": f"{self.uid}:{self.gid}"}
         if self.kind == "file":
             facts["size"] = self.size
@@ -73,15 +73,15 @@ class Entry(NamedTuple):
         return facts
 
 
-Place = tuple[str, ...]  # a root's name, and the way from there
+Place = tuple[str, ...]  # the name of a root and the path below it
 Snapshot = dict[Place, Entry]
 
 
 class FileWatcher:
-    """Watches all that lies below some directories.
+    """Watches everything below some directories.
 
-    `roots` gives each directory the name under which its entries are known: `{"file:/srv/data": Path("/srv/data")}`. A
-    plain list of directories names them `file:` and their path.
+    `roots` maps the resource name of each directory to its path: `{"file:/srv/data": Path("/srv/data")}`. In a plain
+    list of directories, each is named `file:` and its path.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class FileWatcher:
         return tuple(self._roots)
 
     async def before(self) -> Snapshot:
-        """What is there. E3407 where that is more than can be watched, E3405 where it cannot be seen."""
+        """Take a snapshot. E3407 if there are too many entries, E3405 if a directory cannot be read."""
         return await DISK.run(self._look)
 
     async def after(self, before: Snapshot) -> list[Change]:
-        """What was created, changed and deleted since; a rename is a deletion and a creation."""
+        """Return what was created, changed and deleted since; a rename is a deletion and a creation."""
         return await DISK.run(self._changes, before, lambda _, then, now, path: _differs(then, now, path))
 
     async def restore(self, before: Snapshot) -> list[Change]:
-        """Put back what was there, as far as copies were kept; tells what could not be put back."""
+        """Restore the snapshot as far as copies were kept; returns the differences that remain."""
         return await DISK.run(self._restore, before)
 
-    # Looking
+    # Snapshots
 
     def _look(self) -> Snapshot:
         found: Snapshot = {}
         kept = 0
-        fresh_ns = time.time_ns() - TICK_NS  # the kernel's clock stamps files, not one that is passed in
+        fresh_ns = time.time_ns() - TICK_NS  # files are stamped by the kernel's clock, not by one that is passed in
         for place, path, status in self._walk(strict=True):
             entry = _entry(path, status)
             if entry.kind == "file" and (self._contents or entry.ctime_ns >= fresh_ns):
@@ -132,7 +132,9 @@ class FileWatcher:
         return found
 
     def _walk(self, *, strict: bool = False) -> Iterator[tuple[Place, str, os.stat_result]]:
-        """Everything there is, a directory before what is in it. If strict, what cannot be seen is refused (E3405)."""
+        """Iterate over all entries, a directory before its content. If strict, unreadable directories are refused
+        (E3405).
+        """
         for name, root in self._roots.items():
             try:
                 status = os.lstat(root)
@@ -149,7 +151,8 @@ class FileWatcher:
                 except OSError as error:
                     if strict:
                         raise Failure("E3405", f"`{_name(place)}` cannot be watched: {error.strerror}") from None
-                    continue  # gone, or shut: that is a change of the directory itself, and seen there
+                    # removed or made unreadable: that is a change of the directory itself and is detected there
+                    continue
                 with entries:
                     for entry in entries:
                         try:
@@ -176,31 +179,31 @@ class FileWatcher:
         ]
         return sorted(found, key=lambda change: change.resource)
 
-    # Putting back
+    # Restoring
 
     def _restore(self, before: Snapshot) -> list[Change]:
         now = self._now()
-        # What was not there goes first, deepest first, and so does what is of another kind now.
+        # Entries that were not there, or are of another kind now, are removed first, deepest first.
         for place in sorted(now, key=len, reverse=True):
             if place not in before or before[place].kind != now[place][0].kind:
                 self._act(place, _remove)
         touched: set[Place] = set()
         for directories in (True, False):
-            now = self._now()  # a directory that is open again shows what is in it
+            now = self._now()  # a directory that is readable again shows its content
             for place in sorted(before, key=len):
                 then, (entry, path) = before[place], now.get(place, (None, ""))
                 if (then.kind == "directory") == directories and (entry is None or _differs(then, entry, path)):
                     touched.add(place)
                     kept = entry is not None and entry.inode == then.inode
                     self._act(place, partial(_put_back, then=then, kept=kept))
-        # INVARIANT: a file whose content was not kept is not said to be as it was.
+        # INVARIANT: a file whose content was not kept is never reported as restored.
         return self._changes(before, lambda place, then, now, path: place in touched and not _restored(then, now, path))
 
     def _now(self) -> dict[Place, tuple[Entry, str]]:
         return {place: (_entry(path, status), path) for place, path, status in self._walk()}
 
     def _act(self, place: Place, act: Callable[[int | None, str], None]) -> None:
-        """Do something to an entry by way of its directory. What fails is seen afterwards, in what remains."""
+        """Act on an entry through its directory. A failure shows afterwards in the remaining differences."""
         root, way = self._roots[place[0]], place[1:]
         folder: int | None = None
         try:
@@ -245,14 +248,14 @@ def _attributes(path: str) -> Attributes:
         names = sorted(os.listxattr(path, follow_symlinks=False))
         return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
     except OSError:
-        return ()  # gone, or on a file system without any
+        return ()  # removed, or on a file system without attributes
 
 
 def _differs(then: Entry, now: Entry, path: str) -> bool:
     if then.kind == now.kind == "directory":
         then_facts = (then.mode, then.uid, then.gid, then.inode, then.attributes)
         return then_facts != (now.mode, now.uid, now.gid, now.inode, now.attributes)
-    # Everything that the file system says; then the content, where that may not be enough.
+    # First all metadata of the file system; then the content, where that may not be enough.
     if then[:10] != now[:10]:
         return True
     return then.digest is not None and _hash(path) != then.digest
@@ -290,11 +293,11 @@ def _name(place: Place) -> str:
 
 
 def _text(name: str) -> str:
-    """A file name as text; bytes that are not UTF-8 are spelled out."""
+    """Convert a file name to text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-# Acting on one entry, by the directory it is in
+# Actions on one entry, through its directory
 
 
 def _open_way(root: str, way: Sequence[str]) -> int:
@@ -316,7 +319,7 @@ def _remove(folder: int | None, name: str) -> None:
 
 
 def _put_back(folder: int | None, name: str, then: Entry, kept: bool) -> None:
-    """Make an entry what it was. A file that is still the same one is written in place, so that its links hold."""
+    """Restore an entry. A file that still exists is written in place, so that its hard links stay."""
     if then.kind == "symlink":
         _unlink(folder, name)
         os.symlink(then.target or "", name, dir_fd=folder)
@@ -335,7 +338,7 @@ def _put_back(folder: int | None, name: str, then: Entry, kept: bool) -> None:
 
 
 def _set(path: str, then: Entry, now: os.stat_result) -> None:
-    """Give an open entry the content, owner, mode and time that it had."""
+    """Restore content, owner, mode and time of an open entry."""
     if _KINDS.get(stat.S_IFMT(now.st_mode)) != then.kind:
         return
     if then.content is not None:
@@ -351,7 +354,7 @@ def _set(path: str, then: Entry, now: os.stat_result) -> None:
 
 
 def _set_attributes(path: str, then: Mapping[str, bytes]) -> None:
-    """Give an open entry the extended attributes that it had. The path leads through its descriptor."""
+    """Restore the extended attributes of an open entry. The path leads through its descriptor."""
     for name in os.listxattr(path):
         if name not in then:
             os.removexattr(path, name)

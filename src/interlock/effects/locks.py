@@ -51,15 +51,15 @@ _log = logging.getLogger("interlock.locks")
 Mode = Literal["read", "write"]
 Answer = Literal["alone", "held", "taken", "handing over"]
 
-# How often a process looks whether another has come, and how long it stays on the board without a call.
+# How often a process checks whether another has come, and how long it stays on the board without a call.
 LOOK_S = 0.02
 IDLE_S = 1.0
-# A ticket on the board asks again after this long, then after twice as long, and so on up to the second figure.
+# A ticket on the board is checked again after this time, then after twice as long, and so on up to the second figure.
 ASK_AFTER_S = 0.001
 ASK_AT_LEAST_S = 0.02
 RETRY_AFTER_MS = 250
 
-_ENDS = ("", ":", "/")  # how a reach ends that is not cut off within a segment
+_ENDS = ("", ":", "/")  # the ends of a reach that is not cut off within a segment
 
 
 class Claim(NamedTuple):
@@ -74,7 +74,7 @@ class Claim(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _parse(resource: str) -> tuple[str, bool]:
-    """The reach of a name, and whether the name says where it leads."""
+    """Return the reach of a name, and whether the name is unambiguous."""
     kind, colon, path = resource.partition(":")
     kind += colon
     if not colon or "/" in kind or "*" in kind:
@@ -96,10 +96,10 @@ def _parse(resource: str) -> tuple[str, bool]:
 
 
 def reach(resource: str) -> str:
-    """What a name stands for: every resource whose reach begins with this text.
+    """Return the reach of a name: it stands for every resource whose reach begins with this text.
 
-    Empty and `.` segments count for nothing and `..` takes one back. A star ends the name: it stands for all that
-    begins as the text before it does. A name that climbs above its beginning, or that has `..` behind a star, may lead
+    Empty and `.` segments are ignored and `..` goes one back. A star ends the name: it stands for everything that
+    begins with the text before it. A name that climbs above its beginning, or that has `..` behind a star, may lead
     anywhere, and stands for everything of its kind.
     """
     return _parse(resource)[0]
@@ -107,7 +107,7 @@ def reach(resource: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _wider(text: str) -> tuple[str, ...]:
-    """Every whole name whose reach a text begins with, but for the text itself."""
+    """Return every whole name whose reach a text begins with, except the text itself."""
     return tuple(text[:end] for end in range(len(text)) if end == 0 or text[end - 1] in ":/")
 
 
@@ -118,7 +118,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether all that one name stands for lies within another. A name that may lead anywhere covers nothing."""
+    """Whether everything that one name stands for lies within another. A name that may lead anywhere covers nothing."""
     text, known = _parse(wide)
     return known and reach(narrow).startswith(text)
 
@@ -129,11 +129,11 @@ ANY, NONE = "*", ""
 
 
 def check_preconditions(expected: Sequence[tuple[str, str]], now: Mapping[str, str | None]) -> None:
-    """Compare what a call states of resources with what is.
+    """Compare the versions that a call expects with the actual ones.
 
-    `expected` gives a version (an ETag, a number) for each resource, `*` for any, or nothing where the resource must
-    not exist; `now` has the version each of them has, None where there is none. E3411 where a resource is missing or in
-    the way, E3410 where it has another version than the caller saw.
+    `expected` gives a version (an ETag, a number) for each resource, `*` for any, or nothing if the resource must not
+    exist; `now` has the current version of each, None if there is none. E3411 if a resource is missing or exists
+    unexpectedly, E3410 if it has another version than the caller saw.
     """
     missing = [resource for resource, version in expected if version == ANY and now[resource] is None]
     present = [resource for resource, version in expected if version == NONE and now[resource] is not None]
@@ -154,7 +154,7 @@ def _names(resources: Sequence[str]) -> str:
 
 
 class Held:
-    """The claims of one call, from the moment they are queued until they are released."""
+    """The locks of one call, from the moment they are queued until they are released."""
 
     __slots__ = (
         "_locks", "above", "behind", "blockers", "call", "claims", "granted", "held", "number", "released", "waiter",
@@ -169,7 +169,7 @@ class Held:
             where, _ = _parse(resource)
             if mode == "write" or where not in self.claims:
                 self.claims[where] = mode == "write"
-        # Whom it waits for, as a number, and who waits for it.
+        # The number of calls it waits for, and the calls that wait for it.
         self.blockers = 0
         self.behind: list[Held] = []
         self.waiter: asyncio.Future[None] | None = None
@@ -178,14 +178,14 @@ class Held:
         self.number: int | None = None
 
     def within(self, other: Held) -> bool:
-        """Whether another call made this one, or made the call that did, and so on."""
+        """Whether another call made this one, directly or through others."""
         above = self.above
         while above is not None and above is not other:
             above = above.above
         return above is not None
 
     def release(self) -> None:
-        """Let the next ones go. Again, or of a call that claimed nothing, it does nothing."""
+        """Release the locks and let the next calls go. Repeating it has no effect."""
         if not self.released and self._locks is not None:
             self.released = True
             self._locks.drop(self)
@@ -201,19 +201,19 @@ _NOTHING = Held(None, "", None, ())
 
 
 class Locks:
-    """All claims of one process, and through the board those of every process on its home."""
+    """All locks of one process and, through the board, those of every process on its home."""
 
     def __init__(self, home: Home, *, clock: Clock, instance: Instance) -> None:
         self._monotonic = clock.monotonic
         self._board = Board(home, instance)
         self._loop = asyncio.get_running_loop()
-        # What is claimed, by reach: by whom, and whether to change it; the reaches in order; those that end in a star.
+        # Locks by reach: their tickets, and whether each writes; the reaches in order; those that end in a star.
         self._table: dict[str, dict[Held, bool]] = {}
         self._order: list[str] = []
         self._stems: set[str] = set()
         self._tickets: dict[Held, None] = {}
         self._calls: dict[str, Held] = {}
-        # INVARIANT: while this is true, the board says so, and nobody else holds anything.
+        # INVARIANT: while this is true, the board says so, and no other process holds any lock.
         self._alone = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -221,9 +221,9 @@ class Locks:
         self._idle_since = 0.0
 
     async def hold(self, call: str, claims: Sequence[Claim], deadline: float, parent: str | None = None) -> Held:
-        """Take all claims of a call together, waiting until the deadline at most; E3410 when they are not to be had.
+        """Take all locks of a call together, waiting until the deadline at most; E3410 if they cannot be had.
 
-        Whoever gets a `Held` releases it, once nothing of the call runs any more.
+        The caller releases the `Held` once nothing of the call runs any more.
         """
         above = None if parent is None else self._calls.get(parent)
         if not claims and above is None:
@@ -245,7 +245,7 @@ class Locks:
     # Within the process
 
     def _queue(self, ticket: Held, claims: Sequence[Claim]) -> None:
-        """Take a place: behind all that conflict, or for a call within a call ahead of those who only wait."""
+        """Queue a ticket: behind all that conflict or, for a call within a call, ahead of those that only wait."""
         if self._table:
             above, found = ticket.above, self._conflicting(ticket)
             if above is not None and any(other.granted and not other.within(above) for other in found):
@@ -269,7 +269,7 @@ class Locks:
         ticket.granted = ticket.blockers == 0
 
     def _conflicting(self, ticket: Held) -> Iterable[Held]:
-        """Everybody who claims what this ticket does, one of the two to change it, but for its own callers."""
+        """Return every ticket that conflicts with this one, except those of its own callers."""
         found: dict[Held, None] = {}
         for mine, write in ticket.claims.items():
             for where in self._overlapping(mine):
@@ -279,7 +279,7 @@ class Locks:
         return [other for other in found if not ticket.within(other)] if ticket.above is not None else found
 
     def _overlapping(self, mine: str) -> list[str]:
-        """What is claimed above a reach, at it, and below it."""
+        """Return the locked reaches above, at and below a reach."""
         table, order = self._table, self._order
         found = [where for where in _wider(mine) if where in table]
         found += [where for where in self._stems if where != mine and mine.startswith(where)]
@@ -301,7 +301,7 @@ class Locks:
             raise _taken(claims) from None
 
     def drop(self, ticket: Held) -> None:
-        """Forget a ticket, whether it was held or only waited; called by the ticket itself."""
+        """Remove a ticket, whether it was held or only waited; called by the ticket itself."""
         for where in ticket.claims:
             tickets = self._table[where]
             del tickets[ticket]
@@ -324,7 +324,7 @@ class Locks:
     # Between processes
 
     async def _share(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
-        """Wait until nobody in another process is in the way either."""
+        """Wait until no other process is in the way either."""
         pause_s = ASK_AFTER_S
         while not self._alone and ticket.claims:
             answer = self._post(ticket)
@@ -338,7 +338,7 @@ class Locks:
         ticket.held = True
 
     def _post(self, asking: Held | None) -> Answer:
-        """Write down what this process claims, and learn how it stands."""
+        """Write the locks of this process to the board, and return the state of one ticket."""
         try:
             answer = self._board.post([ticket for ticket in self._tickets if ticket.granted], asking)
         except BlockingIOError:
@@ -352,7 +352,7 @@ class Locks:
         return answer
 
     def _tell(self) -> None:
-        """Write down what this process claims; later, if it cannot be done now."""
+        """Write the locks of this process to the board; later, if that fails now."""
         try:
             told = self._post(None) != "handing over"
         except Failure as failure:
@@ -366,7 +366,7 @@ class Locks:
             self._tell()
 
     def _look(self) -> None:
-        """Now and then: has anybody come, and is there a reason to stay?"""
+        """Check periodically whether another process has come, and whether to stay on the board."""
         now = self._loop.time()
         if self._tickets or self._uses != self._uses_seen:
             self._uses_seen, self._idle_since = self._uses, now
@@ -380,13 +380,13 @@ class Locks:
     def _leave(self) -> bool:
         try:
             self._board.leave()
-        except OSError:  # somebody else has the board; the next look tries again
+        except OSError:  # another process is writing the board; the next check tries again
             return False
         self._alone, self._timer = False, None
         return True
 
     def close(self) -> None:
-        """Leave the board. What is held still stays on it, and counts until the process's sign of life is gone."""
+        """Leave the board. Locks still held stay on it, and count until the process's sign of life is gone."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -407,14 +407,14 @@ def _taken(claims: Sequence[Claim]) -> Failure:
     )
 
 
-_HEADER = struct.Struct("!QQQ")  # how often it was written, where the text stands, how long it is
+_HEADER = struct.Struct("!QQQ")  # number of writes, position and length of the text
 
 
 class Board:
-    """Where the processes of a home tell one another what they hold.
+    """File by which the processes of a home share their locks.
 
-    One file: a header, and behind it the text that the header points at. New text is written beside the old, and then
-    the header is turned to it, which no kill divides.
+    It has a header, and behind it the text that the header points at. New text is written beside the old, and then the
+    header is switched to it in one write that a kill cannot divide.
     """
 
     def __init__(self, home: Home, instance: Instance) -> None:
@@ -425,7 +425,7 @@ class Board:
         self._heard = bytes(_HEADER.size)
 
     def post(self, mine: Sequence[Held], asking: Held | None) -> Answer:
-        """Say what this process claims and ask for one ticket of it. BlockingIOError while another process writes."""
+        """Write the locks of this process and check one ticket of it. BlockingIOError while another process writes."""
         with _Writing(self._open()):
             said = self._read()
             others = self._others(said)
@@ -443,13 +443,13 @@ class Board:
             return answer
 
     def leave(self) -> None:
-        """Take this process off the board."""
+        """Remove this process from the board."""
         with _Writing(self._open()):
             said = self._read()
             self._write(said, {"next": said.get("next", 1), "members": self._others(said)})
 
     def rung(self) -> bool:
-        """Whether anybody has written since this process last did or looked."""
+        """Whether another process has written since this one last wrote or checked."""
         return self._header() != self._heard
 
     def close(self) -> None:
@@ -478,7 +478,7 @@ class Board:
                 return orjson.loads(os.pread(file, length, start))
             except orjson.JSONDecodeError:
                 pass
-        # A new board, or what a power cut left of one: whoever wrote on that is gone.
+        # A new board, or one damaged by a power cut: whoever wrote it is gone.
         self._heard = bytes(_HEADER.size)
         return {}
 
@@ -487,7 +487,7 @@ class Board:
             return
         file, text = self._open(), orjson.dumps(now)
         times, start, length = _HEADER.unpack(self._heard)
-        # INVARIANT: the text that the header points at is not written over.
+        # INVARIANT: the text that the header points at is not overwritten.
         start = _HEADER.size if _HEADER.size + len(text) <= start else max(start + length, _HEADER.size)
         os.pwrite(file, text, start)
         self._heard = _HEADER.pack(times + 1, start, len(text))
@@ -495,7 +495,7 @@ class Board:
 
 
 class _Writing:
-    """The board is one process's to write while this is entered. Does not wait."""
+    """Context in which one process may write the board. Does not wait."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -508,7 +508,7 @@ class _Writing:
 
 
 def _answer(asking: Held, others: Iterable[Mapping[str, Any]]) -> Answer:
-    """How a ticket stands among the claims of other processes."""
+    """Determine the state of a ticket among the locks of other processes."""
     assert asking.number is not None
     for entry in others:
         if entry["alone"]:

@@ -1,4 +1,4 @@
-"""Session state: what a tool remembers between calls, changed only together with the record of the change."""
+"""Session state: values that a tool stores between calls, changed only together with the record of the change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SessionState(MutableMapping[str, Any]):
 
     def __init__(self, version: int, stored: str) -> None:
         self.version = version
-        # Read twice, so that changing a list in place is seen as a change.
+        # Parsed twice, so that changing a list in place is detected as a change.
         self._before: dict[str, Any] = orjson.loads(stored)
         self._now: dict[str, Any] = orjson.loads(stored)
 
@@ -24,7 +24,7 @@ class SessionState(MutableMapping[str, Any]):
         return self._now[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        # Stored as JSON: what cannot be held in JSON is refused where it is written, and aliases are cut.
+        # Stored as JSON: values that JSON cannot represent are refused where they are written, and aliases are cut.
         try:
             self._now[name] = orjson.loads(orjson.dumps(value))
         except TypeError:
@@ -47,11 +47,11 @@ class SessionState(MutableMapping[str, Any]):
         return self._now
 
     def rewrite(self, clean: Callable[[Any], Any]) -> None:
-        """Pass everything that is about to be stored through `clean`."""
+        """Pass every value that is about to be stored through `clean`."""
         self._now = clean(self._now)
 
     def changes(self) -> tuple[Change, ...]:
-        """What this call changed, as records that replay to the same state."""
+        """The changes of this call, as records that replay to the same state."""
         before, now = self._before, self._now
         changes: list[Change] = []
         for name in sorted(before.keys() | now.keys()):

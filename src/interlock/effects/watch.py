@@ -1,9 +1,9 @@
-"""Watching: what a call changed, seen from outside and compared with what its tool declared.
+"""Detects what a call changed, from outside, and compares it with what its tool declared.
 
-A watcher looks at a part of the world before a call and after it, and tells what changed in between. It cannot tell who
-changed it. So a call that is watched claims the `resources` of its watchers for itself, to write, however little it
-means to do there: then whatever changed was changed by it, or by somebody outside who does not ask for locks. Places
-that others change at will must not be watched.
+A watcher takes a snapshot of some resources before a call and after it, and reports the changes. It cannot tell who
+made them. A watched call therefore locks the `resources` of its watchers for writing, however little it means to do
+there: then whatever changed was changed by it, or by somebody outside who takes no locks. Places that others change
+freely must not be watched.
 
 The verdict is one comparison: a read-only tool changes nothing, and a write tool changes nothing that its manifest,
 filled in with the call's input, does not cover in resource and operation.
@@ -23,29 +23,29 @@ Finding = Literal["ok", "MUTATION_CLASS_VIOLATION", "UNDECLARED_EFFECT"]
 
 
 class Watcher(Protocol):
-    """Looks at a part of the world before and after a call."""
+    """Takes snapshots of some resources before and after a call."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What is watched, as names to claim."""
+        """The watched resources, as names to lock."""
         ...
 
     async def before(self) -> Any:
-        """Look, and return what was seen."""
+        """Take a snapshot."""
         ...
 
     async def after(self, before: Any) -> list[Change]:
-        """Look again, and tell what changed since."""
+        """Take another snapshot and return the changes since."""
         ...
 
     async def restore(self, before: Any) -> list[Change]:
-        """Undo what changed since, as far as it can be undone; tells what could not be."""
+        """Undo the changes since, as far as possible; returns the ones that remain."""
         ...
 
 
 @record
 class Verdict:
-    """What the watchers saw of a call, what its session saw, and which of it the tool had no leave to do."""
+    """The changes that watchers and session detected, and those of them that the tool had not declared."""
 
     finding: Finding
     changes: tuple[Change, ...]
@@ -64,7 +64,10 @@ def judge(
     session_changes: Iterable[Change] = (),
     unlisted: Iterable[Change] = (),
 ) -> Verdict:
-    """Compare what a call changed with what its tool declared. `unlisted`: changes that no permission of it covers."""
+    """Compare the changes of a call with what its tool declared.
+
+    `unlisted`: changes that no permission of it covers.
+    """
     changes, session_changes = tuple(detected), tuple(session_changes)
     found = (*changes, *session_changes)
     if mutation_class == "read_only":
@@ -79,15 +82,15 @@ def judge(
 
 
 def declared(change: Change, predicted: Iterable[Change]) -> bool:
-    """Whether a change was announced: the same operation, on a resource that the prediction covers."""
+    """Whether a change was declared: the same operation, on a resource that the prediction covers."""
     return any(one.operation == change.operation and covers(one.resource, change.resource) for one in predicted)
 
 
 async def look(watchers: Sequence[Watcher]) -> list[Any]:
-    """What every watcher sees before a call."""
+    """Take the snapshots of all watchers before a call."""
     return [await watcher.before() for watcher in watchers]
 
 
 async def changes(watchers: Sequence[Watcher], before: Sequence[Any]) -> list[Change]:
-    """What every watcher says has changed since."""
+    """Return the changes since, as all watchers report them."""
     return [change for watcher, seen in zip(watchers, before, strict=True) for change in await watcher.after(seen)]

@@ -1,10 +1,10 @@
-"""What free text may not show, as patterns: personal data, credentials, and the host's own places in messages.
+"""Patterns for private content in free text: personal data, credentials, and paths of the host in messages.
 
-Here belongs every expression that is looked for in text, what it is replaced by, and the functions that look. Nothing
-here knows of data, fields' places or schemas: `redact_schema` walks those, and `redact` puts the two together.
+This module contains every expression that is searched for in text, its replacement, and the search functions. It knows
+nothing of data, positions of fields or schemas: `redact_schema` walks those, and `redact` combines the two.
 
-Text that holds nothing is the rule, so each search has a cheap question in front of it: an `@` for addresses, the
-outline of a number for numbers.
+Most texts contain nothing to remove, so each search is preceded by a cheap test: an `@` for addresses, the outline of a
+number for numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SENSITIVE_NAMES: Final = (
 
 
 def plain_name(name: str) -> str:
-    """A name as names are compared: without its case and without what joins its words."""
+    """Normalise a name for comparison: without case and without the characters that join its words."""
     return name.replace("_", "").replace("-", "").lower()
 
 
@@ -48,11 +48,12 @@ _PLAIN_SECRETS: Final = frozenset(map(plain_name, SENSITIVE_NAMES))
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field of this name holds a secret, by the names that are known without any settings."""
+    """Whether a field of this name holds a secret, by the built-in names."""
     return plain_name(name) in _PLAIN_SECRETS
 
 
-# An address is found by its `@` and read to both sides, so that a long word is scanned once and not once per letter.
+# An address is found by its `@` and read in both directions, so that a long word is scanned once and not once per
+# letter.
 _DOMAIN: Final = re.compile(r"@[\w.-]+\.[^\W\d_]{2,}")
 _LOCAL_BACKWARDS: Final = re.compile(r"[\w.%+-]+")
 
@@ -60,9 +61,9 @@ _HYPHEN: Final = "[-\u2010-\u2015]"
 _SEP: Final = "[-\u2010-\u2015. \u00a0]"
 _OVER_255: Final = r"2(?:5[6-9]|[6-9]\d)|[3-9]\d\d"
 
-# What follows the first character of a match, which is a digit, `+` or `(` and is looked back at. One expression with a
-# plain class in front lets the engine skip to the next digit; boundaries look at digits only, so that no replacement
-# makes or breaks a neighbour (redaction is idempotent).
+# The rest of a match after its first character, which is a digit, `+` or `(` and is checked by lookbehind. One
+# expression with a plain class in front lets the engine skip to the next digit; boundaries look at digits only, so that
+# no replacement makes or breaks a neighbouring match (redaction is idempotent).
 _NUMBERS: Final[Mapping[str, str]] = {
     "SSN": rf"(?<=\d)\d\d{_HYPHEN}\d\d{_HYPHEN}\d{{4}}",
     "CREDIT_CARD": r"(?<=\d)\d{3}[\s-]?\d{4}[\s-]?\d{4}[\s-]?\d{4}",
@@ -70,21 +71,21 @@ _NUMBERS: Final[Mapping[str, str]] = {
         rf"(?<=\d)\d\d{_SEP}\d{{3}}{_SEP}\d{{4}}"
         rf"|(?<=\()\d{{3}}\){_SEP}?\d{{3}}{_SEP}?\d{{4}}"
         rf"|(?<=\+)1{_SEP}?\(?\d{{3}}\)?{_SEP}?\d{{3}}{_SEP}?\d{{4}}"
-        # What stands right behind a number and is a find of its own is not more of the number.
+        # A separate match right behind a number is not a part of the number.
         rf"|(?<=\+)\d(?:(?!{_SEP}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|\d{{3}}{_HYPHEN}\d\d{_HYPHEN}\d{{4}}))"
         rf"(?:{_SEP}|{_SEP}?[()]{_SEP}?)?\d){{7,14}}"
     ),
     "IP_ADDRESS": (rf"(?<=\d)(?!(?<=2)(?:5[6-9]|[6-9]\d)|(?<=[3-9])\d\d)\d{{0,2}}(?:\.(?!{_OVER_255})\d{{1,3}}){{3}}"),
 }
-# The strict setting also takes bare forms, at the price of false alarms (and does without the Luhn check).
+# The strict setting also matches bare forms, at the price of false positives (and without the Luhn check).
 _STRICT_TOO: Final[Mapping[str, str]] = {
     "PHONE": r"(?<=\d)\d\d[-.]?\d{3}[-.]?\d{4}",
     "IP_ADDRESS": r"(?<=\d)\d{0,2}(?:\.\d{1,3}){3}",
 }
 _MARKERS: Final[Mapping[str, str]] = {name: f"[{name}_REDACTED]" for name in _NUMBERS}
 
-# The outlines of those forms: with digits as 0 and separators as - every match but an address shows one of these, and
-# looking for fixed bytes costs a fraction of the expression.
+# Outlines of those forms: with digits as 0 and separators as -, every match except an address shows one of these, and
+# searching fixed bytes costs a fraction of the expression.
 _OUTLINES: Final = (b"000-00-0000", b"000-000-0000", b"0000-0000")
 _COMMON_TO_OUTLINES: Final = b"00-0000"
 _BARE_CARD: Final = b"0" * 16
@@ -96,7 +97,7 @@ _WINDOW: Final = 65_536
 _REACH: Final = 256
 _MAY_BE_ADDRESS: Final = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
 
-# Credentials as they stand in messages. Each expression either matches or gives up within a bounded distance.
+# Credentials as they occur in messages. Each expression either matches or gives up within a bounded distance.
 _CREDENTIALS: Final = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)"
     r"|(?<=://)[^\s/]{1,256}(?=@)"
@@ -109,11 +110,12 @@ _CREDENTIALS: Final = re.compile(
     r"|\beyJ[\w-]{8,}(?:\.[\w-]+)*",
     re.DOTALL,
 )
-# Every credential but a bearer token holds one of these, and looking for fixed text costs a fraction of the expression.
+# Every credential except a bearer token contains one of these, and searching fixed text costs a fraction of the
+# expression.
 _IN_CREDENTIALS: Final = (
     "-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "github_pat_", "glpat-", "xox", "AIza", "eyJ"
 )  # fmt: skip
-# Words that stand before a credential in messages only; the sensitive field names come on top.
+# Words that precede a credential in messages only, in addition to the sensitive field names.
 _SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
 _TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
 _FRAME: Final = re.compile(r"[ \t]*File \"[^\"\n]{0,4096}\", line \d+(?:, in [^\s,]+)?")
@@ -129,7 +131,7 @@ _PLACES: Final = re.compile(
 
 
 class Patterns:
-    """The expressions of one set of rules; immutable."""
+    """The compiled expressions of one set of rules; immutable."""
 
     __slots__ = ("_spoken", "_strict", "extra", "markers")
 
@@ -152,7 +154,7 @@ class Patterns:
         return text
 
     def message(self, text: str) -> str:
-        """The text as a model may read it: no stack trace, host path, credential or personal data."""
+        """Clean a text for a model: no stack trace, host path, credential or personal data."""
         text, left_out = cut(text, _MESSAGE_SEARCHED)
         if trace := _TRACEBACK.search(text):
             text, left_out = text[: trace.start()], 0
@@ -161,17 +163,17 @@ class Patterns:
         return trim(text, left_out).strip()[:LONGEST_MESSAGE]
 
     def log(self, text: str) -> str:
-        """The text as operators may read it: stack traces and paths stay, credentials and personal data do not."""
+        """Clean a text for operators: stack traces and paths stay, credentials and personal data are removed."""
         text, left_out = cut(text, _LOG_LIMIT)
         return trim(self.mask(self._hide_credentials(text)), left_out)
 
     def without_credentials(self, text: str) -> str:
-        """The text without credentials, for a person who must decide about it; personal data stays."""
+        """Remove credentials from a text for a person who must decide about it; personal data stays."""
         text, left_out = cut(text, _REVIEW_LIMIT)
         return trim(self._hide_credentials(text), left_out)
 
     def private(self, text: str) -> str:
-        """The whole text without credentials and matches of configured patterns; other personal data stays."""
+        """Remove credentials and matches of configured patterns; other personal data stays."""
         text = self._hide_credentials(text)
         for regex, marker in self.extra:
             text = self._mask_extra(text, regex, marker)
@@ -183,7 +185,7 @@ class Patterns:
         return self._spoken.sub(rf"\1\2{REDACTED}", text) if ":" in text or "=" in text else text
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
-        # A configured pattern may match the words of a marker; what is a marker already stays one.
+        # A configured pattern may match the text of a marker; existing markers are left unchanged.
         any_marker = "|".join(map(re.escape, sorted(filter(None, self.markers), key=len, reverse=True)))
         return "".join(
             piece if piece in self.markers else regex.sub(lambda found: marker if found[0] else "", piece)
@@ -211,21 +213,22 @@ class Patterns:
 
 @cache
 def _numbers(*, strict: bool) -> Callable[..., re.Match[str] | None]:
-    """What finds the next number. Compiled when there may be one: that takes longer than starting Python."""
+    """Make the search for the next number. Compiled on first use, because that takes longer than starting Python."""
     forms = {
         name: f"{form}|{_STRICT_TOO[name]}" if strict and name in _STRICT_TOO else form
         for name, form in _NUMBERS.items()
     }
     any_of = "|".join(f"(?P<{name}>{form})" for name, form in forms.items())
-    # The classes are plain sets of ASCII: the engine skips over text that holds none of them far faster than over `\d`.
+    # The classes are plain sets of ASCII: the engine skips text without them far faster than with `\d`.
     return re.compile(rf"[0-9+(](?<!\d\d)(?:{any_of})(?!\d)".replace(r"\d", "[0-9]")).search
 
 
 def _in_windows(search: Callable[..., re.Match[str] | None]) -> Callable[[str, int], re.Match[str] | None]:
-    """The same search, which looks at one window of a long text after the other.
+    """Wrap a search so that it looks at one window of a long text after the other.
 
-    A call into C keeps all other threads waiting, so none of them is given much at once. A match is never longer than
-    `_REACH`, with what it looks at behind it; one that ends so near to the end of its window is looked for once more.
+    A call into C blocks all other threads, so each call gets a bounded amount of text. A match, including its
+    lookahead, is never longer than `_REACH`; a match that ends that close to the end of its window is searched for
+    again.
     """
 
     def found(text: str, start: int) -> re.Match[str] | None:
@@ -269,9 +272,10 @@ def _luhn(number: str) -> bool:
 
 
 def _domains(text: str) -> Iterable[re.Match[str]]:
-    """Every `@` with the domain behind it, searched for in windows as `_in_windows` does.
+    """Find every `@` with the domain behind it, in windows as `_in_windows` does.
 
-    A domain has any length. Where one may go on behind its window, the next window begins with its `@`, or is larger.
+    A domain has any length. Where one may continue behind its window, the next window begins with its `@`, or is
+    larger.
     """
     start, size = 0, _WINDOW
     while start < len(text):

@@ -1,4 +1,4 @@
-"""Redaction: what must not be seen is taken out before anything is written, sent or shown.
+"""Redaction: removes private content before anything is written, sent or shown.
 
 Three rules, in this order of strength:
 
@@ -7,9 +7,10 @@ Three rules, in this order of strength:
    the scope and loses its whole value for everybody else.
 3. Free text loses every match of the patterns (e-mail, SSN, card, phone, IPv4 and those configured).
 
-Here belongs what the rest of the program calls. `patterns` knows what to look for in a text, `redact_schema` where in
-data to look; both are below this module and neither knows the other. Most data holds nothing to remove, so a glance
-comes before the walk: are all keys known as harmless, and does the joined text of the strings match nothing?
+This module is the interface for the rest of the program. `patterns` knows what to look for in a text, `redact_schema`
+where in data to look; both are below this module and neither knows the other. Most data contains nothing to remove, so
+a quick test precedes the walk: are all keys known to be harmless, and does the joined text of the strings match
+nothing?
 
 INVARIANT: redaction either returns redacted data or raises E3304 without any of the content.
 """
@@ -51,7 +52,7 @@ _NAMES: Final = re.compile(r"[\w-]+")
 
 
 class Redacted(NamedTuple):
-    """Data without what was removed, and the JSON pointers of what was."""
+    """Redacted data, and the JSON pointers of what was removed."""
 
     value: Any
     paths: tuple[str, ...]
@@ -59,7 +60,7 @@ class Redacted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RedactionRules:
-    """What an operator may add: more patterns (name, regex, marker), more names, and the strict setting."""
+    """The operator's additions: more patterns (name, regex, marker), more names, and the strict setting."""
 
     strict: bool = False
     extra_patterns: tuple[tuple[str, str, str], ...] = ()
@@ -67,7 +68,7 @@ class RedactionRules:
 
 
 def _withholding(method: Callable[P, T]) -> Callable[P, T]:
-    """Turn whatever goes wrong inside into E3304 that carries nothing of the content."""
+    """Convert any exception inside into E3304 without any of the content."""
 
     @wraps(method)
     def withheld(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -82,7 +83,7 @@ def _withholding(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class Redactor:
-    """The rules, compiled. Immutable, and shared by everything that writes, sends or shows."""
+    """The compiled rules. Immutable, and shared by everything that writes, sends or shows data."""
 
     __slots__ = ("_harmless", "_mask", "_names", "_patterns", "rules")
 
@@ -92,7 +93,7 @@ class Redactor:
         self._patterns: Final = Patterns(strict=self.rules.strict, extra=self.rules.extra_patterns, names=names)
         self._mask: Final = self._patterns.mask
         self._names: Final = frozenset(map(plain_name, names))
-        self._harmless: Final[set[str]] = set()  # keys seen before: neither a sensitive name nor a match
+        self._harmless: Final[set[str]] = set()  # keys seen before that are neither a sensitive name nor a match
 
     @_withholding
     def text(self, s: str) -> str:
@@ -101,7 +102,7 @@ class Redactor:
 
     @_withholding
     def value(self, data: Any) -> Redacted:
-        """Redact data that no schema describes; the same object comes back when nothing was removed."""
+        """Redact data that no schema describes; returns the same object if nothing was removed."""
         return self._run(data, NO_SCHEMA, disclose=frozenset(), every=True, patterns=True)
 
     def names_secret(self, resource: str) -> bool:
@@ -110,7 +111,7 @@ class Redactor:
 
     @_withholding
     def for_schema(self, schema: dict[str, Any], *, patterns: bool = True) -> SchemaRedactor:
-        """Compile the redaction of everything that `schema` describes; once per tool version."""
+        """Compile the redaction of everything that `schema` describes; done once per tool version."""
         names = any(map(self._is_secret, property_names(schema))) or _is_open(schema)
         return SchemaRedactor(self, compile_graph(schema, self._is_secret), patterns=patterns, names=names)
 
@@ -124,14 +125,14 @@ class Redactor:
         patterns: bool,
         change: Callable[[str], str | None] | None = None,
     ) -> Redacted:
-        """Redact data. `change` is applied to texts where `patterns` is set; without it, all patterns are."""
+        """Redact data. `change` is applied to texts if `patterns` is set; by default it applies all patterns."""
         change = change or self._change
         texts: list[str] = []
         plain = compiled is not None and compiled.gathered(data, self._harmless, texts)
         if not plain:
             texts.clear()
             plain = self._glance((data,), texts.append)
-        # No pattern of ours reaches over a NUL; one that was configured might.
+        # No built-in pattern matches across a NUL; a configured one might.
         clean = not patterns or (plain and not self._patterns.extra and change("\0".join(texts)) is None)
         if plain and not graph.guarded and clean:
             return Redacted(data, ())
@@ -146,7 +147,7 @@ class Redactor:
         return Redacted(value, walk.paths())
 
     def _glance(self, values: Iterable[Any], add: Callable[[str], None]) -> bool:
-        """Whether there are harmless keys and JSON values only; hands the strings met to `add`."""
+        """Whether there are only harmless keys and JSON values; passes the strings to `add`."""
         for value in values:
             kind = type(value)  # pyright: ignore[reportUnknownVariableType] - of anything at all
             if kind is str:
@@ -182,14 +183,14 @@ class Redactor:
         return None if hidden == text else hidden
 
     def _hide(self, value: Any) -> str:
-        """The marker that stands for a whole value: the pattern's own where the value is a match and nothing else."""
+        """The marker for a whole value: the pattern's own marker if the value as a whole is a match."""
         if isinstance(value, str) and (masked := self._mask(value)) in self._patterns.markers:
             return masked
         return REDACTED
 
 
 class SchemaRedactor:
-    """One schema's redaction: `apply` for results, `for_sinks` for whatever is written or sent."""
+    """The redaction of one schema: `apply` for results, `for_sinks` for whatever is written or sent."""
 
     __slots__ = ("_graph", "_patterns", "_redactor", "guarded", "trivial")
 
@@ -198,7 +199,7 @@ class SchemaRedactor:
         self._graph: Final = graph
         self._patterns: Final = patterns
         self.trivial: Final = graph.trivial
-        # Whether the schema has a place for something private: by a mark, by a name, or by leaving names open.
+        # Whether the schema has room for private values: by a mark, by a name, or by allowing unnamed members.
         self.guarded: Final = graph.guarded or names
 
     @_withholding
@@ -210,41 +211,43 @@ class SchemaRedactor:
 
     @_withholding
     def for_sinks(self, data: Any) -> Redacted:
-        """Redact for records, events, logs and tickets: no scope opens anything, patterns look at every string."""
+        """Redact for records, events, logs and tickets: no scope discloses anything, patterns check every string."""
         return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True)
 
     @_withholding
     def for_people(self, data: Any) -> Redacted:
-        """Redact for a person who must decide about it: names and addresses stay, what is marked private does not."""
+        """Redact for a person who must decide about it: names and addresses stay, fields marked private are removed."""
         return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=False)
 
     @_withholding
     def for_deciding(self, data: Any) -> Redacted:
-        """Redact for a policy engine: what is marked or named private and every credential goes, addresses stay."""
+        """Redact for a policy engine: fields marked or named private and all credentials are removed,
+        addresses stay.
+        """
         change = self._redactor._change_private
         return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True, change=change)
 
 
 @_withholding
 def without_credentials(redactor: Redactor, text: str) -> str:
-    """A text for a person who must decide about it: everything but credentials."""
+    """Remove credentials from a text for a person who must decide about it."""
     return redactor._patterns.without_credentials(text)
 
 
 @_withholding
 def safe_message(redactor: Redactor, text: str) -> str:
-    """An error message that a model may read: no stack trace, host path, credential or personal data."""
+    """Clean an error message for a model: no stack trace, host path, credential or personal data."""
     return redactor._patterns.message(text)
 
 
 @_withholding
 def safe_log(redactor: Redactor, text: str) -> str:
-    """A line for operators: stack traces and paths stay, credentials and personal data do not."""
+    """Clean a line for operators: stack traces and paths stay, credentials and personal data are removed."""
     return redactor._patterns.log(text)
 
 
 def private_values(schema: SchemaRedactor, data: Any, *, for_people: bool = False) -> list[str]:
-    """The texts in some data that must not be written down, longest first, so that they can be looked for elsewhere."""
+    """Collect the private texts in some data, longest first, so that they can be searched for elsewhere."""
     found: set[str] = set()
     for path in (schema.for_people(data) if for_people else schema.for_sinks(data)).paths:
         value: Any = data
@@ -268,7 +271,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _is_open(schema: Any) -> bool:
-    """Whether data that fits a schema can hold members that the schema does not name."""
+    """Whether data that fits a schema can have members that the schema does not name."""
     if isinstance(schema, dict):
         members = cast("dict[str, Any]", schema)
         said = members.get("type")

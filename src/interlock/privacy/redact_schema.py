@@ -1,8 +1,8 @@
 """Where redaction looks: a schema compiled into a graph of places, and the walk of data along it.
 
-Here belongs what depends on the shape of data: which places a schema marks, where a string's content is already said,
-and how data is copied only where something is removed. What is removed from a text is not known here: the caller hands
-in `change` and `hide`.
+This module handles the shape of data: which places a schema marks, where the schema already states the content of a
+string, and how data is copied only where something is removed. It does not know what is removed from a text: the caller
+passes `change` and `hide`.
 
 A schema is compiled once into a graph of nodes, one per set of subschemas that can describe the same place; the same
 subschemas give the same node, so a recursive schema is a cyclic graph. Without a schema the graph is a single node that
@@ -17,29 +17,29 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
-# JSON scalars and the values that every serializer here turns into one; anything else is not data we can vouch for.
+# JSON scalars and values that every serializer here converts to one; any other type is refused.
 _SCALARS: Final = (int, float, type(None), datetime, date, time, Decimal, UUID)
 PLAIN: Final = frozenset({int, float, bool, type(None)})
 
-# Formats that name a way to show a text, not what it holds.
+# Formats that describe how a text is displayed, not what it contains.
 _FREE_FORMATS: Final = frozenset(
     {"text", "textarea", "markdown", "html", "multiline", "multi-line", "password", "byte", "binary"}
 )
 _NODE_LIMIT: Final = 10_000
 
-# A place in the data: the place around it and the key or index, `None` at the root.
+# A place in the data: the enclosing place and the key or index, `None` at the root.
 _Path = tuple[Any, "str | int"] | None
 
 
 class Node:
-    """What the schema says about one place in the data."""
+    """The redaction rules for one place in the data."""
 
     __slots__ = ("items", "keys_said", "marked", "prefix", "props", "rest", "said", "scopes")
 
     def __init__(self, *, said: bool = False) -> None:
         self.marked = False  # x-sensitivity
         self.scopes: frozenset[str] = frozenset()  # x-disclose
-        self.said = said  # the schema says what a string here holds: patterns keep away
+        self.said = said  # the schema states the content of a string here, so patterns do not apply
         self.keys_said = said
         self.props: dict[str, Node] = {}
         self.rest: Node = self
@@ -61,9 +61,9 @@ NO_SCHEMA: Final = Graph(_ANYTHING, guarded=False, trivial=False)
 
 
 class Walk:
-    """One pass over data along the nodes; `change` gives a text's replacement, or `None` to leave it.
+    """One pass over data along the nodes; `change` returns the replacement of a text, or `None` to leave it.
 
-    `hide` gives the marker that stands for a whole value.
+    `hide` returns the marker for a whole value.
     """
 
     __slots__ = ("change", "disclose", "every", "found", "hide", "is_secret")
@@ -81,7 +81,7 @@ class Walk:
         self.hide = hide
         self.is_secret = is_secret
         self.disclose = disclose
-        self.every = every  # every string is looked at, whatever the schema says it holds
+        self.every = every  # check every string, even where the schema states its content
         self.found: list[_Path] = []
 
     def paths(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Walk:
         return tuple(dict.fromkeys(map(_pointer, self.found)))
 
     def visit(self, value: Any, node: Node, path: _Path, named: bool = False) -> Any:
-        """The value as it may be seen; the same object when nothing was removed from it."""
+        """Return the value as it may be seen; the same object if nothing was removed from it."""
         if (named or node.marked or node.scopes) and not (node.scopes and node.scopes <= self.disclose):
             return self._hide(value, path, by_name_alone=not (node.marked or node.scopes))
         if isinstance(value, str):
@@ -109,7 +109,7 @@ class Walk:
         return value
 
     def _hide(self, value: Any, path: _Path, *, by_name_alone: bool) -> Any:
-        # An absent secret is no secret, nor is a flag that happens to be called `token`; a marked flag is.
+        # A null secret is no secret, nor is a flag that happens to be called `token`; a marked flag is.
         if value is None or (by_name_alone and isinstance(value, bool)):
             return value
         marker = self.hide(value)
@@ -158,8 +158,8 @@ class Walk:
         return tuple(out) if isinstance(data, tuple) else out
 
 
-# What a schema says about the strings, objects or arrays in its place. All of several schemas hold: the least of their
-# verdicts; one of several holds: the greatest.
+# What a schema states about the strings, objects or arrays in its place. Where all of several schemas apply, the lowest
+# of their values counts; where one of several applies, the highest.
 _NONE_HERE, _SAID, _FREE = 0, 1, 2
 
 
@@ -177,7 +177,7 @@ _SAYS: Final[Mapping[str, Callable[[dict[str, Any]], bool]]] = {
 
 
 def compile_graph(schema: dict[str, Any], is_secret: Callable[[str], bool]) -> Graph:
-    """The graph of everything that `schema` describes; a schema that cannot be followed everywhere is refused."""
+    """Compile the graph of everything that `schema` describes; refuses a schema with references it cannot follow."""
     return _Compiler(schema, is_secret).graph()
 
 
@@ -192,8 +192,8 @@ class _Compiler:
         self._is_secret = is_secret
         self._nodes: dict[tuple[frozenset[int], bool], Node] = {}
         self._verdicts: dict[tuple[int, str], int] = {}
-        self._loud = {_ANYTHING, _DISCLOSED}  # nodes with room for something to remove
-        self._beneath: dict[Node, list[Node]] = {}  # what data that fits the schema can hold beneath a node
+        self._loud = {_ANYTHING, _DISCLOSED}  # nodes that may have something to remove
+        self._beneath: dict[Node, list[Node]] = {}  # the nodes that can occur beneath a node
 
     def graph(self) -> Graph:
         root = self._node([self._schema], disclosed=False)
@@ -215,7 +215,7 @@ class _Compiler:
         parts = self._parts(schemas)
         node.marked = any(part.get("x-sensitivity") not in (None, False) for part in parts)
         node.scopes = frozenset(str(part["x-disclose"]) for part in parts if "x-disclose" in part)
-        # Beneath a disclosed field nobody without its scope arrives: patterns keep away from all of it.
+        # Only callers with the scope see a disclosed field, so patterns do not apply beneath it.
         disclosed = disclosed or bool(node.scopes)
         strings, objects, arrays = (max(self._verdict(schema, kind) for schema in schemas) for kind in _SAYS)
         node.said = disclosed or strings == _SAID
@@ -237,7 +237,7 @@ class _Compiler:
         names = dict.fromkeys(name for part in parts for name in part.get("properties", ()))
         for name in names:
             node.props[name] = self._node([s for part in parts for s in _for_name(part, name)], disclosed=disclosed)
-        # All undeclared members share one node: a mark on any pattern or rest holds for every one of them.
+        # All undeclared members share one node: a mark on any pattern or rest applies to all of them.
         rest = [s for part in parts for s in _for_others(part)]
         node.rest = self._node(rest, disclosed=disclosed) if rest else _anything(disclosed)
         names_of = [part["propertyNames"] for part in parts if "propertyNames" in part]
@@ -275,7 +275,7 @@ class _Compiler:
         schema = cast("dict[str, Any]", schema)
         key = (id(schema), kind)
         if key not in self._verdicts:
-            self._verdicts[key] = _FREE  # met again on the way round a cycle it adds nothing
+            self._verdicts[key] = _FREE  # met again in a cycle, it adds nothing
             facts = [_own_verdict(schema, kind)]
             facts += [self._verdict(s, kind) for s in (*self._referred(schema), *schema.get("allOf", ()))]
             for word in ("anyOf", "oneOf"):
@@ -288,7 +288,7 @@ class _Compiler:
         return [self._resolve(schema[word]) for word in ("$ref", "$dynamicRef") if word in schema]
 
     def _resolve(self, ref: str) -> Any:
-        # A reference we cannot follow may hide a mark: the schema is refused rather than half understood.
+        # A reference that cannot be followed may hide a mark, so the schema is refused.
         if ref != "#" and not ref.startswith("#/"):
             raise ValueError("reference leaves the schema")
         target: Any = self._schema
@@ -335,7 +335,7 @@ def _for_others(part: dict[str, Any]) -> Iterable[Any]:
 
 
 def _prefix(part: dict[str, Any]) -> list[Any]:
-    older = part.get("items")  # before draft 2020-12 the positions stood in `items`
+    older = part.get("items")  # before draft 2020-12, `items` held the positions
     return cast("list[Any]", older) if isinstance(older, list) else part.get("prefixItems", [])
 
 
@@ -353,7 +353,7 @@ def _for_items(part: dict[str, Any]) -> Iterable[Any]:
 
 
 def _unused(name: str, data: Mapping[Any, Any], taken: set[str]) -> str:
-    """`name`, numbered when another key has it already: two addresses as keys must stay two members."""
+    """Return `name`, numbered if another key has it already: two addresses as keys must stay two members."""
     free, number = name, len(taken) + 1
     while free in data or free in taken:
         free, number = f"{name}_{number}", number + 1

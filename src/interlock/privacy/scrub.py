@@ -1,12 +1,12 @@
-"""Taking secrets out of what leaves a call, in whatever form they were written.
+"""Removes secrets from everything that leaves a call, in whatever form they were written.
 
-A secret is looked for as it is and as it would be if it were encoded on the way: percent signs, JSON escapes, base64 at
-any offset. Long ones are also looked for with every gap left out, in them and in the text, so that it makes no
-difference where lines are broken, how they are indented and what ends them. Of a secret of several lines, each line is
-a secret by itself. What it leaves behind is a mark, so that nobody mistakes the rest for the whole.
+A secret is searched for as it is and in the encodings it may have passed through: percent encoding, JSON escapes,
+base64 at any offset. Long secrets are also searched for with all gaps removed from them and from the text, so that line
+breaks and indentation make no difference. Each line of a secret of several lines is a secret by itself. A removed
+secret leaves a marker, so that nobody mistakes the rest for the whole.
 
-The cost is one search of the text for each form. It is bounded by the number of secrets and of their lines, and there
-is none where there are no secrets.
+The cost is one search of the text for each form. It is bounded by the number of secrets and of their lines, and zero
+where there are no secrets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from interlock.data.schema import pointer
 from interlock.privacy.patterns import REDACTED
 
 SHORT = 4
-# Lines of a secret count by themselves from so many characters on, the longest so many of them.
+# The minimum length of a line that counts as a secret by itself, and the maximum number of such lines (the longest).
 LINE, LINES = 8, 200
-# What is shorter would be found across the words of other people's sentences.
+# Shorter secrets would be found across the words of unrelated sentences.
 BROKEN = 16
 
 
 class Forms:
-    """Every form in which some secrets are looked for. They are secrets as well: nobody keeps them past the call."""
+    """Every form in which some secrets are searched for.
+
+    The forms are secrets too and are not stored beyond the call.
+    """
 
     __slots__ = ("broken", "plain", "whole")
 
@@ -44,7 +47,7 @@ class Forms:
         self.broken = _in_order(broken)
 
     def shown_in(self, text: str, *, beside_marks: bool = False) -> bool:
-        """Whether a text shows a secret; `beside_marks` is for text whose marks must not count."""
+        """Whether a text contains a secret; `beside_marks` is for text whose markers must not count."""
         bare = _without_gaps(text) if len(text) >= BROKEN else ""
         return any(form in text for form in self.plain if not (beside_marks and form in REDACTED)) or any(
             form in bare for form in self.broken if not (beside_marks and form in REDACTED)
@@ -52,12 +55,12 @@ class Forms:
 
 
 def scrub(value: Any, secrets: Sequence[str] | Forms, keep: Collection[str] = ()) -> tuple[Any, bool]:
-    """Replace secrets in the strings, keys and numbers of JSON-like data; whether there were any is the second answer.
+    """Replace secrets in the strings, keys and numbers of JSON-like data. Also returns whether there were any.
 
-    Keys that are in `keep` stay: they are known beforehand, so they give nothing away.
+    Keys in `keep` are left unchanged: they are known beforehand, so they reveal nothing.
 
-    Found plain, in base64 (also within longer base64), URL-quoted, JSON-escaped and in hex, on one line or several.
-    Those of fewer than four characters would be found everywhere; they count as whole values only.
+    Secrets are found in plain form, in base64 (also within longer base64), URL-quoted, JSON-escaped and in hex, on one
+    line or several. Those of fewer than four characters would be found everywhere; they only count as whole values.
     """
     if not secrets:
         return value, False
@@ -70,7 +73,7 @@ def scrub(value: Any, secrets: Sequence[str] | Forms, keep: Collection[str] = ()
 
 
 def holds(contents: Iterable[bytes], secrets: Sequence[str]) -> bool:
-    """Whether any of some bytes, of whatever kind, show a secret: in the forms that `scrub` knows, or in UTF-16."""
+    """Whether any of some bytes contain a secret, in the forms that `scrub` knows or in UTF-16."""
     if not secrets:
         return False
     forms = Forms(secrets)
@@ -90,7 +93,7 @@ def holds(contents: Iterable[bytes], secrets: Sequence[str]) -> bool:
 
 
 def scrubbed_at(before: Any, after: Any, at: tuple[str | int, ...] = ()) -> Iterator[str]:
-    """The JSON pointers of what scrubbing changed."""
+    """Return the JSON pointers of what scrubbing changed."""
     if isinstance(before, dict) and isinstance(after, dict):
         members = zip(cast("dict[Any, Any]", before).items(), cast("dict[Any, Any]", after).items(), strict=True)
         for (name, old), (shown, new) in members:
@@ -106,7 +109,7 @@ def scrubbed_at(before: Any, after: Any, at: tuple[str | int, ...] = ()) -> Iter
 
 
 class _Scrubber:
-    """Looks for one set of secrets in one value."""
+    """Searches one value for one set of secrets."""
 
     def __init__(self, forms: Forms, keep: Collection[str]) -> None:
         self._forms = forms
@@ -145,12 +148,14 @@ class _Scrubber:
         for form in forms.plain:
             text = text.replace(form, REDACTED)
         text = _mark_broken(text, forms.broken)
-        # INVARIANT: what still shows a form, because it grew together around a marker, is withheld whole.
+        # INVARIANT: a text that still shows a form, because parts joined around a marker, is withheld whole.
         return REDACTED if forms.shown_in(text, beside_marks=True) else text
 
 
 def _in_order(forms: Iterable[str]) -> list[str]:
-    """What could be found in the marker itself is replaced before there are markers; otherwise the longest first."""
+    """Order the forms: those that occur in the marker itself first, before there are markers; then the
+    longest first.
+    """
     return sorted(forms, key=lambda form: (form not in REDACTED, -len(form)))
 
 
@@ -158,13 +163,15 @@ def _in_order(forms: Iterable[str]) -> list[str]:
 
 _BREAKS = re.compile(r"(?:[\r\n]|\\{1,8}[rn])+")
 _ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")
-# What an encoder puts into a text without a meaning of its own: escaped breaks, and the backslash before a slash.
+# Characters that encoders insert without meaning: escaped line breaks, and the backslash before a slash.
 _GAP = re.compile(r"\\{1,8}(?:[rnt]|(?=/))")
 _GAP_IN_BYTES = re.compile(_GAP.pattern.encode())
 
 
 def _lines(secrets: Iterable[str]) -> list[str]:
-    """The lines of secrets that have several, also where the breaks are escaped. What frames a key is no secret."""
+    """Return the lines of secrets with several lines, also if the breaks are escaped. The frame of a PEM key is no
+    secret.
+    """
     found = {
         line.strip()
         for secret in secrets
@@ -181,7 +188,7 @@ def _without_gaps(text: str) -> str:
 
 
 def _mark_broken(text: str, forms: Iterable[str]) -> str:
-    """Put marks where a text without its gaps shows a form."""
+    """Insert markers where a text without its gaps shows a form."""
     places = [at for at, character in enumerate(text) if not character.isspace()]
     bare = "".join(text[at] for at in places)
     gaps = {at for gap in _GAP.finditer(bare) for at in range(*gap.span())}
@@ -205,7 +212,7 @@ def _mark_broken(text: str, forms: Iterable[str]) -> str:
 
 
 def _forms(secret: str) -> set[str]:
-    """Every way in which a secret is looked for."""
+    """Return every form in which a secret is searched for."""
     raw = _raw(secret)
     quoted = {quote(raw, safe=""), quote(raw), quote_plus(raw)}
     return {
@@ -219,7 +226,7 @@ def _forms(secret: str) -> set[str]:
 
 
 def _escaped(secret: str) -> set[str]:
-    """A secret as it is, and as JSON writes it: each encoder in its own way."""
+    """Return a secret as it is and as the various JSON encoders escape it."""
     escaped = json.dumps(secret)[1:-1]
     forms = {
         secret,
@@ -239,7 +246,7 @@ _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
 
 def _base64(raw: bytes) -> Iterator[str]:
-    """The bytes in base64: alone, and the letters that they alone decide at each of three places within more."""
+    """Return the bytes in base64: alone, and the letters that they alone determine at each of three offsets."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         alone = encode(raw).decode()
         yield alone

@@ -1,1 +1,1 @@
-"""What helps a call that met a passing failure: retries that never repeat what must not be repeated."""
+"""Protection against failing upstreams: retries, circuit breakers, failover between endpoints, rate limits."""

@@ -1,4 +1,5 @@
-"""A circuit breaker: a service that keeps failing is left alone for a while, then tried with a few calls.
+"""A circuit breaker: after repeated failures of a service, calls to it are refused for a while, then a few are let
+through.
 
 Theory of operation.
 
@@ -9,12 +10,12 @@ Theory of operation.
                failure opens it again, `success_threshold` successes close it. Where a canary share is set, only that
                share of the calls passes at first, and more with every success.
 
-What decides whether the n-th failure opens it is the time of the n-th last one, so n times are all that is kept.
+Whether the n-th failure opens the breaker depends only on the time of the n-th last one, so only n times are stored.
 
-Every state is a round of its own and every call belongs to the round that admitted it: what a call reports when its
-round is over says nothing about the present one. A call may also end without saying anything about the service; it
-gives its place back. If all places are taken and nothing is decided `timeout_seconds` later, the places of calls that
-were not heard of are given again in a new round, so that no lost call keeps a breaker half open for ever.
+Every state is a round of its own and every call belongs to the round that admitted it: what a call reports after its
+round has ended is ignored. A call may also end without a verdict on the service; it then returns its slot. If all slots
+are taken and nothing is decided after `timeout_seconds`, the slots of calls that did not report are given out again in
+a new round, so that no lost call keeps a breaker half open for ever.
 
 A breaker does no I/O and may be used by several threads. While it is closed, admitting a call takes no lock.
 
@@ -37,42 +38,43 @@ from interlock.core.formatting import wait
 State = Literal["closed", "open", "half_open"]
 
 SLICES = 60
-# How soon a call may ask again that was refused because others are trying the service just now.
+# Suggested wait for a call that was refused because other calls are testing the service at the moment.
 TRYING_MS = 1000
-# Ten tenths make a little less than one.
+# Ten times 0.1 adds up to slightly less than one.
 _WHOLE = 1.0 - 1e-9
 
-# The service was not reached, broke off, or let us wait.
+# Codes that count against the service: it was not reached, broke off, or did not answer in time.
 _AGAINST = frozenset(
     {"E3001", "E3002", "E3402", "E3502", "E3503", "E3851", "E3853", "E3856", "E3901", "E3907"}
 )  # fmt: skip
-# A result came, whatever we thought of it.
+# Codes that show that the service returned a result, even though it was rejected.
 _RESULTS = frozenset({"E3303", "E3416", "E3417"})
 
 
 def counts(failure: Failure, *, own_deadline: bool) -> bool:
-    """Whether a failure counts against the service: it was away, or did not answer in the time its contract gives it.
+    """Whether a failure counts against the service: it was unreachable, or exceeded the time its contract allows.
 
-    A caller that gives less time than the contract does (`own_deadline`), sends nonsense, may not or goes away could
-    open the breaker for everybody else, so none of that counts. Nor does "not now" (E3504), which suspends the service
-    for as long as it asks; a tool that crashed (E3404), which is a fault of ours; or a breaker's own refusal.
+    A caller that allows less time than the contract does (`own_deadline`), sends invalid input, lacks a permission or
+    disconnects could open the breaker for everybody else, so none of that counts. Neither does "not now" (E3504), which
+    suspends the service for as long as it asks; a tool that crashed (E3404), which is a fault on our side; or the
+    breaker's own refusal.
     """
     return failure.code in _AGAINST and not own_deadline
 
 
 def answered(failure: Failure) -> bool:
-    """Whether a failure is an answer of the service, and so shows that it is there."""
+    """Whether a failure is an answer of the service, which proves that it is up."""
     if failure.code in _AGAINST or failure.code == "E3504":
         return False
     return failure.code in _RESULTS or failure.native_error_ref is not None
 
 
 def _unheard(old: State, new: State) -> None:
-    """For a breaker that nobody listens to."""
+    """Default for `moved`: ignore the change."""
 
 
 class Breaker:
-    """The breaker of one service. `moved` is told of every change that calls bring about."""
+    """The breaker of one service. `moved` is called for every state change that calls cause."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Breaker:
         self.state: State = "closed"
         self._monotonic = monotonic
         self._moved = moved
-        # Listeners may ask the breaker something; hence not a plain lock.
+        # Reentrant, because a listener may query the breaker.
         self._lock = threading.RLock()
         self._round = 0
         self._until = 0.0
@@ -97,10 +99,10 @@ class Breaker:
         self._successes = 0
         self._credit = 0.0
 
-    # What callers do
+    # Used by callers
 
     def admit(self) -> int:
-        """Let a call through; what it gives is to be handed back with the call's end. E3501 when refused."""
+        """Admit a call, or refuse it with E3501. The number returned is passed back when the call ends."""
         admitted = self._round
         if self.state == "closed":
             return admitted
@@ -117,7 +119,7 @@ class Breaker:
             return self._round
 
     def succeeded(self, admitted: int) -> None:
-        """The service answered a call."""
+        """Record that the service answered a call."""
         if self.state == "closed" and self._tally is None:
             return
         with self._lock:
@@ -131,7 +133,7 @@ class Breaker:
                     self._move("closed", 0.0)
 
     def failed(self, admitted: int) -> None:
-        """The service failed a call."""
+        """Record that the service failed a call."""
         with self._lock:
             if admitted != self._round:
                 return
@@ -140,26 +142,26 @@ class Breaker:
                 self._move("open", now + self.config.timeout_seconds)
 
     def abandoned(self, admitted: int) -> None:
-        """A call ended without telling anything about the service."""
+        """Record that a call ended without a verdict on the service."""
         if self.state == "half_open":
             with self._lock:
                 if self.state == "half_open" and admitted == self._round:
                     self._passed -= 1
 
-    # What others found out
+    # Decisions of other processes
 
     def hold(self, until: float) -> None:
-        """Stay, or become, open until a moment that somebody else has set."""
+        """Become or stay open until a time that another process has set."""
         with self._lock:
             self._enter("open", until)
 
     def close(self) -> None:
-        """Somebody else found the service well."""
+        """Close, because another process found the service healthy."""
         with self._lock:
             self._enter("closed", 0.0)
 
     def retune(self, config: CircuitBreakerConfig) -> None:
-        """Go by other numbers from now on."""
+        """Use other thresholds from now on."""
         with self._lock:
             self.config = config
             self._failures = deque(self._failures, maxlen=config.failure_threshold)
@@ -167,24 +169,24 @@ class Breaker:
 
     @property
     def wait_s(self) -> float:
-        """How long no call will pass for sure."""
+        """The time during which certainly no call will pass."""
         return max(0.0, self._until - self._monotonic()) if self.state == "open" else 0.0
 
     @property
     def failures(self) -> int:
-        """How many failures are in the window; no more than open the breaker are counted."""
+        """The number of failures in the window, up to the number that opens the breaker."""
         since = self._monotonic() - self.config.window_seconds
         return sum(at > since for at in tuple(self._failures))
 
-    # The machine
+    # State machine
 
     @property
     def _needed(self) -> int:
-        # More successes than calls may pass would never come.
+        # A round can never see more successes than calls that it admits.
         return min(self.config.success_threshold, self.config.half_open_max_calls)
 
     def _trips(self, now: float) -> bool:
-        """Note a failure; whether it is the one that opens the breaker."""
+        """Record a failure; returns whether it opens the breaker."""
         failures, config = self._failures, self.config
         failures.append(now)
         if len(failures) == failures.maxlen and now - failures[0] < config.window_seconds:
@@ -196,7 +198,7 @@ class Breaker:
         return calls >= config.failure_rate_calls and failed >= config.failure_rate * calls
 
     def _has_room(self, now: float) -> bool:
-        """Whether a place is left to try the service; places of calls that are not heard of any more come back."""
+        """Whether a slot is left to test the service. Slots of calls that never reported are returned."""
         if self._passed >= self.config.half_open_max_calls and now >= self._until:
             self._round += 1
             self._until = now + self.config.timeout_seconds
@@ -216,10 +218,10 @@ class Breaker:
         if self._tally is not None:
             self._tally.clear()
         self._passed = self._successes = 0
-        self._credit = 1.0  # the call that begins a round is never thinned out
+        self._credit = 1.0  # the first call of a round is never thinned out
 
     def _drawn(self) -> bool:
-        """Whether a call is among the share that passes: the share is saved up until it makes a whole call."""
+        """Whether a call belongs to the share that passes: shares accumulate until they make a whole call."""
         share = self.config.canary_share
         if share is None:
             return True
@@ -242,7 +244,7 @@ class Breaker:
 
 
 class _Tally:
-    """How many calls of the window ended, and how many of them failed; counted in slices, so that it stays small."""
+    """Numbers of calls and failures in the window, counted in slices so that memory stays small."""
 
     def __init__(self, window_s: float) -> None:
         self._slice_s = window_s / SLICES

@@ -1,12 +1,10 @@
-"""The endpoints of one service: a primary and up to two that take over, each with a breaker of its own.
+"""The endpoints of one service: a primary and up to two fallbacks, each with its own breaker.
 
-Theory of operation. They are tried in the order in which they are written down. One whose breaker refuses is passed
-over. One that fails gives way to the next only if that is safe: doing the request twice does no harm, or nothing was
-sent. An answer is an answer, even if it is no: nobody else is asked then. A call that passed none of them learns what
-each of them said.
+Theory of operation. Endpoints are tried in the configured order. One whose breaker refuses is skipped. After a failure
+the next one is tried only if that is safe: repeating the request does no harm, or nothing was sent. An answer is final
+even if it is an error: no other endpoint is tried then. If no endpoint answered, the call fails with the error of each.
 
-Where a contract permits an old answer instead of none, the last good one may be given. It is never passed off as fresh:
-it says that it is from the cache, and how old it is.
+Where a contract permits a stale answer, the last good one may be returned. It is always marked as cached, with its age.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ LARGE_SHARE: Final = 8
 
 
 class Answer(NamedTuple):
-    """What a service said; when, if that was before."""
+    """An answer of a service; `at` is set if it came from the cache."""
 
     value: Any
     source: Literal["live", "cache"] = "live"
@@ -38,25 +36,25 @@ class Answer(NamedTuple):
 
 
 class LastGood:
-    """The last good answers, as many as fit, the least recently kept forgotten first.
+    """Cache of the last good answers, bounded in size; the least recently stored are dropped first.
 
-    A key must tell apart whatever must not be mixed up: the tool, who asks, and the input.
+    A key must distinguish everything that must not be mixed up: the tool, the caller and the input.
     """
 
     def __init__(self, monotonic: Callable[[], float], *, max_bytes: int = CACHE_BYTES) -> None:
         self._monotonic = monotonic
         self._max_bytes = max_bytes
         self._bytes = 0
-        # As JSON: what is given out is a copy, and nobody who changes theirs changes what the next one gets.
+        # Stored as JSON, so every reader gets a copy and cannot change what the next one receives.
         self._kept: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     def keep(self, key: str, value: Any) -> None:
-        """Keep an answer in the place of the one before, unless it is so large that others would have to go for it."""
+        """Store an answer in place of the previous one, unless it is so large that others would have to be dropped."""
         self._drop(key)
         try:
             encoded = orjson.dumps(value)
         except TypeError:
-            return  # a whole number beyond 64 bits; an answer is no worse for not being kept
+            return  # a whole number beyond 64 bits; the answer is simply not cached
         if _size(key, encoded) > self._max_bytes // LARGE_SHARE:
             return
         self._kept[key] = (self._monotonic(), encoded)
@@ -65,7 +63,7 @@ class LastGood:
             self._drop(next(iter(self._kept)))
 
     def find(self, key: str, stale_s: float) -> Answer | None:
-        """The last good answer, if it is not older than `stale_s`."""
+        """Return the last good answer if it is not older than `stale_s`."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -74,7 +72,7 @@ class LastGood:
         return Answer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
 
     def forget(self) -> None:
-        """Keep nothing of what was answered so far: the question may mean something else from now on."""
+        """Drop all answers, because the same request may mean something else from now on."""
         self._kept.clear()
         self._bytes = 0
 
@@ -89,7 +87,7 @@ def _size(key: str, encoded: bytes) -> int:
 
 
 class Endpoint(NamedTuple):
-    """Where a service can be asked, and the name under which its breaker is known."""
+    """The address of a service, and the name of its breaker."""
 
     name: str
     url: str
@@ -125,10 +123,10 @@ class Endpoints:
         key: str | None = None,
         stale_s: float | None = None,
     ) -> Answer:
-        """Send a request to the first endpoint that takes it; E3502 names what each said when none did.
+        """Send a request to the first endpoint that accepts it; E3502 with the error of each if none does.
 
-        `own_deadline` says whether the caller's own time is up, which ends the search. `key` and `stale_s` are given
-        for reads whose contract permits an answer that is up to so old.
+        `own_deadline` tells whether the caller's own time is up, which ends the search. `key` and `stale_s` are given
+        for reads whose contract permits an answer of up to that age.
         """
         tried: list[tuple[str, Failure]] = []
         for name, url in self.all:
@@ -185,12 +183,12 @@ class Endpoints:
         )
 
 
-# Refused by its breaker, or asking to be left alone.
+# Codes on which the next endpoint is tried: refused by the breaker, or suspended at its own request.
 _PASSED_OVER: Final = frozenset({"E3501", "E3504"})
 
 
 def _name(service: str, url: str) -> str:
-    """What tells an endpoint from the others: where it is, without whatever else an address may hold."""
+    """The name of an endpoint: its host and port, without path, query or credentials."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

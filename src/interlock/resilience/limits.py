@@ -1,13 +1,13 @@
-"""Rate limits: how many calls are admitted in any stretch of time, by every process on a home together.
+"""Rate limits: how many calls all processes on a home together admit within a period.
 
-Theory of operation. Every admitted call leaves its time in the log of each limit that covers it, under the next number.
-A limit of n in a window w admits a call unless the n-th last entry of its log is younger than w. That one entry
-decides, however long the log is, and it also says exactly when the next call will pass. The log is read and written in
-the journal's write transaction, of which there is one at a time on a home, and its times are the store's.
+Theory of operation. Every admitted call appends its time to the log of each limit that covers it, under the next
+number. A limit of n in a window w admits a call unless the n-th last entry of its log is younger than w. That one entry
+decides, however long the log is, and it also gives the exact time at which the next call will pass. The log is read and
+written in the journal's write transaction, of which there is one at a time on a home, and its times are the store's.
 
-A service that answers "not now" is left alone until the moment it named, whoever calls.
+A service that answers "not now" is suspended for all callers until the time that it named.
 
-INVARIANT: in no window (t - w, t] are more calls admitted than the limit says.
+INVARIANT: in no window (t - w, t] are more calls admitted than the limit allows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from interlock.store import breakers, rates
 from interlock.store.port import Transaction, Unit
 
 EVICT_AT_ONCE = 10_000
-# A log is pruned by about every so many-th call.
+# On average, one call in this many prunes the log.
 PRUNE_EVERY = 17
-# A service cannot ask to be left alone for longer than this.
+# A service cannot request a suspension longer than this.
 MAX_SUSPENSION_MS = 86_400_000
-# No window is longer than a day (see RateLimit), so what is older counts nowhere.
+# No window is longer than a day (see RateLimit), so older entries are irrelevant.
 _LONGEST_WINDOW_MS = 86_400_000
 
 
 class Bucket(NamedTuple):
-    """A rate limit as it applies to one call: whose log, how many, in how long."""
+    """A rate limit as it applies to one call: its log, the number of calls, the window."""
 
     key: str
     limit: int
@@ -43,7 +43,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(limits: Sequence[RateLimit], *, caller: Caller, tool: str, services: Sequence[str]) -> tuple[Bucket, ...]:
-    """Every limit that covers a call. Where rules share a log, the lowest limit counts."""
+    """Collect every limit that covers a call. Where rules share a log, the lowest limit applies."""
     subjects: dict[str, Sequence[tuple[str, ...]]] = {
         "caller": ((caller.tenant, caller.id),),
         "tenant": ((caller.tenant,),),
@@ -63,7 +63,7 @@ def buckets(limits: Sequence[RateLimit], *, caller: Caller, tool: str, services:
 
 
 def check(transaction: Transaction, among: Sequence[Bucket]) -> None:
-    """Refuse (E3003) a call that a limit has no room for, and say when all of them will. Writes nothing."""
+    """Refuse (E3003) a call that a limit has no room for, with the time until all limits have. Writes nothing."""
     wait_ms, reached = 0, None
     for bucket in among:
         began_ms = transaction.now_ms - bucket.window_ms
@@ -80,7 +80,7 @@ def check(transaction: Transaction, among: Sequence[Bucket]) -> None:
 
 
 def count(transaction: Transaction, among: Sequence[Bucket]) -> None:
-    """Enter an admitted call in every log; now and then, drop the entries that decide nothing any more."""
+    """Append an admitted call to every log; occasionally drop entries that no limit needs."""
     now_ms = transaction.now_ms
     for key, limit, _, _ in among:
         rates.insert(transaction, key, now_ms)
@@ -95,7 +95,7 @@ def admit(transaction: Transaction, among: Sequence[Bucket]) -> None:
 
 
 def suspend(service: str, until_ms: int) -> Unit[None]:
-    """A unit that leaves a service alone until it is ready, for a day at most. Only a later moment replaces another."""
+    """Unit that suspends a service until a time, for a day at most. A suspension can be extended, not shortened."""
 
     def unit(transaction: Transaction) -> None:
         breakers.suspend(transaction, service, min(until_ms, transaction.now_ms + MAX_SUSPENSION_MS))
@@ -104,7 +104,7 @@ def suspend(service: str, until_ms: int) -> Unit[None]:
 
 
 def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
-    """Refuse (E3504) a call that needs a service which asked to be left alone. Writes nothing."""
+    """Refuse (E3504) a call that needs a suspended service. Writes nothing."""
     wait_ms, waiting = 0, None
     for service in services:
         until_ms = breakers.suspended_until(transaction, service)
@@ -120,17 +120,17 @@ def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
 
 
 def evict(transaction: Transaction) -> int:
-    """Remove what no limit can count any more and suspensions that have passed, a bounded number at a time."""
+    """Remove entries that no limit counts any more and suspensions that have ended, a bounded number at a time."""
     now_ms = transaction.now_ms
     breakers.delete_suspensions(transaction, now_ms)
     return rates.delete_until(transaction, now_ms - _LONGEST_WINDOW_MS, EVICT_AT_ONCE)
 
 
 class LoopWatch:
-    """Notices a caller that is caught in a loop: too many calls in a window, or too many that are all the same.
+    """Detects a caller that is caught in a loop: too many calls in a window, or too many identical ones.
 
-    Windows follow one another and each counts from nought; an anomaly is told once in each. Counts are of this process,
-    and they are for telling somebody, not for refusing anything.
+    Windows follow one another and each starts at zero; an anomaly is reported once per window. The counts are those of
+    this process. They only cause alerts; no call is refused.
     """
 
     MAX_COUNTS = 100_000
@@ -144,7 +144,9 @@ class LoopWatch:
         self._same: dict[tuple[tuple[str, str], str, str], int] = {}
 
     def seen(self, caller: Caller, tool: str, input_hash: str, now: float) -> str | None:
-        """Count a call; what is odd about it in words, at the moment it becomes odd."""
+        """Count a call. Returns a description of the anomaly at the moment when a threshold is
+        reached, otherwise None.
+        """
         if now >= self._until:
             self._until = now + self._window_s
             self._calls.clear()

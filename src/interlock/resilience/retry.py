@@ -1,14 +1,14 @@
-"""Retries: the same call, under the same key, until it is clear how it ended.
+"""Retries: the same call, under the same idempotency key, until its outcome is known.
 
-The `retryable` flag of a failure is the only judge: what is not retryable is never sent again. Delays are drawn with
-full jitter, so that clients that failed together do not come back together, or with proportional jitter where the
-policy says so; a delay that the other side asks for overrides the draw. Nothing sleeps past the deadline. Each attempt
-has a deadline of its own (`attempt_deadline`).
+The `retryable` flag of a failure alone decides: a failure that is not retryable is never retried. Delays are drawn with
+full jitter, so that clients that failed together do not come back together, or with proportional jitter if the policy
+says so; a delay that the other side asks for overrides the draw. Nothing sleeps past the deadline. Each attempt has a
+deadline of its own (`attempt_deadline`).
 
-There are two places to retry. `call_with_retries` repeats whole calls, which their key protects from being carried out
-twice. `sending` repeats one request to an upstream within a call, and an upstream knows nothing of our keys: what may
-have reached it is sent again only if doing it twice does no harm. Both draw on one allowance: attempts that were made
-within a call count for whoever repeats the call.
+There are two places to retry. `call_with_retries` repeats whole calls, which their idempotency key protects from being
+carried out twice. `sending` repeats one request to an upstream within a call. An upstream does not know our idempotency
+keys: a request that may have reached it is repeated only if doing it twice does no harm. Both share one allowance:
+attempts made within a call count for whoever repeats the call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from interlock.core.record import record
 T = TypeVar("T")
 
 BASE_S = 0.1
-# The share of a call's time that its first attempt leaves to the others.
+# The share of a call's time that its first attempt leaves to the following ones.
 KEPT = 0.2
-# An attempt for which less than this share of the call's time is left cannot finish and is not begun.
+# An attempt with less than this share of the call's time left could not finish and is not started.
 LEAST = 0.01
 
 
 @record
 class Pacing:
-    """How long to wait between attempts, and by which clock and dice."""
+    """The clock, the sleep and the random numbers that determine the pause between attempts."""
 
     monotonic: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
@@ -50,33 +50,33 @@ def delay_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
 
 
 def attempt_deadline(policy: RetryPolicy, attempt: int, now: float, deadline: float) -> float:
-    """The deadline of attempt number `attempt` (the first is 1) that begins now.
+    """Compute the deadline of attempt number `attempt` (the first is 1) that begins now.
 
-    It lies within the call's deadline, which goes back to the timeout class. Up to a fifth of what is left is kept for
-    the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another.
+    It lies within the call's deadline, which follows from the timeout class. Up to a fifth of the time left is reserved
+    for the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another.
     """
     later = max(0, policy.max_attempts - attempt)
     return deadline if later == 0 else deadline - (deadline - now) * KEPT * later / (policy.max_attempts - 1)
 
 
 def http_status(failure: Failure) -> int | None:
-    """The HTTP status that a failure goes back to, if one does."""
+    """Return the HTTP status that caused a failure, if there was one."""
     kind, _, status = (failure.native_error_ref or "").partition(":")
     return int(status) if kind == "http" and status.isdigit() else None
 
 
 def may_retry(failure: Failure, policy: RetryPolicy, status_of: Callable[[Failure], int | None] = http_status) -> bool:
-    """Whether a failure may be met by sending the same call again."""
+    """Whether the same call may be sent again after a failure."""
     if not failure.retryable or failure.code == "E3208":
-        return False  # an approval is waited for, not asked for again and again
+        return False  # an approval is waited for, not requested again and again
     if (failure.details or {}).get("left_alone"):
-        return False  # it is left alone for longer than a call should wait
+        return False  # the suspension lasts longer than a call should wait
     status = status_of(failure)
     return status is None or status in policy.retry_on_status_codes
 
 
 def unsent(failure: Failure) -> bool:
-    """Whether a failure proves that the upstream was not asked for anything."""
+    """Whether a failure proves that nothing was sent to the upstream."""
     return failure.details is not None and failure.details.get("sent") is False
 
 
@@ -90,7 +90,7 @@ async def call_with_retries(
 ) -> Result:
     """Attempt until success, a failure that must not be repeated, the attempt limit or the deadline.
 
-    `attempt` is given the deadline of each attempt.
+    `attempt` receives the deadline of each attempt.
     """
     attempts, began = 0, pacing.monotonic()
     while True:
@@ -115,11 +115,11 @@ async def sending(
     safe: bool,
     status_of: Callable[[Failure], int | None] = http_status,
 ) -> T:
-    """One request to an upstream: what it answers, or the last failure, which says how many attempts there were.
+    """Send one request to an upstream and return its answer, or raise the last failure with the number of attempts.
 
     `safe`: doing it twice does no harm, because it is a read or because the upstream promised to do it once under its
-    key. A breaker's refusal is not waited out: it is there to fail fast. `attempt` is given the deadline of each
-    attempt; what must not be sent twice has the call's.
+    key. A breaker's refusal is not waited out: its purpose is to fail fast. `attempt` receives the deadline of each
+    attempt; a request that must not be sent twice has the whole time of the call.
     """
     attempts, reached, began = 0, False, pacing.monotonic()
     while True:
@@ -129,7 +129,7 @@ async def sending(
             return await attempt(until)
         except Failure as failure:
             reached = reached or not unsent(failure)
-            # INVARIANT: what may have been carried out and must not be twice is never sent again.
+            # INVARIANT: a request that may have been carried out and must not be carried out twice is never sent again.
             again = (safe or not reached) and failure.code != "E3501" and may_retry(failure, policy, status_of)
             more = again and attempts < policy.max_attempts
             if more and await _paused(failure, policy, pacing, attempts, began, deadline):
@@ -142,7 +142,7 @@ async def sending(
 async def _paused(
     failure: Failure, policy: RetryPolicy, pacing: Pacing, retry: int, began: float, deadline: float
 ) -> bool:
-    """Wait until the next attempt is due; False at once if it could not finish in what is left then."""
+    """Wait until the next attempt is due. Returns False at once if it could not finish in the time left then."""
     asked_ms = failure.retry_after_ms
     pause = delay_s(policy, pacing, retry) if asked_ms is None else asked_ms / 1000
     if pacing.monotonic() + pause >= deadline - LEAST * (deadline - began):
@@ -157,7 +157,7 @@ def _attempts_below(failure: Failure) -> int:
 
 
 def _after(failure: Failure, attempts: int, reached: bool) -> Failure:
-    """The last failure of several: that it was not sent is true only if none of them was."""
+    """Combine failures of several attempts: "not sent" is true only if no attempt was sent."""
     details: Mapping[str, Any] = {**(failure.details or {}), "attempts": attempts, "sent": reached}
     return failure.saying(failure.message, details)
 

@@ -1,21 +1,21 @@
-"""The health of services: their breakers, which every process on a home goes by together.
+"""The health of services: circuit breakers whose state all processes on a home share.
 
-Theory of operation. Each process counts failures for itself; what it concludes is shared. The table `breaker` holds one
-row for each breaker that is not closed. A change of state takes effect here at once and is then written as a comparison
-and exchange: if the row is still as this process knew it, it is replaced and the change is on record; if not, somebody
-else was first, and what they wrote is what counts. The store's reader of changes tells of every change to the table. A
-row that is not as it was known is somebody else's finding:
+Theory of operation. Each process counts failures for itself; the resulting state is shared. The table `breaker` has one
+row for each breaker that is not closed. A change of state takes effect here at once and is then written as a
+compare-and-swap: if the row is still as this process knew it, it is replaced and the change is on record; if not,
+another process was first, and its row counts. The store's reader of changes reports every change to the table. A row
+that differs from the one known here is the decision of another process:
 
-    open       left alone until the time it names
-    half_open  being tried by that process; left alone meanwhile, and tried by us if nothing has come of it in time
-    no row     found well: closed
+    open       calls are refused until the time in the row
+    half_open  another process tests the service; refused here meanwhile, and tested here if no result comes in time
+    no row     the service is healthy: closed
 
-A process that starts knows no rows, so it honours whatever stands in the table.
+A process that starts knows no rows, so it honours every row of the table.
 
-A service has one breaker, which its tools share; a tool whose configuration says `per: tool` has one of its own, called
-SERVICE#TOOL. What the settings say (`breakers`) replaces what the manifest says, number by number, in their order.
+A service has one breaker, which its tools share; a tool whose configuration says `per: tool` has its own, called
+SERVICE#TOOL. The settings (`breakers`) override the manifest, number by number, in their order.
 
-A journal that cannot be written costs the sharing, not the guarding.
+If the journal cannot be written, the state is no longer shared, but each process still protects the service.
 
 INVARIANT: of several processes whose breakers change at the same time, one writes the change and the others follow it.
 """
@@ -42,16 +42,16 @@ from interlock.store import breakers, records
 from interlock.store.breakers import Row
 from interlock.store.port import Store, Transaction, Unit
 
-# A breaker cannot be told to stay open for longer than a contract can say.
+# A breaker cannot stay open for longer than a contract can request.
 MAX_OPEN_MS: Final = 3_600_000
-# How many configurations of one service are remembered as known.
+# Limit on the number of configurations of one service that are remembered.
 MAX_KNOWN: Final = 1000
 
 _log = logging.getLogger("interlock.services")
 
 
 class Health(NamedTuple):
-    """How a service fares, for health pages and metrics."""
+    """State of a service, for health pages and metrics."""
 
     service: str
     state: State
@@ -61,7 +61,7 @@ class Health(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The service that a breaker belongs to; an endpoint or a tool of it may have one of its own."""
+        """The service that the breaker belongs to; an endpoint or a tool of it may have its own breaker."""
         return re.split("[ #]", self.service, maxsplit=1)[0]
 
     def document(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Move(NamedTuple):
 
 
 class _Held:
-    """A service that this process calls."""
+    """A service that this process calls, with its breaker."""
 
     __slots__ = ("breaker", "known", "moves", "reason", "row", "suspend", "writer")
 
@@ -97,7 +97,7 @@ class _Held:
 
 
 class Entry:
-    """A call that was let through to a service. Exactly one of its methods is called when it has ended."""
+    """A call that was admitted to a service. Exactly one of its methods is called when it has ended."""
 
     __slots__ = ("_admitted", "_held")
 
@@ -106,7 +106,7 @@ class Entry:
         self._admitted = admitted
 
     def done(self, failure: Failure | None = None, *, own_deadline: bool = False) -> None:
-        """The call has ended. `own_deadline`: its caller gave it less time than the contract gives the service."""
+        """The call has ended. `own_deadline`: its caller allowed less time than the contract gives the service."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -121,7 +121,7 @@ class Entry:
                 held.suspend(failure.retry_after_ms)
 
     def abandoned(self) -> None:
-        """The call has ended without saying anything about the service."""
+        """The call has ended without a verdict on the service."""
         held, self._held = self._held, None
         if held is not None:
             held.breaker.abandoned(self._admitted)
@@ -130,7 +130,7 @@ class Entry:
 class Services:
     """The services of a process. Belongs to the event loop of its journal.
 
-    `listen` is told the service, the old state and the new one, whoever brought the change about.
+    `listen` receives the service, the old state and the new one, whichever process caused the change.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class Services:
         self._changes.watch(("services",), breakers.impaired, self._changed)
 
     def enter(self, service: str, config: CircuitBreakerConfig, tool: str = "") -> Entry:
-        """Let a call through to a service; E3501 while its breaker refuses, E3504 while it asked to be left alone.
+        """Admit a call to a service; E3501 while its breaker refuses, E3504 while it is suspended.
 
-        Where the tools of a service are configured differently, the most careful number of each kind counts.
+        Where the tools of a service are configured differently, the most cautious value of each setting applies.
         """
         if self._monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
@@ -171,7 +171,7 @@ class Services:
         return Entry(held, held.breaker.admit())
 
     def suspend(self, service: str, for_ms: int) -> None:
-        """Leave a service alone for as long as it asks, in every process on the home."""
+        """Suspend a service for as long as it asks, in every process on the home."""
         until_ms = self._clock.now_ms() + min(for_ms, limits.MAX_SUSPENSION_MS)
         self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
         try:
@@ -180,9 +180,9 @@ class Services:
             _log.warning("the suspension of %s is known to this process only: %s", service, failure.message)
 
     async def answers(self, service: str) -> None:
-        """A service was found to be there: what is left of its breaker's wait is over, in every process on the home.
+        """End the wait of an open breaker in every process on the home, because the service answered.
 
-        It is not closed, for that somebody answers does not say that calls succeed; the next one tries.
+        The breaker is not closed: an answer does not prove that calls succeed. The next call tests it.
         """
         self._changes.look()
         own = f"{service}#"
@@ -193,11 +193,11 @@ class Services:
         self._changes.look()
 
     def _changed(self, impaired: list[breakers.Impaired]) -> None:
-        """Go by what others have found out."""
+        """Apply the decisions of other processes."""
         rows: dict[str, Row] = {}
         for service, state, since_ms, until_ms in impaired:
             if state == breakers.SUSPENDED:
-                # Only a later moment replaces another, so what is only known here yet is not lost.
+                # A suspension is only ever extended, so one that is known only here is not lost.
                 self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
             else:
                 rows[service] = Row(state, since_ms, until_ms)
@@ -206,7 +206,7 @@ class Services:
             self._follow(service, held)
 
     def snapshot(self) -> tuple[Health, ...]:
-        """How every service fares that was called from here, or is not well."""
+        """The health of every service that was called from here or is impaired."""
         if self._monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
         now_ms = self._clock.now_ms()
@@ -215,14 +215,14 @@ class Services:
         return tuple(self._health(name) for name in names)
 
     async def settle(self) -> None:
-        """Wait until every change is written that has happened so far."""
+        """Wait until every change made so far is written."""
         while writers := [held.writer for held in self._held.values() if held.writer is not None]:
             await asyncio.wait(writers)
 
-    # Knowing
+    # Lookup
 
     def _resolve(self, service: str, tool: str, config: CircuitBreakerConfig) -> tuple[str, CircuitBreakerConfig]:
-        """The breaker that a tool goes by, and its numbers once the operator's rules are applied."""
+        """Return the breaker of a tool, and its thresholds after the operator's rules are applied."""
         resolved = config
         for rule in self._rules:
             if fnmatchcase(service, rule.services) and fnmatchcase(tool, rule.tools):
@@ -234,7 +234,7 @@ class Services:
         return name, resolved
 
     def _know(self, service: str, config: CircuitBreakerConfig, suspended: str) -> _Held:
-        """The breaker of a name. `suspended`: the service to leave alone when it asks for that."""
+        """Return the state of a breaker. `suspended`: the service whose suspensions apply to it."""
         held = self._held.get(service)
         if held is None:
             breaker = Breaker(
@@ -249,7 +249,7 @@ class Services:
             held.breaker.retune(_most_careful(held.breaker.config, config))
         if len(held.known) >= MAX_KNOWN:
             held.known.clear()
-        # Kept, so that no other configuration gets the same id.
+        # The reference keeps the object alive, so that no other configuration gets the same id.
         held.known[id(config)] = config
         return held
 
@@ -271,7 +271,7 @@ class Services:
             return Health(service, state, 0, max(0, row.until_ms - now_ms), suspended_ms)
         return Health(service, "closed", 0, 0, suspended_ms)
 
-    # Following others
+    # Following other processes
 
     def _follow(self, service: str, held: _Held) -> None:
         row = self._rows.get(service)
@@ -287,7 +287,7 @@ class Services:
         if breaker.state != old:
             self._tell(service, old, breaker.state)
 
-    # Telling others
+    # Informing other processes
 
     def _moved(self, service: str, old: State, new: State) -> None:
         held = self._held[service]
@@ -300,7 +300,7 @@ class Services:
         self._tell(service, old, new)
 
     async def _write(self, service: str, held: _Held) -> None:
-        """Write the changes of one breaker, one after the other, until somebody else proves to have been first."""
+        """Write the changes of one breaker in order, until another process proves to have been first."""
         try:
             while held.moves:
                 move = held.moves.popleft()
@@ -308,14 +308,14 @@ class Services:
                     held.row = move.row
                 else:
                     held.moves.clear()
-                # What was read before this and is not taken over yet does not count any more.
+                # Rows that were read before this point and not yet applied are outdated.
                 self._changes.look()
         except Failure as failure:
             held.moves.clear()
             _log.warning("the state of %s is known to this process only: %s", service, failure.message)
         finally:
             held.writer = None
-            self._follow(service, held)  # what others wrote meanwhile
+            self._follow(service, held)  # apply what others wrote meanwhile
 
     def _tell(self, service: str, old: State, new: State) -> None:
         _log.warning("service %s: %s->%s", service, old, new)
@@ -328,7 +328,7 @@ class Services:
 
 
 def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
-    """A unit that writes a change if the row is still as it was known; whether it did."""
+    """Unit that writes a change if the row is still as it was known; returns whether it did."""
 
     def unit(transaction: Transaction) -> bool:
         if breakers.find(transaction, service) != known:
@@ -369,5 +369,5 @@ def _most_careful(one: CircuitBreakerConfig, other: CircuitBreakerConfig) -> Cir
 
 
 def _lower(one: float | None, other: float | None) -> float | None:
-    """The lower of two shares, where at least one is set."""
+    """Return the lower of two shares, or the one that is set."""
     return other if one is None else one if other is None else min(one, other)

@@ -1,1 +1,1 @@
-"""What can be seen of Interlock from outside: traces, metrics, logs and alerts."""
+"""Observability: traces, metrics, logs and alerts."""

@@ -1,8 +1,8 @@
-"""Named signals with a severity, and the one place they all go to: the log, and whoever asked to be told.
+"""Named signals with a severity. All alerts go to the log and to registered listeners.
 
-Infrastructure is watched the same way. Whoever owns something that can be used up (a queue, a pool, memory) says how
-full it is; at four fifths an alert is fired, once, and again only after it had fallen below seven tenths: whoever is
-warned must have time to act.
+Resources are monitored the same way. The owner of something that can be used up (a queue, a pool, memory) reports how
+full it is. At 80 % an alert is fired, once, and again only after the level had fallen below 70 %, so that operators
+have time to act.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _EASED = 0.7
 LOOK_EVERY_S = 1.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-# What is told by name. Nothing else is: a name that is not here is fired as a warning and found by a test.
+# The complete list of signals. A name that is missing here is fired as a warning, and a test finds it.
 SIGNALS: Mapping[str, Severity] = {
-    # A tool is not what it says it is.
+    # A tool does not keep to its contract.
     "TOOL_OUTPUT_SCHEMA_VIOLATION": "warning",
     "TOOL_OUTPUT_CORRUPTION": "critical",
     "OUTPUT_SCHEMA_VIOLATION": "warning",
@@ -38,37 +38,37 @@ SIGNALS: Mapping[str, Severity] = {
     "SANDBOX_VIOLATION": "critical",
     "TOOL_FAILING": "warning",
     "INVALID_TOOL_SCHEMA": "warning",
-    # Something could not be brought to an end.
+    # A call or another operation could not be brought to an end.
     "OUTCOME_UNKNOWN": "critical",
     "RETRY_BUDGET_EXHAUSTED": "warning",
     "TOOL_THREAD_HUNG": "warning",
     "ROLLBACK_FAILED": "critical",
     "saga_compensation_failure": "critical",
-    # Somebody uses more than they should, or has no right to use anything.
+    # Somebody exceeds their limits or lacks a permission.
     "IDENTITY_REFUSED": "warning",
     "RUNAWAY_LOOP": "warning",
     "BUDGET_OVERRUN": "warning",
     "POLICY_ALERT": "warning",
     "LIMIT_NEAR": "critical",
-    # The machine's clock was set, by more than clocks drift.
+    # The machine's clock was set by more than clocks drift.
     "CLOCK_STEPPED": "critical",
-    # What people decided on, and what time decided for them.
+    # Decisions of people, and decisions by timeout.
     "approval.approved": "info",
     "approval.denied": "info",
     "APPROVAL_ESCALATED": "warning",
     "APPROVAL_AUTO_DENIED": "warning",
     "APPROVAL_LAPSED": "info",
     "CHANNEL_FAILING": "warning",
-    # Versions that come to their end.
+    # Versions that approach their removal.
     "DEPRECATION_MIGRATION_PROGRESS": "info",
     "DEPRECATION_MIGRATION_COMPLETE": "info",
     "DEPRECATION_REMOVAL_BLOCKED": "warning",
     "TOOL_VERSION_REMOVED": "info",
-    # This process and its home.
+    # This process and its data directory.
     "BACKGROUND_TASK_FAILED": "critical",
     "STORE_UNWRITABLE": "critical",
     "KEY_EXPOSED": "critical",
-    # Systems that others run.
+    # Upstream systems.
     "SERVICE_BREAKER": "warning",
     "UPSTREAM_UNAVAILABLE": "critical",
     "UPSTREAM_FAILED": "critical",
@@ -80,7 +80,7 @@ _LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.
 
 @record
 class Alert:
-    """One signal, as it was fired."""
+    """One fired signal."""
 
     name: str
     severity: Severity
@@ -91,7 +91,7 @@ class Alert:
 
 
 class Alerts:
-    """The sink. `listeners` are told of every alert; what they make of it is their own affair."""
+    """Receives all alerts. `listeners` are called with every alert."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -103,7 +103,7 @@ class Alerts:
     def fire(
         self, name: str, *, tool: str = "", invocation_id: str = "", trace_id: str = "", facts: Mapping[str, Any]
     ) -> Severity:
-        """Tell of a signal. How grave it is."""
+        """Fire a signal and return its severity."""
         severity = SIGNALS.get(name, "warning")
         alert = Alert(
             name=name, severity=severity, tool=tool, invocation_id=invocation_id, trace_id=trace_id, facts=facts
@@ -123,11 +123,11 @@ class Alerts:
     # Limits
 
     def watch(self, limit: str, used: Callable[[], float | None]) -> None:
-        """Keep an eye on something that can be used up: `used` says which share is, None when it cannot tell."""
+        """Monitor something that can be used up: `used` returns the share in use, or None if it is unknown."""
         self._limits[limit] = used
 
     def look(self) -> None:
-        """Look at every limit. Whoever comes by when it is `due` does."""
+        """Check every limit. Called by whoever finds that a check is `due`."""
         self.due = self._monotonic() + LOOK_EVERY_S
         for limit, used in self.levels().items():
             if used >= FULL and limit not in self._full:
@@ -137,13 +137,13 @@ class Alerts:
                 self._full.discard(limit)
 
     def levels(self) -> dict[str, float]:
-        """How much of each limit is used, as far as its owner can tell."""
+        """The share in use of each limit, where its owner can report it."""
         found = ((limit, _ask(used)) for limit, used in self._limits.items())
         return {limit: share for limit, share in found if share is not None}
 
 
 def _about(tool: str, invocation_id: str, facts: Mapping[str, Any]) -> str:
-    """What a signal is about: a tool, a call of it; or, where no call is, the system or the task that it names."""
+    """Describe the subject of a signal: a tool and its call or, without a call, the system or task that it names."""
     if invocation_id:
         return f"{tool} in call {invocation_id}" if tool else invocation_id
     owner = next((f"{kind} {facts[kind]}" for kind in ("upstream", "service", "task") if facts.get(kind)), "")
@@ -159,7 +159,7 @@ def _ask(used: Callable[[], float | None]) -> float | None:
 
 
 class Memory:
-    """Which share of the memory it may have this process uses. Linux only; elsewhere nobody can tell."""
+    """The share of the available memory that this process uses. Linux only; None elsewhere."""
 
     def __init__(self) -> None:
         self._limit = _memory_limit()
@@ -173,7 +173,7 @@ class Memory:
 
 
 def _memory_limit() -> int | None:
-    """The memory of the control group, or of the machine."""
+    """Return the memory limit of the control group, or the memory of the machine."""
     try:
         group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[0].strip("/")
         for path in (Path("/sys/fs/cgroup", group, "memory.max"), Path("/sys/fs/cgroup/memory.max")):

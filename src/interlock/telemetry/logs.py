@@ -1,11 +1,11 @@
-"""The log: standard logging, one line to an event, each with the trace and the call it belongs to where one is known.
+"""The log: standard logging, one line per event, each with its trace and call where they are known.
 
-A module logs as any Python module does and says what it knows with `extra={"trace_id": …, "invocation_id": …}`. What is
-told was redacted by whoever knows the call; the formatter redacts once more, because libraries log too.
+A module logs as any Python module does and adds what it knows with `extra={"trace_id": …, "invocation_id": …}`.
+Messages are redacted by the code that knows the call; the formatter redacts again, because libraries log too.
 
-While credentials are on loan, records are made without them: whoever logs, by whichever logger, and whoever handles the
-record. `withhold` says for how long. What is given as `extra` comes to a record later and is the business of handlers
-that show it; the ones here show none but `_KNOWN`.
+While credentials are in use, log records are created without them, whichever logger and handler is used; `withhold`
+sets how long. Values given as `extra` reach a record later and are the responsibility of handlers that show them; the
+handlers here show only `_KNOWN`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Redact = Callable[[str], str]
 
-# What a line says of its origin, besides time, level, logger and message.
+# The attributes of a record that a line shows besides time, level, logger and message.
 _KNOWN = ("trace_id", "invocation_id", "signal", "severity")
 
 
 class _Lines(logging.Formatter):
-    """Redacted lines. A call's traces and ids are added where they are known."""
+    """Formats redacted lines, with the ids of the trace and the call where they are known."""
 
     def __init__(self, redact: Redact) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Lines(logging.Formatter):
 
 
 class JsonLines(_Lines):
-    """One JSON object to a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -81,14 +81,14 @@ class TextLines(_Lines):
 
 
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
-    """Text that is not valid Unicode is spelt out: a line must be written whatever is in it."""
+    """Escape text that is not valid Unicode: a line must be written whatever it contains."""
     return {name: value and value.encode("utf-8", "backslashreplace").decode() for name, value in line.items()}
 
 
 def configure(form: LogFormat, level: LogLevel, *, redact: Redact, stream: TextIO | None = None) -> Callable[[], None]:
-    """Write all that is logged in this process, redacted, to a stream; stderr if none is given.
+    """Write everything that this process logs, redacted, to a stream; stderr if none is given.
 
-    `level` is for what Interlock itself has to say; libraries are heard when they warn. Returns the way to undo it.
+    `level` applies to Interlock itself; libraries are logged from warnings on. Returns a function that undoes it.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(redact) if form == "json" else TextLines(redact))
@@ -96,7 +96,7 @@ def configure(form: LogFormat, level: LogLevel, *, redact: Redact, stream: TextI
     before, others = (ours.level, ours.propagate, list(ours.handlers)), list(root.handlers)
     root.handlers[:] = [handler]
     ours.setLevel(level.upper())
-    # A command keeps what is logged to itself; from now on it is written, once.
+    # A command keeps its log to itself; from now on it is written, once.
     ours.handlers[:], ours.propagate = [], True
 
     def undo() -> None:
@@ -107,14 +107,17 @@ def configure(form: LogFormat, level: LogLevel, *, redact: Redact, stream: TextI
     return undo
 
 
-# What is on loan
+# Credentials in use
 
 
 class _Loans:
-    """The texts that no record of this process may show at the moment. Without any, records are made as ever."""
+    """The texts that no log record of this process may show at the moment.
+
+    Without any, records are created as usual.
+    """
 
     def __init__(self) -> None:
-        # A finalizer may log at any moment, also while this thread is here.
+        # Reentrant: a finalizer may log at any moment, also while this thread holds the lock.
         self._lock = threading.RLock()
         self._lent: dict[object, Callable[[], Iterable[str]]] = {}
         self._forms: Forms | None = None
@@ -132,7 +135,7 @@ class _Loans:
         with self._lock:
             self._lent.pop(loan, None)
             self._forms = None
-            # Somebody who has come in between keeps us: then we are passed through.
+            # If another factory was installed after ours, it still calls ours, which then passes records through.
             if not self._lent and logging.getLogRecordFactory() == self._record:
                 logging.setLogRecordFactory(self._make)
 
@@ -151,18 +154,19 @@ def _still(texts: Callable[[], Iterable[str]]) -> Iterable[str]:
     try:
         return texts()
     except Failure:
-        return ()  # void since a moment ago
+        return ()  # no longer valid
 
 
 def _scrub(record: logging.LogRecord, forms: Forms) -> None:
-    """Take secrets out of a record: its message, what the message is made of, its error and whatever else is text."""
+    """Remove secrets from a record: its message, the arguments of the message, its exception and all other texts."""
     fields = {name: value for name, value in vars(record).items() if isinstance(value, str)}
     try:
         fields |= {"msg": record.getMessage(), "args": repr(record.args)}
         if record.exc_info and record.exc_info[1] is not None:
             fields["exc_text"] = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
     except Exception:  # noqa: BLE001 - it asks other people's objects for their text
-        # INVARIANT: the logging package shows a record that it cannot write as it is, so there must be none.
+        # INVARIANT: the logging package prints a record that it cannot format as it is, so every record must be
+        # formattable.
         shown, found = {"msg": "a record could not be written"}, True
     else:
         shown, found = scrub(fields, forms, fields.keys())
@@ -174,7 +178,7 @@ _loans = _Loans()
 
 
 def withhold(texts: Callable[[], Iterable[str]]) -> Callable[[], None]:
-    """Keep texts, and every form of them, out of all log records of this process; returns the way to end it."""
+    """Keep texts, and every form of them, out of all log records of this process. Returns a function that ends it."""
     loan = object()
     _loans.add(loan, texts)
     return lambda: _loans.remove(loan)

@@ -1,12 +1,12 @@
-"""What calls add up to, for Prometheus to fetch.
+"""Metrics of calls in the Prometheus text format.
 
-The table `METRICS` says what there is. A call that closes is counted in plain numbers, one set to a tool version, which
-costs less than a microsecond; everything else is worked out when somebody asks. Shares (of timeouts, of replays, of
-inputs and outputs that do not fit) are of the last quarter of an hour, as far as the times of asking tell: each time
-the numbers are kept, and compared with those of a quarter of an hour before.
+The table `METRICS` lists them. Each call that ends is counted in plain integers, one set per tool version, which costs
+less than a microsecond; everything else is computed when the metrics are read. Shares (of timeouts, of replays, of
+inputs and outputs that do not fit) cover about the last quarter of an hour: at each reading the numbers are saved and
+compared with those of a quarter of an hour before.
 
-INVARIANT: no label holds what a caller sent. Labels are names of tools that were admitted, of groups that an operator
-named, and words from tables of this program.
+INVARIANT: no label contains data that a caller sent. Labels are names of admitted tools, of groups that an operator
+defined, and words from tables of this program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 
 WINDOW_S = 900.0
-# Asking more often than this keeps no more numbers.
+# Readings at shorter intervals than this save no further numbers.
 _KEEP_EVERY_S = 15.0
 
 LATENCY_MS = (
@@ -68,7 +68,7 @@ METRICS = (
 
 
 class Approvals(NamedTuple):
-    """What the store knows of tickets: how many wait for whom, and how long each decision took."""
+    """Figures of the store on tickets: how many wait for each group, and how long each decision took."""
 
     pending: Mapping[tuple[str, str], int]
     resolved: Sequence[tuple[str, str, float]]
@@ -91,7 +91,7 @@ class _Histogram:
 
 
 class _Sums(NamedTuple):
-    """The numbers that shares are made of."""
+    """The numbers from which shares are computed."""
 
     calls: int = 0
     timeouts: int = 0
@@ -126,7 +126,7 @@ class _Series:
         self.latency = _Histogram(LATENCY_MS)
         self.cost: dict[str, float] = {}
         self.retries = self.keyed = self.replays = self.outputs = self.bad_outputs = 0
-        # How often it failed in a row, and how often it had succeeded before that.
+        # Failures in a row, and the number of successes before them.
         self.failures = self.succeeded = 0
 
     def sums(self) -> _Sums:
@@ -139,13 +139,13 @@ class _Series:
 
 
 class Metrics:
-    """The numbers of one gateway."""
+    """The metrics of one gateway."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._series: dict[str, _Series] = {}
         self._kept: deque[tuple[float, dict[str, _Sums]]] = deque([(monotonic(), {})])
-        # Where the numbers are that this module does not count: tickets, signals, limits.
+        # Sources of the numbers that this module does not count: tickets, signals, limits.
         self.approvals: Callable[[], Approvals] = lambda: NO_APPROVALS
         self.signals: Counter[str] = Counter()
         self.limits: Callable[[], Mapping[str, float]] = dict
@@ -153,7 +153,7 @@ class Metrics:
     # Counting
 
     def closed(self, call: Call, metadata: Mapping[str, Any], source: str, failure: Failure | None) -> None:
-        """Count a call that has ended. Written flat, because every call comes by here."""
+        """Count a call that has ended. Not split into functions, because every call passes here."""
         tool = call.tool
         series = self._series.get("" if tool is None else tool.ref) or self._of(tool)
         series.states[call.state] += 1
@@ -171,9 +171,9 @@ class Metrics:
             self._charge(series, metadata["cost_parts"])
 
     def failures_in_a_row(self, tool: Prepared) -> int:
-        """Count a call whose tool ran and failed: how many there were since the last that succeeded, with this one.
+        """Count a call whose tool ran and failed, and return the number of failures since the last success.
 
-        A success costs nothing here: that there was one is seen by how many there are.
+        A success costs nothing here: it shows in the number of successes.
         """
         series = self._of(tool)
         succeeded = series.states["succeeded"]
@@ -182,7 +182,7 @@ class Metrics:
         return series.failures
 
     def read(self, tool: Prepared, latency_ms: float) -> None:
-        """Count a plain read that has succeeded."""
+        """Count a successful read."""
         series = self._series.get(tool.ref) or self._of(tool)
         series.states["succeeded"] += 1
         series.outputs += 1
@@ -206,10 +206,10 @@ class Metrics:
             found = self._series[name] = _Series(tool)
         return found
 
-    # Telling
+    # Output
 
     def render(self) -> bytes:
-        """Everything, in the text format of Prometheus."""
+        """Render all metrics in the text format of Prometheus."""
         samples = self._samples()
         lines: list[str] = []
         for metric in METRICS:
@@ -253,7 +253,7 @@ class Metrics:
         return made
 
     def _shares(self) -> dict[str, _Sums]:
-        """What was added in the last quarter of an hour, or since this began."""
+        """The numbers added in the last quarter of an hour, or since the start."""
         now, kept = self._monotonic(), self._kept
         while len(kept) > 1 and kept[1][0] <= now - WINDOW_S:
             kept.popleft()

@@ -1,7 +1,7 @@
-"""Spans as OpenTelemetry knows them, and their way to a collector.
+"""Converts spans to OpenTelemetry and sends them to a collector.
 
 The SDK's own tracer is not used: it would open six context managers in every call, at some 40 µs each. Its data types,
-its batching and its exporters are. The SDK takes its time to import, so it is only here, and only in functions.
+its batching and its exporters are. The SDK is slow to import, so it is imported only here, inside functions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import requests
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-# How long a collector that does not answer may hold up the end of the process.
+# How long a collector that does not answer may delay the end of the process.
 _PATIENCE_S = 3.0
-# So much of a collector's answer is read.
+# The number of bytes of a collector's answer that are read.
 _ANSWER = 65_536
 
 
 def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
-    """A sink that hands every span to a processor of the SDK."""
+    """Make a sink that hands every span to a processor of the SDK."""
     convert = _converter(service)
 
     def take(spans: Sequence[Span]) -> None:
@@ -37,7 +37,7 @@ def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
 
 
 class Sending(NamedTuple):
-    """A sink that sends in the background, how far it lags behind (one: it begins to lose spans), and how to stop."""
+    """A sink that sends in the background, its fill level (at one it begins to lose spans), and how to stop it."""
 
     sink: Sink
     lag: Callable[[], float]
@@ -45,21 +45,21 @@ class Sending(NamedTuple):
 
 
 def to_collector(endpoint: str) -> Sending:
-    """Sends spans to an OTLP/HTTP collector. Stopping sends the last."""
+    """Send spans to an OTLP/HTTP collector. Stopping sends the last ones."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     address = endpoint if "/v1/" in endpoint else f"{endpoint.rstrip('/')}/v1/traces"
     exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S, session=_session())
     processor = BatchSpanProcessor(exporter)
-    # The SDK tells how long its queue is to nobody but its own meters.
+    # The SDK reveals the length of its queue only to its own meters.
     queue: deque[Any] = cast("Any", processor)._batch_processor._queue
 
     def lag() -> float:
         return len(queue) / (queue.maxlen or 1)
 
     def stop() -> None:
-        # The processor would try every batch for as long as a request may take.
+        # The processor would otherwise try every batch for as long as a request may take.
         enough = threading.Timer(_PATIENCE_S, exporter.shutdown)
         enough.start()
         try:
@@ -71,9 +71,9 @@ def to_collector(endpoint: str) -> Sending:
 
 
 def _session() -> requests.Session:
-    """A session that follows no redirect, uses no proxy of the environment and reads only the beginning of an answer.
+    """Make a session that follows no redirect, uses no proxy of the environment and reads only the start of an answer.
 
-    The SDK sends in a thread of its own. An answer without an end would otherwise keep that thread and fill memory.
+    The SDK sends in a thread of its own. An endless answer would otherwise occupy that thread and fill memory.
     """
     import requests
 

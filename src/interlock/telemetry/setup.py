@@ -1,4 +1,4 @@
-"""Telemetry as one object: what a gateway is given, and what is closed with it."""
+"""Telemetry as one object that a gateway is given and that is closed with it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from interlock.telemetry.trace import Tracer
 
 
 class Telemetry:
-    """Metrics and alerts, which are always on, and a tracer where calls are to be traced.
+    """Metrics and alerts, which are always on, and a tracer if calls are traced.
 
-    `ratio` is the share of traces that are recorded; None means all where there is a collector to send them to, and
-    none elsewhere. `kept` is how many calls' spans stay readable here.
+    `ratio` is the share of traces that are recorded; None means all if there is a collector to send them to, otherwise
+    none. `kept` is the number of calls whose spans stay readable here.
     """
 
     def __init__(self, clock: Clock, *, ratio: float | None = None, collector: str = "", kept: int = 1000) -> None:
@@ -39,14 +39,14 @@ class Telemetry:
                 self.alerts.watch("trace export", sending.lag)
 
     def trace(self, trace_id: str, caller: Caller, reaches: Callable[[str], bool] | None = None) -> list[Json]:
-        """The latest spans of a trace that are the caller's own to see; none where nothing is traced.
+        """Return the latest spans of a trace that the caller may see; none if nothing is traced.
 
-        `reaches` leaves out calls, by their id.
+        `reaches` filters calls by their id.
         """
         return [] if self.tracer is None else self.tracer.of(trace_id, caller, reaches)
 
     async def close(self) -> None:
-        """Send what is still to be sent."""
+        """Send the spans that are still waiting."""
         if self._stop is not None:
             stop, self._stop = self._stop, None
             await asyncio.to_thread(stop)

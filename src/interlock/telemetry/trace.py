@@ -1,22 +1,22 @@
-"""The spans of calls, written down when a call has ended.
+"""Spans of calls, created when a call has ended.
 
     tool.invoke ─┬─ Validate
                  ├─ Authorize
-                 ├─ Execute ─┬─ External ─── Attempt …   where the tool is somebody else's: one for each sending
+                 ├─ Execute ─┬─ External ─── Attempt …   for a tool of an upstream: one for each attempt to send
                  │           ├─ External …               requests of a sandboxed tool, through the egress proxy
                  │           └─ tool.invoke …            calls that the tool makes
                  ├─ Verify
                  └─ Return
 
-A call that is traced notes when it entered each phase and each state; nothing else happens until it ends. Then its
-spans are made in one go and handed to the sinks, so there is no span that could be left open. What must be known before
-is the id of the span that a nested or upstream call hangs under: a call's ids follow one another, so it is an addition.
+A traced call notes when it entered each phase and each state; nothing else happens until it ends. Then its spans are
+created in one go and handed to the sinks, so no span can be left open. Only the id of the parent span of a nested or
+upstream call must be known earlier: the span ids of a call are consecutive, so it is computed by addition.
 
-What leaves the process is noted when it begins and when it ends (`Outbound`). A call notes up to 128 of them; further
-ones are counted. One that has not ended when the call does ends with the call.
+Requests that leave the process are noted when they begin and when they end (`Outbound`). A call notes up to 128 of
+them; further ones are only counted. One that has not ended when the call does ends with the call.
 
-Whether a call is traced is decided once, when it begins: as its caller's traceparent says, as the call above it was, or
-else by the trace's own id, so that every process decides alike.
+Whether a call is traced is decided once, when it begins: by its caller's traceparent, by the parent call or else by the
+trace id, so that every process decides alike.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _PHASES = {
     "verify": "Verify",
     "return": "Return",
 }
-# Failures of our own finding, whose errorCode says less than they could.
+# Codes for which a more specific status than the errorCode exists.
 _STATUS = {"E3303": "OUTPUT_SCHEMA_VIOLATION", "E3417": "SIDE_EFFECT_INCONSISTENCY"}
 _MOST_EVENTS = 128
 _NOTHING: Attributes = {}
-# A call has up to six spans of its own and so many for what leaves the process; their ids differ in the last byte.
+# A call has up to six spans of its own and this many outbound ones; their ids differ in the last byte.
 _FIRST_OUTBOUND = 8
 MOST_OUTBOUND = 128
 _IDS = 0xFF
@@ -66,7 +66,7 @@ class Happened(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One span as it ended. `status` names what went wrong; None if nothing did."""
+    """A span that has ended. `status` names the error; None if there was none."""
 
     name: str
     trace_id: str
@@ -100,7 +100,7 @@ Sink = Callable[[Sequence[Span]], None]
 
 
 class _Failed(NamedTuple):
-    """What is kept of a failure: the words of the table, nothing of its own."""
+    """The stored part of a failure: only texts of the error table, nothing specific to the call."""
 
     status: str
     kind: str
@@ -113,7 +113,7 @@ _CANCELED = _Failed("CANCELED", "CANCELED", "")
 class Outbound:
     """Something that leaves the process for a call: an external call, an attempt at one, a request through the proxy.
 
-    As a context manager it ends with what its body ends with. It ends once; what is said of it later is dropped.
+    As a context manager it ends with its body. It ends once; later calls of `end` are ignored.
     """
 
     __slots__ = ("_attributes", "_deadline", "_ended", "_failed", "_name", "_parent", "_recording", "_span", "_started")
@@ -133,20 +133,20 @@ class Outbound:
 
     @property
     def traceparent(self) -> str:
-        """The place of whatever the other side does."""
+        """The traceparent for the receiver of the request."""
         return Position(self._recording.trace_id, self._span, True).traceparent
 
     def below(self, name: str, deadline: float, attributes: Attributes, /) -> Outbound | None:
-        """A part of it that has a span of its own; None where the call has as many as it may."""
+        """Begin a part that has a span of its own; None if the call has reached its limit of spans."""
         return self._recording.outbound(name, deadline, attributes, parent=self._span)
 
     def note(self, attributes: Attributes, /) -> None:
-        """Facts about it that were not known when it began."""
+        """Add attributes that were not known when it began."""
         if self._ended is None:
             self._attributes.update(attributes)
 
     def end(self, error: BaseException | str | None = None) -> None:
-        """It has ended: well, with an exception, or with a status."""
+        """End it: successfully, with an exception, or with a status."""
         if self._ended is not None:
             return
         self._ended = self._recording.now()
@@ -157,7 +157,7 @@ class Outbound:
         if isinstance(error, Failure):
             return _failed(error)
         if isinstance(error, asyncio.CancelledError | TimeoutError):
-            # Whoever is cut off sees a cancellation, whatever the reason was.
+            # A task that is cut off sees a cancellation, whatever the reason was.
             late = isinstance(error, TimeoutError) or self._recording.now() >= self._deadline
             return _Failed("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "") if late else _CANCELED
         return _Failed("EXECUTION_FAILED", "EXECUTION_FAILED", "")
@@ -169,13 +169,13 @@ class Outbound:
         self.end(error)
 
     def close(self, failed: _Failed | None) -> None:
-        """Its call has ended, and so has this."""
+        """End it because its call has ended."""
         if self._ended is None:
             self.end()
             self._failed = failed or _CANCELED
 
     def span(self, facts: Attributes, state: str) -> Span:
-        """The span that it comes to."""
+        """Make its span."""
         assert self._ended is not None
         failed, ns = self._failed, self._recording.ns
         attributes = {**facts, **self._attributes, "external.latency_ms": (self._ended - self._started) * 1000}
@@ -210,7 +210,7 @@ class _Phases(list[str]):
 
 
 class _States(list[State]):
-    """The states of a call, and in which phase and when each was reached."""
+    """The states of a call, with the phase and the time at which each was reached."""
 
     __slots__ = ("phases", "running", "times")
 
@@ -228,7 +228,7 @@ class _States(list[State]):
 
 
 class Recording:
-    """A call that is traced: while it runs, in `Call.span`; afterwards, the times its spans are made from."""
+    """A traced call: while it runs, in `Call.span`; afterwards, the times from which its spans are made."""
 
     __slots__ = (
         "_above", "_call", "_calls", "_dropped", "_ended", "_facts", "_failed", "_failed_in", "_first", "_noted",
@@ -265,7 +265,7 @@ class Recording:
 
     @property
     def position(self) -> Position:
-        """Where whatever the call does now belongs."""
+        """The position in the trace of whatever the call does now."""
         return Position(self.trace_id, self._id(len(self._phases) - 1), True, self.state)
 
     @property
@@ -279,20 +279,20 @@ class Recording:
 
     @property
     def state(self) -> str:
-        """What the caller's own tracing sent along, to be passed on."""
+        """The tracestate that the caller sent, to be passed on."""
         return "" if self._above is None else self._above.state
 
     def event(self, name: str, **attributes: str | float) -> None:
-        """Something worth telling has happened in the present phase."""
+        """Record an event in the current phase."""
         if len(self._noted) < _MOST_EVENTS:
             self._noted.append((len(self._phases) - 1, name, self._phases.now(), attributes))
 
     def outbound(
         self, name: str, deadline: float, attributes: Attributes, *, parent: str | None = None
     ) -> Outbound | None:
-        """Note something that leaves the process now, in the present phase; None where there are many already.
+        """Record a request that leaves the process now, in the current phase; None if the call has reached its limit.
 
-        `deadline`, on the clock of the call, tells one that was too late from one that was cancelled.
+        `deadline`, on the clock of the call, distinguishes a timeout from a cancellation.
         """
         if len(self._outbound) >= MOST_OUTBOUND:
             self._dropped += 1
@@ -303,12 +303,12 @@ class Recording:
         return begun
 
     def fail(self, failure: Failure) -> None:
-        """The present phase is the one that failed."""
+        """Mark the current phase as failed."""
         self._failed = _failed(failure)
         self._failed_in = len(self._phases) - 1
 
     def end(self) -> None:
-        """The call has ended. It is let go of: what it was called with is nobody's to keep."""
+        """Record the end of the call and release the call, so that its input is not held in memory."""
         self._ended = self._phases.now()
         for one in self._outbound:
             one.close(self._failed)
@@ -317,7 +317,7 @@ class Recording:
         del self._call
 
     def _running(self) -> None:
-        # A call that a person agreed to has the id it had then, and its own calls know it by that.
+        # An approved call keeps the id it had when it was requested, and its nested calls refer to it by that id.
         self.known_as = self._call.id
         self._calls[self.known_as] = self
 
@@ -325,7 +325,7 @@ class Recording:
         return f"{self._first + place:016x}"
 
     def spans(self) -> list[Span]:
-        """The spans of the call, which has ended."""
+        """Make the spans of the call, which has ended."""
         phases, entered, above = self._phases, self._phases.times, self._above
         ends = [*entered[1:], self._ended]
         state = self.state
@@ -351,7 +351,7 @@ class Recording:
         return [*made, *(one.span(facts, state) for one in self._outbound)]
 
     def _events(self) -> list[list[Happened]]:
-        """What happened, by phase and in order."""
+        """The events by phase, in order."""
         found = [
             (place, f"tool.invocation.{'started' if state == 'running' else state}", at, _NOTHING)
             for state, (place, at) in zip(self._states[1:], self._states.times, strict=True)
@@ -368,13 +368,13 @@ class Recording:
         return self._phases.now()
 
     def ns(self, at: float) -> int:
-        """A moment on the clock of the call, in nanoseconds since 1970."""
+        """Convert a time on the clock of the call to nanoseconds since 1970."""
         return self._started_ms * 1_000_000 + int((at - self._phases.times[0]) * 1e9)
 
     def _attributes(self, call: Call) -> Attributes:
         contract = None if call.tool is None else call.tool.contract
         facts: dict[str, str | int | float | bool] = {
-            # The name that was asked for is the caller's word; a tool that is there has a name of its own.
+            # The requested name is text from the caller; only an existing tool has a name that may be shown.
             "tool.id": "unknown" if contract is None else str(contract.id),
             "tool.version": "" if contract is None else contract.version,
             "tool.invocation_id": call.id,
@@ -396,27 +396,27 @@ class Recording:
 
 
 def _nobody() -> None:
-    """Who is told of a call that has ended."""
+    """Default listener for calls that have ended: does nothing."""
 
 
 class Tracer:
-    """Decides which calls are traced, and hands on their spans. Keeps the latest for whoever made them."""
+    """Decides which calls are traced and passes on their spans. Keeps the latest ones for the callers who made them."""
 
     def __init__(self, clock: Clock, *, ratio: float, kept: int) -> None:
         self._clock = clock
         self._below = int(ratio * 2**64)
-        # Calls that have begun and not ended: with their recording, or None for those that are not traced.
+        # Calls that have begun and not ended, with their recording, or None if they are not traced.
         self._open: dict[str, Recording | None] = {}
         self._kept: deque[tuple[_Owner, str, Recording]] = deque(maxlen=kept)
         self.sinks: list[Sink] = []
 
     @property
     def open(self) -> int:
-        """How many calls have begun and not ended."""
+        """The number of calls that have begun and not ended."""
         return len(self._open)
 
     def begin(self, call: Call) -> None:
-        """Decide whether a call is traced, and begin."""
+        """Decide whether a call is traced, and begin its recording."""
         parent = call.request.parent
         given = call.more.span
         above = given if isinstance(given, Position) else None
@@ -435,7 +435,7 @@ class Tracer:
         self._open[call.own_id] = recording
 
     def end(self, call: Call) -> None:
-        """A call has ended, in whatever way: so have its spans."""
+        """End the recording of a call, whatever its outcome."""
         self._open.pop(call.own_id, None)
         recording = call.more.span
         if not isinstance(recording, Recording):
@@ -451,9 +451,9 @@ class Tracer:
             _log.exception("a trace was lost", extra={"trace_id": call.trace_id, "invocation_id": call.id})
 
     def of(self, trace_id: str, caller: Caller, reaches: Callable[[str], bool] | None = None) -> list[Json]:
-        """The latest spans of a trace that are the caller's own to see, in the order they began.
+        """Return the latest spans of a trace that the caller may see, in the order they began.
 
-        Auditors see those of their tenant, and local ones all. `reaches` leaves out calls, by their id.
+        Auditors see those of their tenant, and local auditors see all. `reaches` filters calls by their id.
         """
         everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
         found = [
@@ -472,7 +472,7 @@ def _owner(caller: Caller) -> _Owner:
 
 
 def progress_facts(record: Mapping[str, Any]) -> dict[str, str | float]:
-    """What of a progress record goes into a span; it has been redacted."""
+    """The facts of a progress record that go into a span; the record is already redacted."""
     facts: dict[str, str | float] = {"sequence": record["sequence"], "message": record["message"]}
     if record["percent"] is not None:
         facts["percent"] = record["percent"]

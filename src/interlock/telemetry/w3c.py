@@ -1,10 +1,10 @@
-"""The headers by which a trace crosses processes: W3C `traceparent` and `tracestate`.
+"""The headers that carry a trace across processes: W3C `traceparent` and `tracestate`.
 
     traceparent   00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01     version, trace, span, flags
     tracestate    vendor=value,other=value
 
-What cannot be read is no error: the call it came with starts a trace of its own. Between a door and the gateway both
-travel as one text, the state after a space.
+An unreadable header is not an error: its call starts a trace of its own. Between an endpoint and the gateway both
+headers travel as one text, the state after a space.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
 _KEY = r"[a-z0-9][a-z0-9_*/@-]{0,255}"
 _MEMBER = re.compile(rf"{_KEY}=[\x21-\x2b\x2d-\x3c\x3e-\x7e\x20]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
 _MOST_MEMBERS = 32
-# The longest traceparent that is looked at: later versions may be longer than ours. And the longest state passed on.
+# The longest traceparent that is parsed (later versions may be longer than ours), and the longest state passed on.
 _LONGEST = 256
 _LONGEST_STATE = 512
 
 
 class Position(NamedTuple):
-    """A place in somebody's trace: whatever is done next is a child of this span."""
+    """A position in a trace: whatever is done next is a child of this span."""
 
     trace_id: str
     span_id: str
@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 
 def joined(traceparent: str | None, tracestate: str | None = None) -> str | None:
-    """Both headers as the one text that a request carries; None if the first cannot be read."""
+    """Join both headers into the one text that a request carries; None if the first cannot be read."""
     if traceparent is None or read(traceparent) is None:
         return None
     state = None if tracestate is None else _state(tracestate)
@@ -50,21 +50,21 @@ def joined(traceparent: str | None, tracestate: str | None = None) -> str | None
 
 
 def claims(text: str) -> bool:
-    """Whether a text means to be a traceparent, rather than an id of the caller's own."""
+    """Whether a text has the form of a traceparent, rather than an id of the caller's own."""
     return text[2:3] == "-" and _CLAIM.match(text) is not None
 
 
 def read(text: str) -> Position | None:
-    """The position that a traceparent (and the state after it) names; None where that cannot be read."""
+    """Parse a traceparent and the state after it; None if it cannot be read."""
     traceparent, _, state = text.partition(" ")
     found = _TRACEPARENT.match(traceparent) if len(traceparent) <= _LONGEST else None
     if found is None or (found[4] is not None and traceparent.startswith("00")):
-        return None  # version 00 ends with the flags; what later versions add is not for us
+        return None  # version 00 ends with the flags; additions of later versions are ignored
     return Position(found[1], found[2], bool(int(found[3], 16) & 1), _state(state))
 
 
 def _state(text: str) -> str:
-    """A tracestate that may be passed on: as it is, or not at all."""
+    """Return a tracestate unchanged if it may be passed on, otherwise an empty text."""
     if not text or len(text) > _LONGEST_STATE:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]
@@ -81,7 +81,7 @@ def unrecorded(trace_id: str, span: bytes) -> str:
 
 
 def headers(trace_id: str, span: Traced | None, random_bytes: Callable[[int], bytes]) -> dict[str, str]:
-    """The place of a call in its trace, under the names that the W3C gives it, for whatever is asked next."""
+    """The W3C headers with the position of a call in its trace, for the next request."""
     if span is None:
         return {"traceparent": unrecorded(trace_id, random_bytes(8))}
     told = {"traceparent": span.traceparent}
@@ -89,5 +89,5 @@ def headers(trace_id: str, span: Traced | None, random_bytes: Callable[[int], by
 
 
 def trace_hex(trace_id: str) -> str:
-    """A trace id as the W3C writes it; one that is not of that form is hashed into it."""
+    """A trace id in the form of the W3C; an id of another form is hashed into it."""
     return trace_id if _TRACE_ID.match(trace_id) else hashlib.sha256(trace_id.encode()).hexdigest()[:32]

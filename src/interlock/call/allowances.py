@@ -1,12 +1,12 @@
-"""What an operator allows in numbers: budgets, rate limits, prices, and the mark above which a loop is one.
+"""The operator's numeric limits: budgets, rate limits, prices, and the thresholds of loop detection.
 
     [[budgets]]                      [[rate_limits]]
     per = "tenant"                   per = "caller"
     limit = 5.0                      limit = 100
     period_s = 86400                 window_s = 60
 
-Amounts are in units of one currency, the operator's choice; inside, they are whole millionths of it, so that sums are
-exact.
+Amounts are in units of one currency, the operator's choice; internally they are whole millionths of it, so that sums
+are exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pydantic
 from interlock.core.formatting import quantity, span
 
 MILLION = 1_000_000
-# Beyond this an amount no longer fits the store's whole numbers.
+# A larger amount does not fit the store's integers.
 MAX_AMOUNT = 1_000_000_000.0
 
 
 def millionths(amount: float) -> int:
-    """An amount of currency as it is counted: to the nearest millionth."""
+    """Convert an amount of currency to millionths, rounded to the nearest."""
     return round(amount * MILLION)
 
 
@@ -39,11 +39,11 @@ class _Rule(pydantic.BaseModel):
 
 
 class Budget(_Rule):
-    """A limit on what calls may cost together.
+    """A limit on the total cost of calls.
 
     Periods follow one another from 1970 on and each begins with the whole limit. Without a period a budget lasts as
-    long as what it is for: a task's or a session's is forgotten after 90 days without a call, a tenant's or a caller's
-    never.
+    long as its subject: that of a task or a session is removed after 90 days without a call, that of a tenant or a
+    caller never.
     """
 
     per: Literal["call", "task", "session", "tenant", "caller"]
@@ -59,7 +59,7 @@ class Budget(_Rule):
 
     @cached_property
     def name(self) -> str:
-        """The budget in words, as a refusal names it."""
+        """The budget's name in a refusal."""
         tools = "" if self.tools == "*" else f" for {self.tools}"
         period = "" if self.period_s is None else f" and {span(self.period_s * 1000)}"
         return f"{quantity(self.limit)} per {self.per}{period}{tools}"
@@ -69,7 +69,7 @@ class Budget(_Rule):
 
 
 class RateLimit(_Rule):
-    """A limit on how many calls are admitted in any stretch of time of a given length."""
+    """A limit on the number of calls admitted in any window of a given length."""
 
     per: Literal["caller", "tool", "service", "tenant"]
     limit: int = pydantic.Field(ge=1, le=10_000)
@@ -78,7 +78,7 @@ class RateLimit(_Rule):
 
     @cached_property
     def name(self) -> str:
-        """The limit in words, as a refusal names it."""
+        """The limit's name in a refusal."""
         tools = "" if self.tools == "*" else f" for {self.tools}"
         return f"{self.limit} calls per {self.per} in {span(self.window_s * 1000)}{tools}"
 
@@ -87,7 +87,7 @@ class RateLimit(_Rule):
 
 
 class Prices(_Rule):
-    """What metered use costs: a second of CPU, a second of running, the most memory of an isolated call as GiB for as
+    """Prices of metered use: a second of CPU, a second of running, the peak memory of an isolated call as GiB for as
     long as it ran, a person's decision on a call.
     """
 
@@ -98,12 +98,15 @@ class Prices(_Rule):
 
     @property
     def metered(self) -> bool:
-        """Whether anything a meter measures has a price."""
+        """Whether anything that a meter measures has a price."""
         return bool(self.cpu_s or self.wall_s or self.memory_gib_s)
 
 
 class LoopLimits(_Rule):
-    """From how many calls in a window on a caller is thought to be caught in a loop. Alerts, never refuses."""
+    """The number of calls in a window from which on a caller counts as caught in a loop.
+
+    Causes alerts, never refusals.
+    """
 
     identical: int = pydantic.Field(default=100, ge=1)
     calls: int = pydantic.Field(default=10_000, ge=1)

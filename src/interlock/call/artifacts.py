@@ -1,8 +1,8 @@
-"""Files that a call leaves behind: as they came out of the sandbox, and as callers hear of them.
+"""Files that a call produces: as they left the sandbox, and as callers receive them.
 
-A sandboxed tool whose manifest allows it writes files into a directory of its own. When the call succeeds they are kept
-like results too large to be sent: by reference, for whoever made the call, for as long as payloads are kept. What
-travels with the result is where each was, how large it is and its hash.
+A sandboxed tool whose manifest allows it writes files into a directory of its own. When the call succeeds they are
+stored like results too large to be sent: by reference, for the caller who made the call, for as long as payloads are
+kept. The result contains the path, size and hash of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = "."
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as the call left it: its path within the output directory, and what is in it."""
+    """A file as the call left it: its path within the output directory, and its content."""
 
     path: str
     content: bytes = field(repr=False)
@@ -35,7 +35,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file that was kept, and the reference under which whoever made the call can read it."""
+    """A stored file, and the reference under which the caller can read it."""
 
     path: str
     sha256: str
@@ -47,7 +47,9 @@ class Artifact:
 
 
 def refer(call: str, files: Iterable[File], shown: Callable[[str], str]) -> tuple[Artifact, ...]:
-    """The files of a call by reference. A path is told as `shown` gives it; two that look the same are told apart."""
+    """Make references to the files of a call. A path is shown as `shown` returns it; two that look the same are
+    numbered.
+    """
     found: dict[str, Artifact] = {}
     for number, file in enumerate(files, 1):
         path = shown(file.path)
@@ -58,10 +60,10 @@ def refer(call: str, files: Iterable[File], shown: Callable[[str], str]) -> tupl
 
 
 def recalled(documents: Sequence[Any]) -> tuple[Artifact, ...]:
-    """Artifacts as they were written down."""
+    """Read artifacts from their stored form."""
     return tuple(Artifact(one["path"], one["sha256"], one["size"], one["ref"]) for one in documents)
 
 
 def is_file(ref: str) -> bool:
-    """Whether a payload is a file as it was left, and not a result as JSON."""
+    """Whether a payload is a file, and not a result as JSON."""
     return _MARK in ref

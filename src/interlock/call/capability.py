@@ -1,20 +1,20 @@
-"""What a capability token grants, and the algebra in which grants only shrink.
+"""Capability tokens: what they grant, and the algebra in which grants only shrink.
 
-A capability is a chain of links from the person or system it began with to whoever holds it now:
+A capability is a chain of links from the person or system it began with to its current holder:
 
     user ─► agent ─► (sub-agent …)
 
-Each link names its subject, what it may call, with which scopes, on which resources, under which constraints and until
-when. A link may never hold more than the one above it: that is checked when it is issued, when it is verified, and
-once more at every call, where *every* link of the chain must cover what is asked for.
+Each link names its subject, the tools it may call, the scopes, the resources, the constraints and the period. A link
+may never hold more than the one above it: that is checked when it is issued, when it is verified, and once more at
+every call, where *every* link of the chain must cover the request.
 
 Names are compared letter for letter. A scope is a plain name: `mail:*` is a scope of that name and no pattern. Tools
-are patterns (`ns.name`, `ns.*`, `*`) in a range of versions, where `*` is any version there is, pre-releases too.
-Resources are exact, or prefixes that end in `*`.
+are patterns (`ns.name`, `ns.*`, `*`) in a range of versions, where `*` is any version, pre-releases included. Resources
+are exact, or prefixes that end in `*`.
 
-Whether one range lies within others is decided exactly, by trying points. A range can change its answer only at a
-version it names, or where a place of one is raised (`^1.2.3` ends at `2.0.0`). Between two such edges it says the same
-of every version; so it is enough to try each edge and the version right behind it, of releases and of pre-releases.
+Whether one range lies within others is decided exactly, by testing points. A range can change its answer only at a
+version it names, or where a component of one is raised (`^1.2.3` ends at `2.0.0`). Between two such edges its answer is
+constant; so it is enough to test each edge and the version right behind it, of releases and of pre-releases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from interlock.core.errors import Failure
 
 MOST = 100  # entries in any list of a link
 LONGEST_RANGE = 64
-MOST_VERSIONS = 8  # named in one range: what a check costs is bounded, whoever wrote the token
+MOST_VERSIONS = 8  # named in one range: the cost of a check is bounded, whoever wrote the token
 DEEPEST = 8  # links in a chain
 
 CLASSES = ("read_only", "write_reversible", "write_irreversible")  # from the weakest to the strongest
@@ -60,7 +60,7 @@ class ToolGrant:
     versions: str = "*"
 
     def names(self, tool: str) -> bool:
-        """Whether a tool, or each tool of a pattern, is meant."""
+        """Whether this grant covers a tool, or each tool of a pattern."""
         mine = self.tool
         return mine == tool or mine == "*" or (mine[-2:] == ".*" and tool.startswith(mine[:-1]))
 
@@ -70,7 +70,7 @@ class ToolGrant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One hop of delegation. `resources` of None means: wherever the tools and scopes lead."""
+    """One hop of delegation. `resources` of None means no restriction on resources."""
 
     jti: str
     subject: str
@@ -95,9 +95,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """A verified chain, root first. `digest` is of the token that carried it, `keys` name what signed it.
+    """A verified chain, root first. `digest` is that of the token that carried it, `keys` identify the keys that signed
+    it.
 
-    `within` is set for calls that a tool makes: the resources of the call above, beyond which they may not reach.
+    `within` is set for calls that a tool makes: the resources of the parent call, beyond which they may not reach.
     """
 
     digest: str
@@ -105,8 +106,8 @@ class Capability:
     links: tuple[Link, ...]
     keys: tuple[str, ...] = ()
     within: tuple[str, ...] | None = None
-    # Whether any link names resources, whether one bounds more than tools and resources, whether one bounds what calls
-    # may cost, and whether one allows a tool in some of its versions only.
+    # Whether any link names resources, whether one limits more than tools and resources, whether one limits the cost of
+    # calls, and whether one allows a tool in some of its versions only.
     bound: bool = field(init=False, repr=False, compare=False)
     constrained: bool = field(init=False, repr=False, compare=False)
     capped: bool = field(init=False, repr=False, compare=False)
@@ -140,7 +141,7 @@ class Capability:
         return True
 
     def covers_resource(self, resource: str) -> bool:
-        """Whether every link that names resources names this one. What hides its meaning is never named."""
+        """Whether every link that names resources covers this one. A resource in an ambiguous form is never covered."""
         if self.within is not None and not any(_reaches(held, resource) for held in self.within):
             return False
         return all(link.covers_resource(resource) for link in self.links)
@@ -150,7 +151,7 @@ class Capability:
 
 
 def ranged(grants: Iterable[ToolGrant], above: Link | None) -> tuple[ToolGrant, ...]:
-    """Grants in which each range is said: where it was not, it is that of the link above, or any if there is none."""
+    """Fill in missing ranges: with that of the link above, or any version if there is none."""
     return tuple(
         grant if grant.versions != AS_ABOVE else ToolGrant(grant.tool, _range_above(grant.tool, above))
         for grant in grants
@@ -163,7 +164,7 @@ def _range_above(tool: str, above: Link | None) -> str:
 
 
 def widenings(parent: Link, child: Link) -> list[str]:
-    """Everything in which the child holds more than its parent, in words; empty where it only shrinks."""
+    """List everything in which the child holds more than its parent; empty if it only shrinks."""
     more = [f"the scope `{scope}` is not held above" for scope in sorted(child.scopes - parent.scopes)]
     more += [_beyond(grant, parent) for grant in child.tools if not _within(grant, parent.tools)]
     more += _resource_widenings(parent.resources, child.resources)
@@ -203,7 +204,7 @@ def _resource_widenings(above: tuple[str, ...] | None, below: tuple[str, ...] | 
 
 
 def _reaches(pattern: str, resource: str) -> bool:
-    """Whether a resource, or everything that a narrower pattern reaches, lies within a pattern."""
+    """Whether a resource, or everything that a narrower pattern covers, lies within a pattern."""
     return pattern == resource or (pattern[-1:] == "*" and resource.removesuffix("*").startswith(pattern[:-1]))
 
 
@@ -220,7 +221,7 @@ def _words(value: Any) -> str:
 
 
 def is_plain(resource: str) -> bool:
-    """Whether a resource means what it says: no dot segments, empty segments, backslashes or encoded separators."""
+    """Whether a resource is unambiguous: no dot segments, empty segments, backslashes or encoded separators."""
     if not resource or _HIDDEN.search(resource) or _UNSEEN.search(resource):
         return False
     path = _SCHEME.sub("", resource, count=1)
@@ -249,14 +250,14 @@ def range_within(inner: str, outer: tuple[str, ...]) -> bool:
     if "*" in outer or inner in outer:
         return True
     if inner == "*":
-        return False  # any version at all, which no other range says
+        return False  # any version at all, which no other range covers
     points = {point for text in (inner, *outer) for point in _points(text)}
     return all(any(holds(each, point) for each in outer) for point in points if holds(inner, point))
 
 
 @lru_cache(maxsize=1024)
 def _points(versions: str) -> frozenset[str]:
-    """Versions at and right behind each place where a range may change its answer."""
+    """Return the versions at and right behind each place where a range may change its answer."""
     points = {"0.0.0", "0.0.1"}
     for major, minor, patch, tag, build in _NAMED.findall(versions):
         numbers = [int(part) if part.isdigit() else 0 for part in (major, minor, patch)]
@@ -265,7 +266,7 @@ def _points(versions: str) -> frozenset[str]:
             edge = ".".join(map(str, one))
             points |= {edge, f"{edge}-0", f"{edge}-0.0", f"{one[0]}.{one[1]}.{one[2] + 1}"}
         named = ".".join(map(str, numbers))
-        # `.0` is the lowest identifier there is, so nothing lies between a pre-release and itself with `.0` behind it.
+        # `.0` is the lowest identifier, so nothing lies between a pre-release and the same with `.0` behind it.
         points |= {f"{named}{end}" for end in (tag, tag and f"{tag}.0", build, tag + build)}
     return frozenset(points)
 
@@ -277,7 +278,7 @@ LINK_CLAIMS = frozenset({"sub", "jti", "nbf", "exp", "tools", "scopes", "resourc
 
 
 def read_link(claims: Mapping[str, Any]) -> Link:
-    """The link that a token's claims state; E3203 with everything that is wrong with it."""
+    """Read a link from a token's claims; E3203 with all faults."""
     faults = list(claim_faults(claims))
     if faults:
         raise Failure("E3203", f"the token is malformed: {'; '.join(faults)}", details={"faults": faults})
@@ -295,13 +296,13 @@ def read_link(claims: Mapping[str, Any]) -> Link:
 
 
 def read_above(act: Any) -> tuple[Link, ...]:
-    """The links of a nested `act` claim, root first; E3203 where one says what no link can say."""
+    """Read the links of a nested `act` claim, root first; E3203 if one is invalid."""
     links: list[Link] = []
     while act is not None:
         if not isinstance(act, dict):
             raise Failure("E3203", "the token is malformed: `act` must be an object")
         claims = cast("Mapping[str, Any]", act)
-        # A restriction that nobody understands must not be passed over.
+        # A restriction that is not understood must not be ignored.
         if unknown := sorted(claims.keys() - LINK_CLAIMS):
             raise Failure("E3203", f"the token is malformed: `act` has unknown claims: {', '.join(unknown)}")
         links.append(read_link(claims))
@@ -312,7 +313,7 @@ def read_above(act: Any) -> tuple[Link, ...]:
 
 
 def write_link(link: Link) -> dict[str, Any]:
-    """A link as claims."""
+    """Write a link as claims."""
     claims: dict[str, Any] = {
         "sub": link.subject,
         "jti": link.jti,
@@ -328,7 +329,7 @@ def write_link(link: Link) -> dict[str, Any]:
 
 
 def write_above(links: Sequence[Link]) -> dict[str, Any] | None:
-    """Links, root first, as a nested `act` claim."""
+    """Write links, root first, as a nested `act` claim."""
     act: dict[str, Any] | None = None
     for link in links:
         act = write_link(link) | ({} if act is None else {"act": act})
@@ -336,12 +337,12 @@ def write_above(links: Sequence[Link]) -> dict[str, Any] | None:
 
 
 def link_faults(link: Link) -> list[str]:
-    """What keeps a link from being issued, in words."""
+    """List the reasons why a link cannot be issued."""
     return list(claim_faults(write_link(link)))
 
 
 def claim_faults(claims: Mapping[str, Any]) -> Iterable[str]:
-    """Everything in a link's claims that is not of the one form it may have."""
+    """List the faults of a link's claims."""
     if not is_did(claims.get("sub")):
         yield "`sub` must be a DID, as in did:key:z6Mk…"
     if not _matches(_JTI, claims.get("jti")):
@@ -359,27 +360,27 @@ def claim_faults(claims: Mapping[str, Any]) -> Iterable[str]:
 
 
 def is_jti(value: Any) -> bool:
-    """Whether it can be the id of a link."""
+    """Whether a value can be the id of a link."""
     return _matches(_JTI, value)
 
 
 def is_did(value: Any) -> bool:
-    """Whether it has the form of a DID without path, query or fragment."""
+    """Whether a value has the form of a DID without path, query or fragment."""
     return isinstance(value, str) and len(value) <= 2048 and _DID.match(value) is not None
 
 
 def scope_fault(scope: Any) -> str | None:
-    """What is wrong with a scope."""
+    """Describe the fault of a scope, or None."""
     return None if _matches(_SCOPE, scope) else f"the scope {_shown(scope)} must be of a-z, 0-9 and _.:/*-"
 
 
 def tool_fault(tool: Any) -> str | None:
-    """What is wrong with a tool's name or pattern."""
+    """Describe the fault of a tool's name or pattern, or None."""
     return None if _matches(_TOOL, tool) else f"the tool {_shown(tool)} must be `ns.name`, `ns.*` or `*`"
 
 
 def range_fault(versions: Any) -> str | None:
-    """What is wrong with a range of versions."""
+    """Describe the fault of a range of versions, or None."""
     if versions == "*":
         return None
     if not _matches(_RANGE, versions) or len(versions) > LONGEST_RANGE:
@@ -401,7 +402,7 @@ def range_fault(versions: Any) -> str | None:
 
 
 def resource_fault(resource: Any) -> str | None:
-    """What is wrong with a resource or a prefix of resources."""
+    """Describe the fault of a resource or a prefix of resources, or None."""
     if _matches(_RESOURCE, resource) and len(resource) <= 512 and is_plain(resource):
         return None
     return f"the resource {_shown(resource)} must be plain ASCII without dot segments, with a `*` at most at its end"

@@ -1,8 +1,8 @@
-"""By which channels people are told that somebody waits for them.
+"""Channels by which approvers are notified that a call waits for them.
 
-A channel is of one of three kinds: `console` (people look for themselves, nothing is sent), `webhook` (our own signed
-request), or `url` (any of the services that apprise knows: mail, chat, pagers). Records and tables name a channel and
-never say its address: addresses hold passwords.
+A channel is of one of three kinds: `console` (nothing is sent; people look for themselves), `webhook` (a signed request
+of our own), or `url` (any of the services that apprise supports: mail, chat, pagers). Records and tables contain the
+name of a channel and never its address, because addresses contain passwords.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECRET = "{secret}"  # noqa: S105 - where the password goes, not the password
 class Channel(pydantic.BaseModel):
     """One channel, and the groups of approvers that it reaches."""
 
-    # An address that is refused must not be repeated by the refusal.
+    # The refusal of an address must not repeat it.
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
@@ -63,7 +63,7 @@ class Channel(pydantic.BaseModel):
         return self
 
     def serves(self, group: str) -> bool:
-        """Whether the approvers of this group are told by it."""
+        """Whether the approvers of this group are notified through it."""
         return "*" in self.groups or group in self.groups
 
 

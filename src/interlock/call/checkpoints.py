@@ -1,8 +1,8 @@
-"""Checkpoints: how far a call has come, saved by its tool so that the work can be taken up from there.
+"""Checkpoints: the progress of a call, saved by its tool so that the work can be resumed from there.
 
-A state is JSON. Its text is kept as it is, so that what is read back equals what was saved; its checksum is that of the
-canonical form, so that it does not depend on how a state was spelt. A label says which point of the work it is: one of
-the manifest's `macro_events` makes the checkpoint a `macro` one, any other a `named` one.
+A state is JSON. Its text is stored unchanged, so that reading it returns what was saved; its checksum is that of the
+canonical form, so that it does not depend on the spelling. A label names a point of the work: one of the manifest's
+`macro_events` makes the checkpoint a `macro` one, any other a `named` one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 
 
 class Bounds(NamedTuple):
-    """How many checkpoints a call may save, and of how many bytes each."""
+    """Limits on the number of checkpoints of a call, and on the bytes of each."""
 
     number: int
     size: int
@@ -31,9 +31,9 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint as its reader may see it. With an `error` its state is lost; the facts about it are not.
+    """One checkpoint as its reader may see it. With an `error` its state is lost, but not the facts about it.
 
-    `redacted` lists, as JSON pointers, what was taken out of the state: when it was saved, or now.
+    `redacted` lists, as JSON pointers, what was removed from the state: when it was saved, or now.
     """
 
     invocation_id: str
@@ -78,7 +78,7 @@ def checkpoint_id(call: str, sequence: int) -> str:
 
 
 def check_label(label: Any) -> None:
-    """Refuse (E3308) what cannot be the label of a checkpoint."""
+    """Refuse (E3308) an invalid label of a checkpoint."""
     if not isinstance(label, str) or _LABEL.fullmatch(label) is None:
         raise Failure(
             "E3308", "the label of a checkpoint is a letter or digit and up to 99 more of these or of `_.:/-`"
@@ -86,7 +86,7 @@ def check_label(label: Any) -> None:
 
 
 def written(state: Any, most: int) -> tuple[bytes, str]:
-    """The JSON text of a state, and its checksum. E3906 for what is not JSON, E3407 for what is too long."""
+    """Return the JSON text of a state, and its checksum. E3906 if it is not JSON, E3407 if it is too long."""
     try:
         checksum = hashlib.sha256(canonical(state)).hexdigest()
         text = encode(state)
@@ -103,5 +103,5 @@ def refuse_more(most: int) -> Failure:
 
 
 def not_offered(ref: str) -> Failure:
-    """The refusal (E3109) of any checkpoint of a tool that does not say it saves them."""
+    """The refusal (E3109) of a checkpoint of a tool that does not declare checkpoints."""
     return Failure("E3109", f"{ref} saves no checkpoints: its manifest does not enable them (checkpoint_config)")

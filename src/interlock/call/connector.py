@@ -1,8 +1,8 @@
-"""The seam between the gateway and systems that other people run: what is asked of an upstream, and what it offers.
+"""The interface between the gateway and upstream systems: requests to an upstream, and its tools.
 
 A connector speaks one protocol to one upstream (an MCP server, an HTTP, gRPC or WebSocket service, a LangChain tool).
-It is handed calls by the executor alone, which hands over nothing that was not granted. How a call maps to the
-upstream's own operation is in `native`, which was pinned when the tool was admitted.
+Only the executor passes calls to it, and only granted ones. `native` maps a call to the upstream's own operation; it
+was pinned when the tool was admitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from interlock.data.schema import Json
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """How the caller's own client can be involved in a call, in the words of the Model Context Protocol.
+    """Ways to involve the caller's client in a call, in the words of the Model Context Protocol.
 
     `capabilities` are those it declared (elicitation, sampling). A client that can be asked right away has `ask`,
     whichever era the server speaks. For another, the call ends with the question (E3411, details `inputRequired`) and
@@ -34,7 +34,7 @@ class Interaction:
 
 
 class Outbound(Protocol):
-    """The span of something that leaves the process. As a context manager it ends with what its body ends with."""
+    """The span of something that leaves the process. As a context manager it ends with its body."""
 
     @property
     def traceparent(self) -> str: ...
@@ -54,10 +54,10 @@ _IN_A_HEADER = ":/@+,;=#?"  # beside letters, digits and `_.-~`; the rest of an 
 
 @record
 class RemoteCall:
-    """One granted call, in terms that a connector needs. `deadline` is on the clock of `monotonic`.
+    """One granted call, in the terms of a connector. `deadline` is on the clock of `monotonic`.
 
     `definition` is the digest of the definition that was admitted. A connector that looks an operation up by its name
-    refuses, with E3210, one that is described otherwise now.
+    refuses, with E3210, one whose description has changed.
     """
 
     tool: str
@@ -77,25 +77,25 @@ class RemoteCall:
     credentials: Mapping[str, str] = field(default_factory=dict[str, str])
     progress: Callable[[Json], None] | None = None
     interaction: Interaction = ALONE
-    # Why a host and port may not be reached for this call, if so; None where nothing can object.
+    # Returns why a host and port may not be reached for this call, or None; None if there are no restrictions.
     objection: Callable[[str, int], str | None] | None = None
-    # Its span, if it is traced. An attempt at it has a span of its own.
+    # Its span, if it is traced. Each attempt has a span of its own.
     span: Outbound | None = None
-    # The ids that the upstream has for this call, by their names in the standard's external mappings; for the record.
+    # The upstream's ids for this call, by their names in the standard's external mappings; for the record.
     reported: Json = field(default_factory=dict[str, Any])
-    # What the upstream says of its data: `data_version`, `confidence`.
+    # The upstream's statement on its data: `data_version`, `confidence`.
     provenance: Json = field(default_factory=dict[str, Any])
 
     @property
     def trace(self) -> dict[str, str]:
-        """The place in its trace, under the names that the W3C gives it."""
+        """The position in its trace, as W3C headers."""
         if self.tracestate:
             return {"traceparent": self.traceparent, "tracestate": self.tracestate}
         return {"traceparent": self.traceparent}
 
     @property
     def identity(self) -> dict[str, str]:
-        """Who the call is made for, as headers or metadata: the caller, and the agent that acts for them."""
+        """The caller and the agent that acts for them, as headers or metadata."""
         told = {"x-interlock-caller": quote(self.caller.id, safe=_IN_A_HEADER, errors="replace")}
         if self.caller.agent is not None:
             told["x-interlock-agent"] = quote(self.caller.agent, safe=_IN_A_HEADER, errors="replace")
@@ -103,12 +103,12 @@ class RemoteCall:
 
     @property
     def left_s(self) -> float:
-        """How much time is left; never below nought."""
+        """The time left; never negative."""
         return max(0.0, self.deadline - self.monotonic())
 
 
 class Aged(NamedTuple):
-    """An answer from before, given because there is none now and the contract permits it: `native` says `stale_s`."""
+    """A cached answer, given because there is none now and the contract permits it: `native` says `stale_s`."""
 
     value: Any
     age_s: float
@@ -116,7 +116,7 @@ class Aged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A tool as its upstream describes it. Nothing of it is trusted; `hints` least of all."""
+    """A tool as its upstream describes it. Nothing of it is trusted, `hints` least of all."""
 
     name: str
     description: str
@@ -129,14 +129,14 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """What an upstream offers at one moment, and what of it could not be understood: name and reason."""
+    """The tools that an upstream offers at one moment, and those that could not be read: name and reason."""
 
     tools: Sequence[Definition]
     refused: Sequence[tuple[str, str]] = ()
     about: Json = field(default_factory=dict[str, Any])
 
 
-# In a secret's name: whoever calls. One that is looked for on nobody's behalf is kept under the name NOBODY.
+# Placeholder for the caller in a secret's name. Without a caller, the secret is stored under the name NOBODY.
 CALLER = "{caller}"
 NOBODY = "_look"
 _AS_IT_IS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -144,9 +144,9 @@ _LONGEST_PART = 100
 
 
 def secret_of(name: str, caller: Caller | None) -> str:
-    """The secret that a name with `{caller}` in it means for one caller: `github/{caller}` is `github/local.ada`.
+    """Expand `{caller}` in a secret's name for one caller: `github/{caller}` becomes `github/local.ada`.
 
-    INVARIANT: no two callers, of whatever tenants, share one, and nobody's is also a caller's.
+    INVARIANT: no two callers, of whatever tenants, share a secret, and NOBODY's is never a caller's.
     """
     if CALLER not in name:
         return name
@@ -157,7 +157,9 @@ def secret_of(name: str, caller: Caller | None) -> str:
 
 
 def _part(text: str) -> str:
-    """An id as a part of a secret's name. A colon is a dot; what a name cannot hold is written `_` and its bytes."""
+    """Encode an id as a part of a secret's name. A colon becomes a dot; other invalid characters become `_` and their
+    bytes.
+    """
     coded = "".join(
         letter
         if letter in _AS_IT_IS
@@ -174,18 +176,18 @@ def _part(text: str) -> str:
 class Connector(Protocol):
     """One upstream, connected when first needed. Its methods may be called concurrently.
 
-    `call` gives the tool's value (Aged, if it is an old one), or raises Failure: E3502 not reached or broken off, E3503
-    no answer in time, E3504 asked too often (with retry_after_ms), E3401 the tool itself said no. A call that may have
-    been carried out and must not be twice is never sent again.
+    `call` returns the tool's value (Aged, if it is cached), or raises Failure: E3502 not reached or broken off, E3503
+    no answer in time, E3504 rate limited (with retry_after_ms), E3401 the tool itself failed. A call that may have been
+    carried out and must not be repeated is never sent again.
 
-    A look (`discover`, `probe`) is nobody's call. It is tried with no credentials on loan; one that has to show some
-    says so with E3602, before it has asked anything, and is then made again with them.
+    `discover` and `probe` belong to no call. They are tried without credentials; a connector that needs some raises
+    E3602 before it sends anything, and the method is called again with them.
     """
 
     async def call(self, call: RemoteCall) -> Any: ...
 
     def mapping(self, native: Json, reported: Json) -> Json | None:
-        """The upstream's ids for what it was asked, as an external mapping of the standard; None where it has none.
+        """The upstream's ids for a request, as an external mapping of the standard; None if it has none.
 
         Those of the operation are pinned in `native`; those of one call were `reported` by it.
         """
@@ -194,7 +196,7 @@ class Connector(Protocol):
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered: ...
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        """Whether it answers; raises E3502 if not."""
+        """Check whether the upstream answers; raises E3502 if not."""
         ...
 
     async def close(self) -> None: ...

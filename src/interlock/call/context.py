@@ -1,4 +1,4 @@
-"""What a tool sees of the call it serves."""
+"""The context of a call that tools receive."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CallerKind = Literal["human", "agent", "service"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Caller:
-    """On whose authority a call is made, and through which agent.
+    """The authority under which a call is made, and the agent through which it is made.
 
     `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
-    trust and groups are the operator's word about whoever acts, never the caller's own. `passed_on` tells that one
-    agent or service handed its authority to another.
+    trust and groups are the operator's statements about whoever acts, never the caller's own. `passed_on` tells that
+    one agent or service delegated its authority to another.
     """
 
     id: str
@@ -43,17 +43,17 @@ class Caller:
 
     @property
     def acting(self) -> str:
-        """Who acts: the agent where there is one."""
+        """The identity that acts: the agent if there is one."""
         return self.agent or self.id
 
     def governs(self, scope: str) -> bool:
-        """Whether a scope lets them act on the whole place. Only callers of the tenant `local` run it."""
+        """Whether a scope lets them administer the whole server. Only callers of the tenant `local` may."""
         return self.tenant == "local" and scope in self.scopes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a call would do, for the agent or the reviewer to look at first."""
+    """The effects that a call would have, for the agent or the reviewer to look at first."""
 
     effects: tuple[Change, ...] = ()
     preconditions: Mapping[str, bool] = field(default_factory=dict[str, bool])
@@ -61,7 +61,9 @@ class Preview:
 
 
 def previewed(answer: Any) -> Preview:
-    """What a tool's preview handler answered. E3401 when it is no preview: that is the tool's fault, not the call's."""
+    """Check the answer of a tool's preview handler. E3401 if it is not a preview: that is the tool's fault, not the
+    call's.
+    """
     if not isinstance(answer, Preview):
         raise _no_preview(f"the tool's preview returned `{type(answer).__name__}`")
     effects: Any = answer.effects
@@ -88,7 +90,7 @@ class Attestation:
 
 
 class _ToolLog(logging.LoggerAdapter[logging.Logger]):
-    """A tool's log: under the call's trace id, and without what the call must keep to itself."""
+    """A tool's log: under the call's trace id, and without the call's private values."""
 
     def __init__(self, trace_id: str, invocation_id: str, hide: Callable[[str], str]) -> None:
         ids = {"trace_id": trace_id, "invocation_id": invocation_id}
@@ -164,9 +166,9 @@ class Context(CallContext):
 
     @property
     def trace_headers(self) -> dict[str, str]:
-        """The place of this call in its trace, as W3C headers: `traceparent`, and `tracestate` where there is one.
+        """The position of this call in its trace, as W3C headers: `traceparent`, and `tracestate` if there is one.
 
-        A tool sends them to the services that it asks, so that one trace shows the whole way.
+        A tool sends them to the services that it calls, so that one trace shows the whole path.
         """
         return dict(self._trace())
 
@@ -177,7 +179,7 @@ class Context(CallContext):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call was cancelled or has run out of time. Long loops in threads should look."""
+        """Whether the call was cancelled or has run out of time. Long loops in threads should check it."""
         return self._cancelled.is_set() or self.remaining_s <= 0
 
     def progress(self, /, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
@@ -188,21 +190,21 @@ class Context(CallContext):
         self._on_loop(self._on_progress, {**self.last_progress, **facts})
 
     def partial(self, value: Any) -> None:
-        """Give an ordered part of the result early. It never replaces the final result."""
+        """Send an ordered part of the result early. It never replaces the final result."""
         self._on_loop(self._on_partial, value)
 
     def yield_result(self, value: Any) -> None:
-        """Give an interim result that can be used as it is, and go on. It never replaces the final result.
+        """Send an interim result that can be used as it is, and continue. It never replaces the final result.
 
-        It is one of the ordered parts of the call, told as `tool.invocation.yielded`. In the sandbox it is told as a
-        part like any other.
+        It is one of the ordered parts of the call, sent as `tool.invocation.yielded`. In the sandbox it is sent as an
+        ordinary part.
         """
         self._on_loop(self._on_yield, value)
 
     async def checkpoint(self, label: str, state: Any) -> None:
-        """Save how far the work has come: JSON, under a label. When it returns, it is on disk.
+        """Save the progress of the work: JSON, under a label. When it returns, it is on disk.
 
-        E3906 if the state is not JSON, E3407 if it is too much, E3902 if it could not be written. The manifest must
+        E3906 if the state is not JSON, E3407 if it is too large, E3902 if it could not be written. The manifest must
         enable checkpoints, and names the labels (`macro_events`) that are milestones.
         """
         await self._save(label, state)
@@ -212,7 +214,7 @@ class Context(CallContext):
         if self._save_blocking is not None:
             self._save_blocking(label, state)
         elif threading.get_ident() == self._thread:
-            # Whoever waits here keeps the loop from ever saving it.
+            # Waiting here would block the loop, which could then never save it.
             raise Failure("E3308", "an async tool saves with `await context.checkpoint(…)`")
         else:
             asyncio.run_coroutine_threadsafe(self.checkpoint(label, state), self._loop).result()
@@ -222,32 +224,32 @@ class Context(CallContext):
         self.changes.append(Change(resource=resource, operation=operation, before=before, after=after))
 
     def compensate_with(self, **arguments: Any) -> None:
-        """State what undoing this call needs to know; without it, that is the call's own arguments and its result."""
+        """State the arguments for undoing this call; by default they are the call's own arguments and its result."""
         self.compensation = arguments
 
     def attest(self, what: str, claimed: Any, observe: Callable[[], Any]) -> None:
-        """State a fact about the effect (a file's hash, a row count) that is checked before anyone hears of success."""
+        """State a fact about the effect (a file's hash, a row count) that is checked before success is reported."""
         self.attestations.append(Attestation(what, claimed, observe))
 
     def secret(self, name: str) -> str:
         """A credential that the tool's manifest names (`credentials:NAME`), lent for this call alone.
 
-        It is taken out of whatever the call leaves behind: its result, its log, its errors.
+        It is removed from everything the call produces: its result, its log, its errors.
         """
         return self._secret(name)
 
     @property
     def out(self) -> Path:
-        """The directory for files that are to be kept with the result, if the tool's manifest allows it some.
+        """The directory for files to store with the result, if the tool's manifest allows them.
 
-        They are for whoever made the call, by reference, once it has succeeded. Links are not followed.
+        The caller receives them by reference once the call has succeeded. Links are not followed.
         """
         if self._out is None:
             raise Failure("E3411", "this tool leaves no files; say how many with sandbox=Sandboxing(artifacts=…)")
         return self._out
 
     def cost(self, **parts: float) -> None:
-        """Report what the call cost: external_api, storage_io, network, token, human_review or compute."""
+        """Report the cost of the call: external_api, storage_io, network, token, human_review or compute."""
         self.costs += reported(parts)
 
     def attach(self, type: str, **fields: Any) -> None:  # noqa: A002 - the standard's name
@@ -260,14 +262,14 @@ class Context(CallContext):
         self.attached.add_content({"type": type, **fields})
 
     def show(self, *, model: str | None = None, summary: str | None = None, search: str | None = None) -> None:
-        """State how the result is shown: to a model, in one line to people, and to whoever searches a transcript.
+        """State how the result is shown: to a model, in one line to people, and in the search of a transcript.
 
-        The value itself stays as it is, for callers that read structured data.
+        The value itself stays unchanged, for callers that read structured data.
         """
         self.attached.add_views({"model": model, "summary": summary, "search": search})
 
     def provenance(self, *, data_version: str | None = None, confidence: float | None = None) -> None:
-        """State which version of its data the result was made from, and how sure it is, from 0 to 1.
+        """State the version of the data that the result was made from, and the confidence in it, from 0 to 1.
 
         The result carries both in its `provenance`. Without them the version is null and the confidence 1.
 
@@ -285,7 +287,7 @@ class Context(CallContext):
         resources: Sequence[str] = (),
         expires_s: float = 3600,
     ) -> None:
-        """Hand work over to an agent or to a tool: what, with which authority, and for how long.
+        """Hand work over to an agent or to a tool: the work, the authority and the period.
 
         The result lists it and the journal records it. It grants nothing: the receiver needs a token of its own that
         covers what it does. It can name no scope and no resource that this call itself lacks.
@@ -295,7 +297,7 @@ class Context(CallContext):
         self.attached.add_handoff(said, self.caller)
 
     def modify_context(self, **modifiers: Any) -> None:
-        """Ask for changes to the conversation's context; the scheduler decides whether they are allowed."""
+        """Request changes to the conversation's context; the scheduler decides whether they are allowed."""
         self.modifiers.update(modifiers)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Any:
@@ -303,7 +305,7 @@ class Context(CallContext):
         return await self._child(self, tool, arguments, **options)
 
     def cancel(self) -> None:
-        """Raise the flag that `cancelled` shows. Called by the gateway."""
+        """Set the flag that `cancelled` shows. Called by the gateway."""
         self._cancelled.set()
 
     def _on_loop(self, function: Callable[[Any], None], argument: Any) -> None:

@@ -1,12 +1,12 @@
-"""What a call costs: its parts, their sum, and the meter that measures the part which is computing.
+"""The cost of a call: its parts, their sum, and the meter that measures computing.
 
-A call's cost is its own: what a nested call costs is in the nested call's row and nowhere else, so that the cost of a
+A call's cost is its own: the cost of a nested call is in the nested call's row and nowhere else, so that the cost of a
 task is a plain sum over its calls, plus what was charged to the task itself.
 
-The meter sits where the tool is run. An awaitable shares its thread with everybody else's, so its CPU time is the sum
-over the steps in which the event loop resumes it; a function in a worker thread has that thread to itself. What one
-call holds of a shared process cannot be told, so memory is metered where a call has a process of its own: the executor
-that gave it one says how much it used, and of the processor too.
+The meter runs where the tool runs. An awaitable shares its thread with others, so its CPU time is the sum over the
+steps in which the event loop resumes it; a function in a worker thread has that thread to itself. The memory that one
+call uses in a shared process cannot be measured, so memory is metered only where a call has a process of its own: the
+executor that started it reports its memory, and its CPU time too.
 
 INVARIANT: no stretch of CPU or wall time is counted by two meters that are nested in one another.
 """
@@ -48,7 +48,7 @@ class Cost:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The parts that are not nought."""
+        """The parts that are not zero."""
         return {part: amount for part in PARTS if (amount := getattr(self, part))}
 
     @property
@@ -62,7 +62,7 @@ class Cost:
         return Cost(**{part: getattr(self, part) + getattr(other, part) for part in PARTS})
 
     def document(self) -> dict[str, float]:
-        """The cost as people and documents see it: in units of currency."""
+        """The cost in units of currency, for people and documents."""
         return {**{part: amount / MILLION for part, amount in self.parts.items()}, "total": self.total / MILLION}
 
 
@@ -70,29 +70,29 @@ FREE = Cost()
 
 
 def reported(parts: Mapping[str, float]) -> Cost:
-    """What a tool says it cost, in units of currency. E3303 on a part nobody knows or an amount that cannot be."""
+    """Read the cost that a tool reports, in units of currency. E3303 for an unknown part or an invalid amount."""
     for part, amount in parts.items():
         if part not in CALL_PARTS:
             raise Failure("E3303", f"`{part}` is not a part of a call's cost; the parts are {', '.join(CALL_PARTS)}")
-        # INVARIANT: no tool can earn: a negative cost would let its caller spend what others were refused.
+        # INVARIANT: no tool can report a negative cost: its caller could then spend what others were refused.
         if not 0 <= amount <= MAX_AMOUNT:
             raise Failure("E3303", f"the cost `{part}` must be between 0 and {MAX_AMOUNT:.0f}")
     return Cost(**{part: millionths(amount) for part, amount in parts.items()})
 
 
 def compute_cost(cpu_ns: int, wall_ns: int, prices: Prices, memory_bytes: int = 0) -> int:
-    """Millionths for the time used, and for the memory held so long, to the nearest."""
+    """Millionths for the time used, and for the memory held during that time, rounded to the nearest."""
     held = memory_bytes / GIB * prices.memory_gib_s
     return millionths((cpu_ns * prices.cpu_s + wall_ns * (prices.wall_s + held)) / 1e9)
 
 
-# Within whose metered code we are. Tasks and threads inherit it from whoever starts them.
+# The meter of the code that is running. Tasks and threads inherit it from their starter.
 _current: ContextVar[Meter | None] = ContextVar("interlock_meter", default=None)
 _nesting = threading.Lock()
 
 
 class Meter:
-    """The CPU and wall time of one call, over all attempts and however many steps. It measures one thing at a time."""
+    """The CPU and wall time of one call, over all attempts and steps. It measures one thing at a time."""
 
     __slots__ = (
         "_inner_cpu_ns", "_inner_running", "_inner_since_ns", "_inner_wall_ns", "_thread", "cpu_ns", "memory_bytes",
@@ -102,9 +102,9 @@ class Meter:
     def __init__(self) -> None:
         self.cpu_ns = 0
         self.wall_ns = 0
-        self.memory_bytes = 0  # the most that was held at once, where that can be told
+        self.memory_bytes = 0  # the peak, where it can be measured
         self._thread = 0  # the thread that is in a step of this meter now
-        self._inner_cpu_ns = 0  # what nested meters counted during the present step
+        self._inner_cpu_ns = 0  # the time that nested meters counted during the present step
         # Nested calls may overlap; from the first that starts to the last that ends, the time is theirs.
         self._inner_running = 0
         self._inner_since_ns = 0
@@ -112,7 +112,7 @@ class Meter:
 
     @types.coroutine
     def awaiting(self, awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
-        """Await something, counting what it uses: `value = await meter.awaiting(function())`."""
+        """Await something and count its use: `value = await meter.awaiting(function())`."""
         inner = awaitable if inspect.iscoroutine(awaitable) else _coroutine(awaitable)
         outer = _current.get()
         started_ns = self._start(outer)
@@ -140,7 +140,7 @@ class Meter:
             self._stop(started_ns, outer)
 
     def calling(self, function: Callable[[], T]) -> Callable[[], T]:
-        """A function that counts what `function` uses, for a worker thread to call."""
+        """Wrap a function so that its use is counted, for a worker thread to call."""
 
         def metered() -> T:
             outer = _current.get()
@@ -157,11 +157,11 @@ class Meter:
         return metered
 
     def cost(self, prices: Prices) -> Cost:
-        """What has been used so far, at these prices."""
+        """The cost of what has been used so far, at these prices."""
         return Cost(compute=compute_cost(self.cpu_ns, self.wall_ns, prices, self.memory_bytes))
 
     def told(self, cpu_ns: int, wall_ns: int, memory_bytes: int) -> None:
-        """What a process that had the call to itself used."""
+        """Record the use of a process that ran only this call."""
         self.cpu_ns, self.wall_ns, self.memory_bytes = cpu_ns, wall_ns, memory_bytes
 
     # A step: a stretch without a pause, on one thread.

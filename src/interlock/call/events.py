@@ -1,7 +1,7 @@
-"""What happens to tools and calls, told to listeners while it happens.
+"""Events about tools and calls, sent to listeners while they happen.
 
-`CLASSES` lists every class of events, `KINDS` every type of event with the class it belongs to and the schema of its
-data. `SCHEMA` is the schema of any event's document.
+`CLASSES` lists every class of events, `KINDS` every type of event with its class and the schema of its data. `SCHEMA`
+is the schema of any event's document.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ KINDS: Final[dict[str, Kind]] = {
 
 
 def data_schema(kind: str) -> Json:
-    """The JSON Schema of an event's document, by its type. Of a type that is not listed it is the form alone."""
+    """The JSON Schema of an event's document, by its type. For an unlisted type it is the general form."""
     known = KINDS.get(kind)
     links = {"call": ["invocation_id"], "tool": ["tool_id"], "surface": ["surface_id"]}
     text = {"type": "string", "minLength": 1}

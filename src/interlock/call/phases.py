@@ -2,9 +2,9 @@
 
     Request ─► Requested ─► Checked ─► Granted ─► Ran ─► Verified ─► Result
 
-Each can only be made from the one before it. An executor takes `Granted`, whose seal only the Authorize phase holds, so
-there is no way to run a tool that was not validated and authorized. Reads that are plain in every respect take the
-first three steps at once, as a `Read` that bears the seal.
+Each can only be made from the one before it. An executor takes `Granted`, whose seal only the Authorize phase can set,
+so a tool that was not validated and authorized cannot run. Ordinary reads take the first three steps at once, as a
+`Read` that carries the seal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Behavior = Literal["allow", "ask", "deny", "passthrough"]
 
 @step
 class Request:
-    """What a door hands over: who wants which tool to do what, under which key, by when."""
+    """A request from an endpoint: caller, tool, input, idempotency key and deadline."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -51,15 +51,15 @@ class Request:
     door: str = "library"
     on_progress: Callable[[Json], None] | None = None
     task: str | None = None
-    # Set by a tool's own calls: whose budget they count in, and what they were handed that nobody may see.
+    # Set by a tool's own calls: the call whose budget they count in, and the private values they received.
     billed_to: str | None = None
     hidden: tuple[str, ...] = ()
-    # How whoever calls can be asked while the call is made.
+    # How the caller can be asked while the call is made.
     interaction: Interaction | None = None
 
 
 class ResultPart(NamedTuple):
-    """An ordered part of a result: a piece of it, or one that the tool yielded before it went on."""
+    """An ordered part of a result: a piece of it, or an interim result that the tool yielded."""
 
     value: Any
     yielded: bool
@@ -70,7 +70,7 @@ INPUTS: tuple[Input, ...] = ("model_input", "observable_input", "permission_inpu
 
 
 def between(source: str) -> tuple[Input, Input]:
-    """Between which inputs something of this source makes a difference."""
+    """Return the inputs between which a change of this source makes a difference."""
     kind = source.partition(":")[0]
     if kind == "hook":
         return "observable_input", "permission_input"
@@ -78,7 +78,7 @@ def between(source: str) -> tuple[Input, Input]:
 
 
 class _Absent(Enum):
-    """Stands for a value that is not there, where null is one."""
+    """Marks an absent value, where null is a value."""
 
     ABSENT = "absent"
 
@@ -87,7 +87,7 @@ ABSENT = _Absent.ABSENT
 
 
 class Mutated(NamedTuple):
-    """One difference between two of a call's inputs, and where it came from; ABSENT where one has no such place."""
+    """One difference between two of a call's inputs, and its source; ABSENT if one has no such place."""
 
     source: str
     pointer: str
@@ -110,37 +110,36 @@ class More:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        # What the call was handed that nobody may see.
+        # Private values that the call received.
         self.hidden: tuple[str, ...] = ()
-        # What happened to the input, and what else the result should say.
+        # Changes to the input, and additions to the result.
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
         self.hook_outputs: list[Json] = []
         self.parts: list[ResultPart] = []
         self.pagination: Json | None = None
-        # What an upstream said of its data.
+        # The statement of an upstream on its data.
         self.provenance: Json | None = None
         self.progress = 0
         # The ids under which the executor knows the call, as external mappings of the standard.
         self.mappings: tuple[Json, ...] = ()
-        # Files that it left, to be kept if it succeeds, and the references to them.
+        # Files that it produced, to be stored if it succeeds, and the references to them.
         self.files: tuple[File, ...] = ()
         self.artifacts: tuple[Artifact, ...] = ()
-        # What it will change by its manifest, what its tool reported, and what an executor saw it change.
+        # The changes predicted by its manifest, those its tool reported, and those an executor detected.
         self.predicted: tuple[Change, ...] = ()
         self.changes: tuple[Change, ...] = ()
         self.detected: tuple[Change, ...] = ()
         self.attestations: tuple[Attestation, ...] = ()
         self.compensation: Json | None = None
-        # The resources its input names, as the record has them; None where none are recorded.
+        # The resources its input names, as recorded; None if none are recorded.
         self.resources: tuple[str, ...] | None = None
-        # The approval it runs under, by which mechanism that was decided, who agreed to which preview, and what the
-        # preview promised.
+        # The approval it runs under, the mechanism, who approved which preview, and what the preview promised.
         self.approval: str | None = None
         self.approval_outcome: Json | None = None
         self.agreed: Json | None = None
         self.promised: Json | None = None
-        # What it uses up: claims to be made with its intent, locks, credentials on loan, and a meter.
+        # What it uses up: actions to be run with its intent, locks, credentials on loan, and a meter.
         self.claims: list[Callable[[Any], None]] | None = None
         self.claimed = False
         self.held: Held | None = None
@@ -152,18 +151,18 @@ class More:
         self.task: asyncio.Task[Any] | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.why: Why | None = None
-        # Whether only the tool's preview runs, its tool runs on after the call was cut off, the journal has it as
+        # Whether only the tool's preview runs, its tool continues after the call was cut off, the journal has it as
         # begun, and whether its failure is that of a call it made.
         self.looking = self.runs_on = self.noted = self.borrowed = False
-        # Where its result came from, and which places of it were redacted.
+        # The source of its result, and the places of it that were redacted.
         self.source: Source = "compute"
         self.redacted: tuple[str, ...] = ()
-        # Where it stands in a trace, if it came with one or is traced.
+        # Its position in a trace, if it came with one or is traced.
         self.span: Traced | None = None
 
 
 class _Nothing(More):
-    """The `More` of all calls that have nothing special. It cannot be written to."""
+    """The `More` of all calls that have no special fields. It cannot be written to."""
 
     __slots__ = ()
 
@@ -182,9 +181,9 @@ NOTHING: More = _Nothing()
 
 
 class Call(Trail):
-    """One call, from its request to its result. All that its records are written from is here or in `more`.
+    """One call, from its request to its result. All data of its records is here or in `more`.
 
-    Phases hand on the same object. The types below say how far it has come.
+    Phases pass on the same object. The types below state how far it has come.
     """
 
     __slots__ = (
@@ -196,7 +195,7 @@ class Call(Trail):
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
         self.state = "planned"
         self.states = ["planned"]
-        # A call that is sent again while a person decides takes on the id it had first.
+        # A call that is sent again while a person decides takes the id that it had first.
         self.id = self.own_id = call_id
         self.trace_id = trace_id
         self.started_ms = started_ms
@@ -208,22 +207,22 @@ class Call(Trail):
         # The input as it was sent, in canonical form; empty until it was read.
         self.model_input = b""
         self.input_hash = ""
-        # The input as policy sees it and as the tool gets it.
+        # The input as policy sees it and as the tool receives it.
         self.input: Json | None = None
         self.deadline = started
         self.decision: Decision | None = None
-        # Set by the Authorize phase alone. Executors run nothing without it.
+        # Set by the Authorize phase only. Executors run nothing without it.
         self.seal: object = None
-        # How far it came: its tool was started, its tool came back, its success is being written.
+        # Progress: its tool was started, its tool returned, its success is being written.
         self.launched = self.returned = self.recorded = False
 
-    # What came out of the tool, and that as the contract has it, with nothing private in it, and as JSON.
+    # The output of the tool, then in the form of the contract, without private values, and as JSON.
     output: Any
     value: Any
     encoded: bytes
 
     def extend(self) -> More:
-        """The fields that only some calls have, to be written to."""
+        """The fields that only some calls have, for writing."""
         more = self.more
         if more is NOTHING:
             more = self.more = More()
@@ -231,18 +230,18 @@ class Call(Trail):
 
     @property
     def ref(self) -> str:
-        """The tool and version, or the name that was asked for while it is not resolved."""
+        """The tool and version, or the requested name while it is not resolved."""
         return self.request.tool if self.tool is None else self.tool.ref
 
 
 Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback"]
-# What a caller may give as the reason for ending a call.
+# Reasons that a caller may give for ending a call.
 Reason = Literal["interruption", "discard", "fallback"]
 REASONS: Mapping[Reason, Why] = {"interruption": "canceled", "discard": "discarded", "fallback": "fallback"}
 
 
 class Traced(Protocol):
-    """A place in a trace, as whoever is asked next is told of it."""
+    """A position in a trace, for requests to others."""
 
     @property
     def traceparent(self) -> str: ...
@@ -252,13 +251,13 @@ class Traced(Protocol):
 
 
 class Held(Protocol):
-    """Resources that a call has to itself until it lets go of them."""
+    """Resources that a call holds exclusively until it releases them."""
 
     def release(self) -> None: ...
 
 
 class Lease(Protocol):
-    """Credentials lent to one call, and gone when it ends."""
+    """Credentials lent to one call and withdrawn when it ends."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -274,7 +273,7 @@ class Lease(Protocol):
 
 @record
 class Decision:
-    """What policy said, by which rules, under which policy, who said it, and until when that may be relied on."""
+    """The decision of policy: the rules, the policy, the source, and until when it may be relied on."""
 
     behavior: Behavior
     reason: str
@@ -283,12 +282,12 @@ class Decision:
     source: str = "policy"  # policy | remote | gate | hook | token | permissions | scopes | approval
     expires_ms: int | None = None
     obligations: tuple[str, ...] = ()
-    # The path because of which it is refused or asked about.
+    # The path because of which the call is refused or needs approval.
     blocked_path: str | None = None
 
 
 if TYPE_CHECKING:
-    # Each narrows what the type before it leaves open. `cast` to one of them stands at the end of its phase, and
+    # Each type narrows what the type before it leaves open. `cast` to one of them stands at the end of its phase, and
     # nowhere else. A mutable attribute may not be narrowed by a subclass in general; here no one else writes to it.
 
     class Requested(Call):
@@ -313,10 +312,10 @@ if TYPE_CHECKING:
         def seal(self) -> object: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     class Ran(Granted):
-        """4. A call whose tool has run, with its output and what the tool said about its effects."""
+        """4. A call whose tool has run, with its output and what the tool reported about its effects."""
 
     class Verified(Ran):
-        """5. A call whose result fits its contract, whose effects were confirmed, with nothing private in it."""
+        """5. A call whose result fits its contract, whose effects were confirmed, without private values."""
 
 else:
     Requested = Checked = Granted = Ran = Verified = Call
@@ -368,6 +367,6 @@ class Read:
 
 
 class Executor(Protocol):
-    """Runs granted calls. Has no other entrance."""
+    """Runs granted calls. It has no other entry point."""
 
     async def run(self, granted: Granted, context: Context | None) -> Any: ...

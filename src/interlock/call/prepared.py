@@ -1,4 +1,4 @@
-"""A version ready to be called: its contract, its function, and what calls need often, worked out once."""
+"""A version ready to be called: its contract, its function, and values that every call needs, computed once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from interlock.privacy.redact import SchemaRedactor, property_names
 
 
 class Prepared:
-    """What the phases know of the tool they are calling."""
+    """A tool version as the phases use it."""
 
     __slots__ = (
         "bound",
@@ -63,14 +63,14 @@ class Prepared:
         self.notice = notice
         self.paged = manifest.paged
         self.ref = contract.ref
-        # The input schema as callers are held to it; without internal fields the two are one.
+        # The input schema that callers are checked against; without internal fields both are the same.
         self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
-        # Says yes to results that plainly fit, quickly. Whatever it says no to is held against the schema.
+        # A fast check for results. If it returns False, the schema decides.
         self.plainly_fits = fitter(contract.output.document)
         self.defaults = schema.defaults
         self.dump = bound.dump
-        # Of its results and of its input; compiled by the gateway when first needed.
+        # Redactors of its results and of its input; compiled by the gateway when first needed.
         self.redactor: SchemaRedactor | None = None
         self.sink: SchemaRedactor | None = None
         self.writes = contract.mutation.writes
@@ -78,9 +78,9 @@ class Prepared:
         self.required_scopes = contract.auth.required_scopes
         self.permissions = permissions_of(contract.auth.required_permissions)
         self.credentials = self.permissions.credentials
-        # Whether paths in its arguments are held against the permissions it lists.
+        # Whether paths in its arguments are checked against the permissions it lists.
         self.confined = bool(self.permissions.readable)
-        # Names that its results have by contract.
+        # The member names that its results have by contract.
         self.members = frozenset(property_names(contract.output.document))
         self.isolated = manifest.sandbox is not None
         self.tier = 0 if manifest.sandbox is None else manifest.tier
@@ -92,9 +92,9 @@ class Prepared:
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
         self.private = manifest.private_output
         if self.private:
-            self.max_inline = 0  # nothing fits, so that every result is kept and referred to
+            self.max_inline = 0  # nothing fits, so every result is stored and returned by reference
         self.max_result = manifest.max_result_bytes
-        # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
+        # A tool that only computes runs in its caller's own task; anything that may wait gets a task of its own.
         self.quick = (
             contract.timeout.timeout_class == "interactive"
             and not self.writes
@@ -102,7 +102,7 @@ class Prepared:
             and not self.remote
         )
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
-        # A read that leaves nothing behind but its closing record.
+        # A read that produces nothing but its closing record.
         self.plain = not self.writes and not bound.takes_context
         # One that may go straight from its request to its result, if its call is as plain: see gateway/straight.py.
         self.straight = (
@@ -110,7 +110,7 @@ class Prepared:
             and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
             and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
         )  # fmt: skip
-        # Checks, copies and writes its input in one go, where that can be done.
+        # Checks, copies and writes its input in one pass, if possible.
         kept = None if bound.arguments is None else [name for name, _ in bound.rich]
         self.take = taker(self.facing.document, kept) if self.straight else None
 

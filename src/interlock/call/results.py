@@ -1,4 +1,4 @@
-"""What a caller gets back: one terminal result per call, whatever happened."""
+"""The result of a call: one terminal result per call, whatever happened."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from interlock.data.schema import Json
 
 @record
 class Persistence:
-    """Where a result's payload went: inline with the envelope, or kept and referred to."""
+    """The location of a result's payload: inline in the envelope, or stored and referred to."""
 
-    # inline: all of it is in the answer. redact: without what is private. preview: kept, and its beginning is in the
-    # answer. persist: kept, and nothing of it is in the answer. link: nothing is kept, and the reason says why.
+    # inline: all of it is in the answer. redact: without private values. preview: stored, and its beginning is in the
+    # answer. persist: stored, and nothing of it is in the answer. link: nothing is stored, and the reason says why.
     decision: str
     ref: str | None = None
     size: int = 0
@@ -45,11 +45,11 @@ INLINE = Persistence(decision="inline")
 
 
 def without_private_fields(size: int) -> Persistence:
-    """What is decided about a result that is told without its private fields."""
+    """The persistence of a result that is returned without its private fields."""
     return Persistence(decision="redact", size=size, reason="private fields were removed")
 
 
-# What of the metadata has a place of its own in the document.
+# Metadata with a place of its own in the document.
 _BESIDE = frozenset({"content", "views", "handoffs", "progress"})
 _RESOURCES = frozenset({"resource_link", "embedded_resource"})
 _REJECTIONS = frozenset(
@@ -57,7 +57,7 @@ _REJECTIONS = frozenset(
 )
 
 _TIME: Json = {"type": "string", "format": "date-time"}
-# What every success says beside its data; the doors put the sections where their wires have room for them.
+# The members of every success besides its data; endpoints place the sections where their protocols allow.
 ENVELOPE_SCHEMA: Json = {
     "type": "object",
     "properties": {
@@ -129,7 +129,7 @@ class Result:
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing to tell but the value, where it came from and how long it took."""
+        """Whether the result consists only of the value, its source and the duration."""
         return (
             self.error is None and self.source == "compute" and self.persistence is INLINE
             and self.state == "succeeded" and not self.redacted and not self.artifacts
@@ -146,20 +146,20 @@ class Result:
         return self.source == "replay"
 
     def unwrap(self) -> Any:
-        """The value, or the failure raised."""
+        """Return the value, or raise the failure."""
         if self.error is not None:
             raise self.error
         return self.value
 
     def text(self) -> str:
-        """What a model reads: the value, a preview of it with a reference, or the reason there is none."""
+        """The text for a model: the value, a preview of it with a reference, or the reason why there is none."""
         if self.error is not None:
             return f"{self.error.row.error_code}: {self.error.message}"
         return self._views.get("model") or self._original()
 
     @property
     def _views(self) -> Mapping[str, str]:
-        """What the tool says its result is shown as."""
+        """The views of the result that the tool provided."""
         return self.metadata.get("views") or {}
 
     @property
@@ -173,13 +173,13 @@ class Result:
         return self.metadata.get("handoffs") or ()
 
     def _original(self) -> str:
-        """The value as text, or the beginning of it with a reference."""
+        """The value as text, or its beginning with a reference."""
         kept, value = self.persistence.ref is not None, self.value
         if kept and self.persistence.private:
             at = self.persistence.reason if self.persistence.decision == "link" else f"kept as {self.persistence.ref}"
             return f"(private: {self.persistence.size} characters, {at})"
         if kept:
-            # Only its beginning is shown. A character or value more cannot be among so many characters of JSON.
+            # Only its beginning is shown. Further characters or values cannot be among so many characters of JSON.
             value = Shortener(characters=PREVIEW_CHARS, values=PREVIEW_CHARS).shorten(value)
         rendered = value if isinstance(value, str) else encode(value).decode()
         if not kept:
@@ -208,12 +208,12 @@ class Result:
         }
 
     def about(self) -> Json:
-        """Where a success comes from, what it took, and what was removed from it. Every wire carries it."""
+        """The source of a success, its duration and cost, and what was removed from it. Every protocol carries it."""
         return {**self._origin(), "redaction_state": self.redaction_state}
 
     @property
     def redaction_state(self) -> Json:
-        """Whether anything was removed from the value before it was told, and where it stood, as JSON pointers."""
+        """Whether anything was removed from the value before it was returned, and where, as JSON pointers."""
         return {"redacted": bool(self.redacted), "paths": list(self.redacted)}
 
     def _origin(self) -> Json:
@@ -236,7 +236,7 @@ class Result:
         }
 
     def _rendering(self) -> Json:
-        """What people see, in each view. A refusal is no error of the call: somebody or something said no."""
+        """The views for people. A refusal is not an error of the call: a person or a rule said no."""
         error = self.error
         rejected = error is not None and (self.pending or error.row.error_class in _REJECTIONS)
         words = None if error is None else error.message
@@ -249,7 +249,7 @@ class Result:
         }
 
     def _search_text(self) -> str:
-        """What a search of a transcript looks through: the tool, how it ended, and the words that the tool gave."""
+        """The text that a search of a transcript covers: the tool, the outcome, and the words that the tool gave."""
         said = self._views.get("search") or words_of(self.content)[:PREVIEW_CHARS]
         return f"{self.summary()}\n{said}".strip()
 

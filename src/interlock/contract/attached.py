@@ -1,7 +1,6 @@
-"""What a tool hands out beside its value: items of content, views of its result, references that hand work over, and
-facts about its data.
+"""Attachments of a result: items of content, views, handoffs, and facts about its data.
 
-A tool says them through its context. In a sandbox they travel with its reports and are checked again on the host, by
+A tool adds them through its context. In a sandbox they travel with its reports and are checked again on the host, by
 the same functions. The gateway redacts them, bounds them and puts them into the result.
 """
 
@@ -25,7 +24,7 @@ MOST_ITEMS, MOST_BYTES = 100, 1 << 20
 MOST_HANDOFFS, MOST_HANDED_OVER = 100, 4096
 LONGEST_VIEW = 20_000
 LONGEST_HANDOFF_S = 30 * 86_400
-# References to what Interlock keeps are made by Interlock alone.
+# References to stored data are made by Interlock alone.
 _NOT_FROM_TOOLS = frozenset({"persisted_ref", "artifact_ref"})
 _BINARY = ("data", "blob")
 _NOT_FOR_MODELS = frozenset({"log"})
@@ -35,7 +34,7 @@ LONGEST_VERSION = 256
 
 @dataclass(slots=True)
 class Attached:
-    """All that one call hands out beside its value."""
+    """Everything that one call attaches to its value."""
 
     content: list[Json] = field(default_factory=list[Json])
     views: dict[str, str] = field(default_factory=dict[str, str])
@@ -46,7 +45,7 @@ class Attached:
         return bool(self.content or self.views or self.handoffs or self.provenance)
 
     def add_content(self, fields: Mapping[str, Any]) -> None:
-        """Add an item of content; E3401 where it is none."""
+        """Add an item of content; E3401 if it is invalid."""
         if len(self.content) >= MOST_ITEMS:
             raise _wrong(f"a result holds at most {MOST_ITEMS} items of content")
         item = {name: _as_text(value) for name, value in fields.items() if value is not None}
@@ -55,7 +54,7 @@ class Attached:
             raise _wrong(f"the content of a result is larger than {MOST_BYTES} bytes; leave it as a file")
 
     def add_views(self, views: Mapping[str, Any]) -> None:
-        """State how the result is shown; E3401 for a view that there is not."""
+        """State how the result is shown; E3401 for an unknown view."""
         for name, text in views.items():
             if text is None:
                 continue
@@ -64,13 +63,15 @@ class Attached:
             self.views[name] = text
 
     def add_handoff(self, said: Mapping[str, Any], caller: Caller) -> None:
-        """Add a reference that hands work over; E3206 where it names more authority than the call has."""
+        """Add a reference that hands work over; E3206 if it names more authority than the call has."""
         if len(self.handoffs) >= MOST_HANDOFFS:
             raise _wrong(f"a result holds at most {MOST_HANDOFFS} handoffs")
         self.handoffs.append(_handoff(said, caller))
 
     def add_provenance(self, said: Mapping[str, Any]) -> None:
-        """State the version of the data (`data_version`) and how sure the value is (`confidence`); E3401 if neither."""
+        """State the version of the data (`data_version`) and the confidence in the value (`confidence`); E3401 if
+        neither.
+        """
         version, confidence = said.get("data_version"), said.get("confidence")
         if said.keys() - {"data_version", "confidence"}:
             raise _wrong("provenance is a data_version and a confidence")
@@ -93,7 +94,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _item(item: Json) -> Json:
-    """An item of content, checked by the standard's own model."""
+    """Check an item of content with the standard's own model."""
     from interlock.contract.standard.results import content_item
 
     if item.get("type") in _NOT_FROM_TOOLS:
@@ -106,7 +107,7 @@ def _item(item: Json) -> Json:
 
 
 def binary(item: Json) -> bytes:
-    """The bytes that an item holds as base64; E3401 where it is not base64."""
+    """Decode the base64 data of an item; E3401 if it is not base64."""
     try:
         return b"".join(base64.b64decode(item[name], validate=True) for name in _BINARY if item.get(name))
     except (binascii.Error, ValueError):
@@ -114,7 +115,7 @@ def binary(item: Json) -> bytes:
 
 
 def _handoff(said: Mapping[str, Any], caller: Caller) -> Json:
-    """A handoff, checked: what, to whom or to which tool, with what authority, for how long."""
+    """Check a handoff: the work, the agent or tool, the authority and the period."""
     what, to, lasts_s = said.get("what"), said.get("to"), said.get("expires_s")
     scopes, resources = _texts(said.get("scopes")), _texts(said.get("resources"))
     if not isinstance(what, Mapping) or not what or len(encode(dict(cast("Json", what)))) > MOST_HANDED_OVER:
@@ -150,7 +151,7 @@ def _is_name(value: Any) -> bool:
 
 
 def handoffs(attached: Attached, invocation_id: str, caller: Caller, now_ms: int) -> list[Json]:
-    """The handoffs of a call as its result lists them. None of them outlasts the caller's own token."""
+    """The handoffs of a call for its result. None of them outlasts the caller's own token."""
     links = () if caller.capability is None else caller.capability.links
     ends = [link.expires * 1000 for link in links]
     return [
@@ -167,12 +168,12 @@ def handoffs(attached: Attached, invocation_id: str, caller: Caller, now_ms: int
 
 
 def for_models(items: Sequence[Json]) -> list[Json]:
-    """The items that a model reads. Logs are for people."""
+    """Return the items that a model reads. Logs are for people."""
     return [one for one in items if one["type"] not in _NOT_FOR_MODELS]
 
 
 def words_of(items: Sequence[Json]) -> str:
-    """The texts of items, for people and for searching."""
+    """Return the texts of items, for people and for searching."""
     found = (one.get("text") or one.get("diff") or one.get("name") or one.get("uri") or "" for one in items)
     return "\n".join(text for text in found if text)
 
@@ -181,7 +182,7 @@ Clean = Callable[[Any], Any]
 
 
 def cleaned(items: Sequence[Json], clean: Clean) -> list[Json]:
-    """Items in which all texts are cleaned; what is base64 stays as it is."""
+    """Clean all texts of items; base64 data is left unchanged."""
     return [
         {name: value if name in (*_BINARY, "type") else clean(value) for name, value in item.items()} for item in items
     ]

@@ -1,4 +1,4 @@
-"""Test cases that follow from a contract: its examples, its bounds, and one step beyond each of them."""
+"""Test cases derived from a contract: its examples, its bounds, and one step beyond each bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Expectation = Literal["example", "pair", "accepted", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An input and what must become of it: run and succeed, give this output, pass validation, or be refused there."""
+    """An input and the expected outcome: run and succeed, return this output, pass validation, or be refused there."""
 
     name: str
     input: Json
@@ -24,7 +24,7 @@ class Case:
 
 
 def cases_of(contract: Contract) -> list[Case]:
-    """Every case the contract implies. Inputs whose fate other constraints would decide are left out."""
+    """Return every case the contract implies. Inputs whose outcome depends on other constraints are left out."""
     schema = Schema(contract.input.model_facing)
     examples = examples_of(contract)
     cases = [Case(f"example {index + 1}", example, "example") for index, example in enumerate(examples)]
@@ -42,10 +42,10 @@ def cases_of(contract: Contract) -> list[Case]:
 
 
 def examples_of(contract: Contract) -> list[Json]:
-    """The author's own examples: whole ones if there are any, else made of each field's.
+    """Return the author's own examples: whole ones if there are any, else combined from each field's.
 
-    What is made of them and is not whole, or does not fit, is nobody's example: a field that must be there may have
-    none, and examples of two fields may exclude one another.
+    A combination that is incomplete or does not fit is left out: a required field may have no example, and examples of
+    two fields may exclude one another.
     """
     if contract.manifest.examples:
         return [dict(example) for example in contract.manifest.examples]

@@ -1,4 +1,4 @@
-"""The tool contract: one typed value with ten parts, and none of them optional."""
+"""The tool contract: one typed value with ten mandatory parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 
-# The longest a call of each class may take. Async work is bounded by the tool's own timeout_max.
+# The longest duration of a call of each class. Async work is bounded by the tool's own timeout_max.
 CLASS_MAX_S: Mapping[TimeoutClass, float] = {
     "interactive": 0.5,
     "standard": 5.0,
@@ -39,7 +39,7 @@ ERROR_SCHEMA: Json = {
 
 @dataclass(frozen=True, slots=True)
 class ToolId:
-    """A tool's global address: who offers it, and which one it is."""
+    """A tool's global address: namespace and name."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ class ToolId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthContract:
-    """What the caller must hold for the tool to run."""
+    """The scopes and permissions that a caller needs for the tool to run."""
 
     required_permissions: tuple[str, ...]
     required_scopes: tuple[str, ...]
@@ -58,7 +58,7 @@ class AuthContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutPolicy:
-    """How long a call may take by default and at most."""
+    """The default and the maximum duration of a call."""
 
     timeout_class: TimeoutClass
     default_s: float
@@ -67,20 +67,20 @@ class TimeoutPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencySpec:
-    """Whether a caller's key is demanded, and how long its record lives at least."""
+    """Whether an idempotency key is required, and the minimum lifetime of its record."""
 
     key_required: bool
     window_s: int | None
 
     def window(self, timeout: TimeoutPolicy, minimum_s: int = MIN_WINDOW_S) -> int:
-        """Seconds a record lives: max(2 x class maximum, the configured minimum), or what the author said if longer."""
+        """Seconds a record lives: max(2 x class maximum, the configured minimum), or the author's value if longer."""
         longest = timeout.max_s if timeout.timeout_class == "async" else CLASS_MAX_S[timeout.timeout_class]
         return max(int(2 * longest), minimum_s, self.window_s or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """What the tool may change, and whether that can be undone."""
+    """The changes that the tool may make, and whether they can be undone."""
 
     mutation_class: MutationClass
     effects: tuple[Effect, ...]
@@ -92,7 +92,7 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observability:
-    """What a call leaves behind for people to see. Audit cannot be switched off."""
+    """The traces of a call that people can see. Audit cannot be switched off."""
 
     trace: bool
     metrics: bool
@@ -125,7 +125,9 @@ class Contract:
 
     @cached_property
     def delivers(self) -> Json:
-        """The schema of what callers get: of a paged tool the items, for the rest of a page is told beside them."""
+        """The schema of what callers receive: for a paged tool the items, because the rest of a page is returned beside
+        them.
+        """
         document = self.output.document
         if not self.manifest.paged:
             return document
@@ -137,7 +139,7 @@ class Contract:
 
 
 def infer_class(timeout_s: float) -> TimeoutClass:
-    """The smallest class that holds a timeout."""
+    """Return the smallest class that holds a timeout."""
     if timeout_s <= CLASS_MAX_S["interactive"]:
         return "interactive"
     if timeout_s <= CLASS_MAX_S["standard"]:
@@ -146,7 +148,7 @@ def infer_class(timeout_s: float) -> TimeoutClass:
 
 
 def class_for_latency(p99_s: float, *, external_io: bool, checkpointable: bool) -> TimeoutClass:
-    """The class that measured behaviour calls for. Restart-safe counts as checkpointable."""
+    """Return the class that measured behaviour requires. Restart-safe counts as checkpointable."""
     if p99_s < CLASS_MAX_S["interactive"] and not external_io:
         return "interactive"
     if p99_s < CLASS_MAX_S["standard"]:
@@ -155,7 +157,7 @@ def class_for_latency(p99_s: float, *, external_io: bool, checkpointable: bool) 
 
 
 def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
-    """Class and bounds of a manifest; refuses a class that contradicts the rest of it (E3105)."""
+    """Read class and bounds of a manifest; refuses a class that contradicts the rest of it (E3105)."""
     said = manifest.timeout_class
     default_s: float = manifest.timeout_default
     if said is not None and "timeout_default" not in manifest.model_fields_set:
@@ -169,7 +171,7 @@ def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
 
 
 def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: float) -> list[str]:
-    """What in a manifest contradicts its timeout class."""
+    """List what contradicts the timeout class of a manifest."""
     faults: list[str] = []
     if default_s > CLASS_MAX_S[timeout_class]:
         faults.append(f"timeout_default of {default_s:g} s is above the {timeout_class} maximum")
@@ -185,7 +187,7 @@ def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: flo
 
 
 def contract_of(manifest: Manifest) -> Contract:
-    """The contract a complete manifest declares; an incomplete one is refused with everything that is missing."""
+    """Make the contract of a complete manifest; an incomplete one is refused with everything that is missing."""
     missing = missing_parts(manifest)
     if missing:
         raise Failure("E3105", f"{manifest.address} is incomplete: {'; '.join(missing.values())}")
@@ -218,7 +220,7 @@ def contract_of(manifest: Manifest) -> Contract:
 
 
 def missing_parts(manifest: Manifest) -> dict[str, str]:
-    """The parts of the contract a manifest does not say, each with the line to add."""
+    """List the parts of the contract that a manifest lacks, each with the line to add."""
     lines = {
         "result_schema": "result_schema: say what the tool returns",
         "required_permissions": "required_permissions: list what it needs, [] if nothing",

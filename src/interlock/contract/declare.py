@@ -1,8 +1,8 @@
 """Tools from Python functions: `@tool(version="1.0.0", mutation_class="read_only")`.
 
 The input schema comes from the type hints, the output schema from the return annotation, descriptions and examples from
-`Annotated[…, Field(…)]` or the docstring. What is wrong is said at declaration, all of it at once, with the line to
-write. The decorated function stays callable as itself; calling it through Interlock is what governs it.
+`Annotated[…, Field(…)]` or the docstring. All faults are reported at declaration, at once, with the line to write. The
+decorated function stays callable as itself; only calls through Interlock are governed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Tool(Generic[P, R]):
 
     @property
     def manifest(self) -> Manifest:
-        """The declaration in full. Handlers added later are part of it, so it is made when first asked for."""
+        """The complete declaration. Handlers added later are part of it, so it is made on first use."""
         if self._manifest is None:
             if "sandbox" in self._facts:
                 self.pinned = pin(self.function)
@@ -104,41 +104,53 @@ class Tool(Generic[P, R]):
         return self._manifest
 
     def preview(self, handler: Handler) -> Handler:
-        """Say what a call would do, without doing it. Takes the tool's arguments, returns a Preview."""
+        """Set the handler that previews a call without making it. Takes the tool's arguments, returns a Preview."""
         return self._handle("preview", handler)
 
     def compensate(self, handler: Handler) -> Handler:
-        """Undo a call. Takes what `ctx.compensate_with` was given, or else the call's own arguments and its result."""
+        """Set the handler that undoes a call. Takes what `ctx.compensate_with` was given, or else the call's arguments
+        and result.
+        """
         return self._handle("compensate", handler)
 
     def check(self, handler: Handler) -> Handler:
-        """Check what a schema cannot: order, existence. Takes the arguments, returns a list of faults in words."""
+        """Set the handler for checks beyond the schema: order, existence. Takes the arguments, returns a list of faults
+        in words.
+        """
         return self._handle("check", handler)
 
     def preflight(self, handler: Handler) -> Handler:
-        """Look before acting: is what the call needs there? Takes the arguments, returns a list of faults in words."""
+        """Set the handler that checks before acting that what the call needs exists.
+
+        Returns a list of faults in words.
+        """
         return self._handle("preflight", handler)
 
     def version_of(self, handler: Handler) -> Handler:
-        """Say which version a resource has now. Takes its name, returns a text or number, None where there is none."""
+        """Set the handler that returns the current version of a resource: text or number, None if it does not exist."""
         return self._handle("version_of", handler)
 
     def verify(self, handler: Handler) -> Handler:
-        """Confirm that the change happened. Takes `arguments` and `result`, returns a list of faults in words."""
+        """Set the handler that confirms the change.
+
+        Takes `arguments` and `result`, returns a list of faults in words.
+        """
         return self._handle("verify", handler)
 
     def fixture(self, handler: Handler) -> Handler:
-        """A context manager that yields arguments with which the tool may really run in its contract tests."""
+        """Set a context manager that yields arguments with which the tool may really run in its contract tests."""
         return self._handle("fixture", handler)
 
     def concurrent(self, handler: Handler) -> Handler:
-        """Say for which arguments calls may overlap others. Takes the arguments, returns true or false."""
+        """Set the handler that decides for which arguments calls may overlap. Takes the arguments, returns true or
+        false.
+        """
         return self._handle("concurrent", handler)
 
     def undo_arguments(self, given: Mapping[str, Any], result: Any) -> Json | None:
-        """What the compensation gets when the tool said nothing of it; None where that is not all that it asks for.
+        """Return the default arguments of the compensation; None if it needs more than these.
 
-        A parameter that is called like one of the tool's own gets what the call was given, another one the result.
+        A parameter named like one of the tool's own receives the call's argument, another one the result.
         """
         found: Json = {}
         told = False
@@ -156,7 +168,7 @@ class Tool(Generic[P, R]):
 
     @property
     def undo_takes_context(self) -> bool:
-        """Whether the compensation wants to report what it changes."""
+        """Whether the compensation takes a context to report its changes."""
         handler = self.handlers.get("compensate")
         return handler is not None and (self._undo_context or _asks_for_context(handler))
 
@@ -169,7 +181,7 @@ class Tool(Generic[P, R]):
         return handler
 
     def _read_undo(self, handler: Callable[..., Any]) -> None:
-        """Note whether a compensation wants a context. Its type may be imported where the handler is declared."""
+        """Note whether a compensation takes a context. Its type may be imported where the handler is declared."""
         around = sys._getframe(3).f_locals  # pyright: ignore[reportPrivateUsage] - of whoever declares the handler
         try:
             hints = parameter_hints(handler, around)
@@ -179,7 +191,7 @@ class Tool(Generic[P, R]):
         self._undo_context = any(map(is_context, hints.values()))
 
 
-# Reading a signature and its hints takes longer than most of a call does, and neither changes.
+# Reading a signature and its hints takes longer than most of a call, and neither changes.
 @functools.lru_cache(maxsize=4096)
 def _parameters(handler: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     return tuple(inspect.signature(handler).parameters.values())
@@ -194,7 +206,7 @@ _ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _kindly(declare: Options) -> Options:
-    """Python's words for an option that was forgotten, misspelt or put without its name do not say what to write."""
+    """Replace Python's messages for a forgotten, misspelt or unnamed option, which do not say what to write."""
     options = inspect.signature(declare).parameters
 
     @functools.wraps(declare)
@@ -264,15 +276,15 @@ def tool(
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function as a tool.
 
-    `version` and `mutation_class` are the two facts nobody can guess; everything else has a safe default. A write tool
-    also lists its `effects`, a reversible one has a `@tool.compensate` handler, an irreversible one a `@tool.preview`.
-    One that saves `checkpoints` says so, or lists the labels that are milestones. `retry` and `breaker` are the parts
-    `retry_policy` and `circuit_breaker_config` of the manifest.
+    `version` and `mutation_class` cannot be guessed; everything else has a safe default. A write tool also lists its
+    `effects`, a reversible one has a `@tool.compensate` handler, an irreversible one a `@tool.preview`. One that saves
+    `checkpoints` says so, or lists the labels that are milestones. `retry` and `breaker` are the parts `retry_policy`
+    and `circuit_breaker_config` of the manifest.
     """
     return _declarer(locals(), [])
 
 
-# The two facts nobody can guess: the value that is most often right, and what it means.
+# The two options that cannot be guessed: the value that is most often right, and its meaning.
 _NEEDED = {
     "version": ("1.0.0", ""),
     "mutation_class": ("read_only", ", or write_reversible or write_irreversible if it changes anything"),
@@ -306,7 +318,7 @@ _ALSO_CALLED = {"timeout": "timeout_s", "window": "window_s", "summary": "descri
 
 def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
     def declare(function: Callable[..., Any], above: int = 1) -> Tool[..., Any]:
-        # Tools may be declared inside a function, with types that only live there.
+        # Tools may be declared inside a function, with types that exist only there.
         around = sys._getframe(above).f_locals  # pyright: ignore[reportPrivateUsage]
         faults = [*misuse, *_not_a_function(function)]
         if faults != misuse:
@@ -320,7 +332,7 @@ def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any
             )
         facts = _facts(function, said, text, annotations, faults)
         try:
-            parse_manifest(facts)  # what is wrong is said here, where it was written
+            parse_manifest(facts)  # faults are reported here, where they were written
         except Failure as failure:
             faults += _in_options(failure, function, said)
         if faults or unread:
@@ -331,7 +343,7 @@ def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any
 
 
 def _not_a_function(function: Any) -> Iterator[Fault]:
-    """What is wrong with the thing that was decorated, if it is not a plain function."""
+    """Describe the fault of a decorated object that is not a plain function."""
     if isinstance(function, Tool):
         yield Fault("", "it is a tool already: decorate a function once")
     elif isinstance(function, type) or not callable(function) or not hasattr(function, "__name__"):
@@ -348,7 +360,7 @@ def _not_a_function(function: Any) -> Iterator[Fault]:
 
 
 def _refused(function: Any, faults: list[Fault]) -> Failure:
-    """Everything that is wrong with a declaration, at once, each with the line to write."""
+    """Make the failure with all faults of a declaration, each with the line to write."""
     name = getattr(function, "__name__", None) or repr(function)
     code = getattr(function, "__code__", None)
     where = "" if code is None else f" (line {code.co_firstlineno})"
@@ -364,7 +376,7 @@ def _refused(function: Any, faults: list[Fault]) -> Failure:
 def _facts(
     function: Callable[..., Any], said: Mapping[str, Any], text: str, annotations: Annotations, faults: list[Fault]
 ) -> Json:
-    """The manifest that the options, the docstring and the hints make up; adds what is wrong with the options."""
+    """Build the manifest from the options, the docstring and the hints; adds the faults of the options."""
 
     def listed(option: str, kind: type = object) -> list[Any]:
         value = said[option]
@@ -434,7 +446,7 @@ def _facts(
 
 
 def _name_of(function: Callable[..., Any], said: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The bare name of a tool and its namespace."""
+    """Return the bare name of a tool and its namespace."""
     identifier = said["name"] or function.__name__
     space, _, last = identifier.rpartition(".") if isinstance(identifier, str) else ("", "", identifier)
     return last, space or said["namespace"] or namespace_of(function)
@@ -464,7 +476,7 @@ _OPTION_OF = {
 
 
 def _in_options(failure: Failure, function: Callable[..., Any], said: Mapping[str, Any]) -> Iterator[Fault]:
-    """What a manifest was refused for, said of the options that it was made of."""
+    """Translate the faults of a manifest to the options that it was made from."""
     listed: list[Json] = (failure.details or {}).get("faults", [])
     for fault in listed:
         first, _, rest = str(fault["pointer"])[1:].partition("/")
@@ -506,7 +518,7 @@ _PLAIN_FACTS = (
 
 
 def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Mapping[str, Any]) -> Tool[..., Any]:
-    """A tool that a manifest declares and a plain function serves: JSON in, JSON out."""
+    """Make a tool that a manifest declares and a plain function serves: JSON in, JSON out."""
     context = next((name for name, hint in hints_of(function).items() if is_context(hint)), None)
     plain = Annotations(context=context)
     tool: Tool[..., Any] = Tool(function, manifest.model_dump(), plain, manifest)
@@ -515,7 +527,7 @@ def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Ma
 
 
 def from_program(manifest: Manifest) -> Tool[..., Any]:
-    """A tool that a manifest declares and a program serves. It runs in the sandbox and nowhere else."""
+    """Make a tool that a manifest declares and a program serves. It runs in the sandbox and nowhere else."""
     execution = manifest.execution
     assert execution is not None
 
@@ -532,20 +544,20 @@ def from_program(manifest: Manifest) -> Tool[..., Any]:
 
 
 def from_upstream(manifest: Manifest) -> Tool[..., Any]:
-    """A tool that an upstream serves. Nothing of it runs here."""
+    """Make a tool that an upstream serves. Nothing of it runs here."""
 
     async def upstream(**_: Any) -> Any:
         raise Failure("E3405", f"{manifest.address} is served by an upstream: only Interlock calls it")
 
     upstream.__name__ = manifest.tool_id
     tool: Tool[..., Any] = Tool(upstream, manifest.model_dump(), Annotations(), manifest)
-    # What its upstream reports of its progress is passed on.
+    # Progress that its upstream reports is passed on.
     tool.takes_context = manifest.protocol == "mcp"
     return tool
 
 
 def from_nowhere(manifest: Manifest, why: Failure) -> Tool[..., Any]:
-    """A tool whose code cannot be had. Nothing of it runs."""
+    """Make a tool whose code is unavailable. Nothing of it runs."""
 
     async def missing(**_: Any) -> Any:
         raise why
@@ -555,14 +567,16 @@ def from_nowhere(manifest: Manifest, why: Failure) -> Tool[..., Any]:
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """Where a function is found: its module's own name and its qualified name, whatever file it was loaded from."""
+    """Return where a function is found: its module's own name and its qualified name, whatever file it
+    was loaded from.
+    """
     module = function.__module__
     name = module.rsplit(".", 1)[-1] if module.startswith(LOADED) else module
     return f"{name}:{function.__qualname__}"
 
 
 def namespace_of(function: Callable[..., Any]) -> str:
-    """The namespace a function gets when none is given: the name of its module, or of the file that is being run."""
+    """Return the default namespace of a function: the name of its module, or of the file that is being run."""
     module = function.__module__
     if module == "__main__":
         module = PurePath(getattr(sys.modules["__main__"], "__file__", None) or "main").stem
@@ -573,7 +587,7 @@ _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
 
 
 def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None = None) -> str | None:
-    """SHA-256 over the functions' source without comments and blank lines; None where there is no source.
+    """SHA-256 over the functions' source without comments and blank lines; None if there is no source.
 
     `pinned`: the whole text of a tool that runs in the sandbox, covered to the letter.
     """
@@ -585,7 +599,7 @@ def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None 
         except (OSError, TypeError, tokenize.TokenError, IndentationError):
             return None
         kept = [token for token in tokens if token.type not in _NOISE]
-        # The end of the last line is there or not, depending on whether a comment follows it.
+        # The end of the last line is present or not, depending on whether a comment follows it.
         last = max((at for at, token in enumerate(kept) if token.type == tokenize.NEWLINE), default=-1)
         for at, token in enumerate(kept):
             hasher.update(f"{token.type}:{'' if at == last else token.string}\n".encode())

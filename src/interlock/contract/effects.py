@@ -1,8 +1,7 @@
-"""Side-effect manifests: which resources a call would touch, said before it runs.
+"""Side-effect manifests: the resources that a call would touch, known before it runs.
 
-A write tool lists its effects as templates over its input, `account:{account}`. From the manifest and the input alone
-the affected resources follow; nothing is asked of the tool. What must hold of resources before they are changed is
-written the same way.
+A write tool lists its effects as templates over its input, `account:{account}`. The affected resources follow from the
+manifest and the input alone; the tool is not consulted. Preconditions on resources are written the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _FIELD = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change to the world that a call made: which resource, what was done, and the values before and after."""
+    """A change that a call made: the resource, the operation, and the values before and after."""
 
     resource: str
     operation: Operation
@@ -29,7 +28,7 @@ class Change:
 
 
 def manifest_faults(manifest: Manifest) -> list[str]:
-    """What is wrong between a tool's mutation class and the facts that class demands."""
+    """List the contradictions between a tool's mutation class and the facts that the class requires."""
     faults: list[str] = []
     writes = manifest.mutation_class in ("write_reversible", "write_irreversible")
     if writes and not manifest.effects:
@@ -56,7 +55,7 @@ def _precondition_faults(manifest: Manifest, known: Json) -> Iterator[str]:
         yield "preconditions are checked against what there is: add a @tool.version_of handler"
     filled = {*manifest.parameters.get("required", ()), *(name for name, one in known.items() if "default" in one)}
     for one in manifest.preconditions:
-        # INVARIANT: a caller can leave out the version they saw, never what it was the version of.
+        # INVARIANT: a caller can leave out the version they saw, but never the resource it belongs to.
         absent = [name for name in _FIELD.findall(one.resource) if name.split(".")[0] not in filled]
         yield from (f"precondition `{one.resource}` names `{name}`, which may be absent" for name in absent)
         unknown = [name for name in _FIELD.findall(one.version) if name.split(".")[0] not in known]
@@ -64,17 +63,17 @@ def _precondition_faults(manifest: Manifest, known: Json) -> Iterator[str]:
 
 
 def fields_of(effects: Iterable[Effect]) -> set[str]:
-    """The parameters that effects are filled in with."""
+    """Return the parameters that occur in effects."""
     return {name.partition(".")[0] for effect in effects for name in _FIELD.findall(effect.resource)}
 
 
 def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Change, ...]:
-    """The resources a call with these arguments may change."""
+    """Return the resources that a call with these arguments may change."""
     return tuple(Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects)
 
 
 def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The resources, and the version of each, with which a call with these arguments stands or falls."""
+    """Return the resources that a call with these arguments depends on, and the expected version of each."""
     return tuple(
         (_fill(one.resource, arguments), _fill(one.version, arguments))
         for one in preconditions
@@ -85,7 +84,7 @@ def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]
 def _fill(template: str, arguments: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
         found = _argument(match.group(1), arguments)
-        # An absent argument may name any resource, and says so.
+        # An absent argument may name any resource, hence the star.
         return "*" if found is None else str(found)
 
     return _FIELD.sub(value, template)

@@ -1,7 +1,7 @@
-"""What a function's type hints say: its input and output schema, and how values get from JSON to Python and back.
+"""Reads a function's type hints: its input and output schema, and the conversion of values between JSON and Python.
 
-Reading never stops at the first fault. Whatever cannot be read is listed, each fault with the parameter it is about and
-the line to write, so that an author mends a declaration in one go.
+Reading never stops at the first fault. All faults are listed, each with its parameter and the line to write, so that an
+author can correct a declaration in one go.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class CallContext:
 
 
 def is_context(hint: object) -> bool:
-    """Whether a type hint asks for the context of the call."""
+    """Whether a type hint requests the context of the call."""
     return isinstance(hint, type) and issubclass(hint, CallContext)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Annotations:
-    """What the type hints of a function say."""
+    """The result of reading the type hints of a function."""
 
     context: str | None = None
     parameters: Json = dataclasses.field(default_factory=dict[str, Any])
     result: Json = dataclasses.field(default_factory=dict[str, Any])
-    # For the parameters that need one; None where nothing is known of any.
+    # For the parameters that need one; None if nothing is known of any.
     converters: tuple[tuple[str, Converter], ...] | None = None
-    # What makes the values that JSON does not have, from JSON data that is the function's own already.
+    # Converters for values that JSON does not have, from JSON data that belongs to the function already.
     rich: tuple[tuple[str, Converter], ...] = ()
     dump: Callable[[Any], Any] | None = None
 
 
 def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) -> tuple[Annotations, list[Fault]]:
-    """What the hints say, and everything that is wrong with them; `around` has the types that only live there."""
+    """Read the hints and list their faults; `around` has the types that exist only at the declaration."""
     try:
         hints = typing.get_type_hints(function, localns=dict(around), include_extras=True)
     except NameError as error:
@@ -98,7 +98,7 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The hints of a handler; none where they cannot be had."""
+    """Return the hints of a handler; empty if they are unavailable."""
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError):
@@ -106,7 +106,9 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def parameter_hints(function: Callable[..., Any], around: Mapping[str, Any]) -> dict[str, Any]:
-    """The hints of a function's parameters, with types that only live `around` it. NameError where one is not found."""
+    """Return the hints of a function's parameters, with types that exist only `around` it. NameError if one is not
+    found.
+    """
     hints = {name: hint for name, hint in getattr(function, "__annotations__", {}).items() if name != "return"}
     known = {**getattr(inspect.unwrap(function), "__globals__", {}), **around}
     # The return type is left out: it may be known to type checkers alone.
@@ -114,9 +116,9 @@ def parameter_hints(function: Callable[..., Any], around: Mapping[str, Any]) -> 
 
 
 def convert(function: Callable[..., Any], arguments: Json) -> Json:
-    """JSON arguments as the types a handler asks for."""
+    """Convert JSON arguments to the types that a handler expects."""
     hints = hints_of(function)
-    # Nothing holds a handler's arguments against its hints: where JSON's values may do, they are left as they are.
+    # A handler's arguments are not checked against its hints: values that JSON can represent are left unchanged.
     rich = {name: readable(hint) for name, hint in hints.items() if name in arguments and not is_plain(hint)}
     return arguments | {
         name: pydantic.TypeAdapter[Any](hint).validate_python(arguments[name]) for name, hint in rich.items()
@@ -128,7 +130,7 @@ def _about(name: str, message: str) -> Fault:
 
 
 def _unfit(hint: Any, mode: Literal["validation", "serialization"]) -> str | None:
-    """Why JSON cannot hold a type, or None where it can."""
+    """Return why JSON cannot represent a type, or None if it can."""
     try:
         pydantic.TypeAdapter[Any](hint).json_schema(mode=mode)
     except pydantic.errors.PydanticUserError as error:
@@ -137,7 +139,8 @@ def _unfit(hint: Any, mode: Literal["validation", "serialization"]) -> str | Non
 
 
 def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:
-    # Parameters may be called what no field of a model may be (`_x`, `model_config`, `schema`), so fields are numbered.
+    # Parameters may have names that no field of a model may have (`_x`, `model_config`, `schema`), so fields are
+    # numbered.
     numbered: dict[str, Any] = {
         f"p{index}": (Annotated[hint, pydantic.Field(alias=name)], default)
         for index, (name, (hint, default)) in enumerate(fields.items())
@@ -156,7 +159,7 @@ def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:
 
 
 def _tidy(schema: Json) -> Json:
-    """Without the titles pydantic makes up: they cost tokens and say nothing."""
+    """Remove the titles that pydantic generates: they cost tokens and carry no information."""
     for node in walk(schema):
         if isinstance(node.get("title"), str):
             del node["title"]

@@ -1,7 +1,7 @@
-"""The manifest: the document in which a tool is declared, whoever wrote it.
+"""The manifest: the document that declares a tool.
 
 Its fields, bounds and defaults follow the published manifest schema; the fields after `author` are what the contract
-needs beyond it. Parts that admission demands are optional here, so that an incomplete manifest can be kept as a draft
+needs beyond it. Parts that admission requires are optional here, so that an incomplete manifest can be saved as a draft
 and its refusal can name everything that is missing at once.
 """
 
@@ -46,7 +46,7 @@ ToolKind = Literal[
     "artifact_operation", "evidence_export", "custom",
 ]  # fmt: skip
 
-# How well an effect can be taken back, and what it counts as. What leaves traces behind was not undone.
+# How well an effect can be undone, and the class that follows. An effect that leaves traces counts as not undone.
 CLASS_OF_COMPENSATION: Mapping[CompensationClass, MutationClass] = {
     "fully_reversible": "write_reversible",
     "semantically_reversible": "write_reversible",
@@ -74,7 +74,7 @@ def _email(value: str) -> str:
 
 
 def _date(value: Any) -> Any:
-    """A full date and nothing else; YAML reads an unquoted one as a date already."""
+    """Accept a full date only; YAML reads an unquoted one as a date already."""
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     if isinstance(value, str) and _DATE.is_valid(value):
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
 else:
 
     class _Kind(type(BaseModel)):
-        """Makes a part that an author writes down in Python: by name or in order, and refused in words (E3105)."""
+        """Makes a part that an author writes in Python: by name or in order, refused with a message (E3105)."""
 
         def __call__(cls, *said, **facts):
             named = dict(zip(cls.model_fields, said, strict=False))
@@ -171,7 +171,7 @@ class CircuitBreakerConfig(Part):
 
 
 class BreakerRule(CircuitBreakerConfig):
-    """What an operator sets for the breakers of some services and tools, in place of what manifests say."""
+    """An operator's settings for the breakers of some services and tools, in place of those of manifests."""
 
     services: str = Field("*", description="the services that it is for, as a pattern")
     tools: str = Field("*", description="the tools that it is for, as a pattern")
@@ -234,7 +234,7 @@ class Effect(Part):
 
 
 class Precondition(Part):
-    """What must hold of a resource right before a call changes anything; both parts are templates over its input.
+    """A condition on a resource right before a call changes anything; both parts are templates over its input.
 
     The version is the one the caller saw, `*` where any will do, or empty where there must be none. A version that
     names an argument is stated by the caller, and not asked for where they leave it out.
@@ -268,7 +268,7 @@ class ApprovalStep(Part):
 
 
 class Approval(Part):
-    """Who is asked when a person must agree, how far that is carried up, and when silence becomes a no."""
+    """The approvers of a call, the steps of escalation, and the time after which no answer counts as a denial."""
 
     timeout_seconds: int = Field(86_400, ge=1, le=2_592_000)
     escalation_fraction: float = Field(0.5, gt=0.0, le=1.0)
@@ -322,12 +322,12 @@ class KnownPair(Part):
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 _OF_PROGRAMS = frozenset(("argv", "stdin", "parse", "env", "cwd"))
-_LONGEST_COMMAND = 1 << 17  # bytes; the kernel takes no longer word, and no program should need more in all
+_LONGEST_COMMAND = 1 << 17  # bytes; the kernel accepts no longer word, and no program should need more in all
 Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 
 
 class Execution(Part):
-    """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
+    """The way a tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
 
     A program is written down word by word, and no shell reads the words. `{path}` in a word stands for the argument
     `path`, as one word; `{paths...}` gives one word for each item of a list, and none if it is absent. A tool of an
@@ -346,7 +346,8 @@ class Execution(Part):
         default_factory=dict[str, str]
     )
     cwd: str = Field(default="/tmp", pattern=r"^/[^\x00]*$")  # noqa: S108 - the sandbox's own, private to the call
-    native: dict[str, Any] = Field(default_factory=dict[str, Any])  # the upstream's own operation, as it was pinned
+    # the upstream's own operation, as pinned at admission
+    native: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     @pydantic.model_validator(mode="after")
     def _of_one_kind(self) -> Execution:
@@ -369,7 +370,7 @@ class Execution(Part):
         return self
 
     def faults(self, parameters: Json) -> Iterator[Fault]:
-        """What in a program's template its input cannot fill, or could make an option of."""
+        """List the parts of a program's template that its input cannot fill, or could turn into an option."""
         schema = Schema(parameters)
         known, filled = schema.properties, {*parameters.get("required", ()), *(name for name, _ in schema.defaults)}
         for index, template in enumerate(self.argv):
@@ -393,7 +394,7 @@ class Execution(Part):
             yield Fault("/execution/stdin", f"`{self.stdin}` is neither auto nor none nor json nor a parameter")
 
     def words(self, arguments: Json) -> tuple[str, ...]:
-        """The command for an input. Refuses what the program could take for anything but data.
+        """Build the command for an input. Refuses values that the program could take for anything but data.
 
         INVARIANT: an argument is one word or a part of one, and never an option.
         """
@@ -414,7 +415,7 @@ class Execution(Part):
         return tuple(words)
 
     def fed(self, arguments: Json) -> bytes:
-        """What the program reads from its standard input."""
+        """The standard input of the program."""
         if self.stdin == "none" or (self.stdin == "auto" and any(map(_PLACEHOLDER.search, self.argv))):
             return b""
         return canonical(arguments) if self.stdin in ("auto", "json") else _text(arguments.get(self.stdin, "")).encode()
@@ -435,7 +436,7 @@ def _holds_private(root: Json, part: Json, seen: set[int]) -> bool:
 
 
 def _each(found: re.Match[str], arguments: Json) -> list[Json]:
-    """The arguments once, or once with each item of a list in the list's place."""
+    """Return the arguments once, or once per item of a list with the item in the list's place."""
     name, many = found.groups()
     if not many:
         return [arguments]
@@ -449,7 +450,7 @@ def _filled(template: str, arguments: Json) -> str:
 
 
 def _text(value: Any) -> str:
-    """Text as it is, anything else as JSON writes it."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else canonical(value).decode()
 
 
@@ -487,7 +488,7 @@ class Manifest(Part):
     license: str | None = None
     author: Author | None = None
 
-    # Beyond the published schema: what the ten-part contract needs.
+    # Beyond the published schema: parts that the ten-part contract needs.
     namespace: NamespaceText = "default"
     mutation_class: MutationClass | None = None
     compensation_class: CompensationClass | None = None
@@ -557,7 +558,7 @@ class Manifest(Part):
 
     @property
     def tier(self) -> Tier:
-        """The lowest tier that covers what the tool asks for."""
+        """The lowest tier that covers what the tool requests."""
         sandbox, network = self.sandbox, self.network_policy
         if sandbox is not None and sandbox.tier == 3:
             return 3
@@ -571,11 +572,11 @@ class Manifest(Part):
 
     @property
     def reports_progress(self) -> bool:
-        """Whether a call can say how far it is: functions can, and MCP servers; programs and other services cannot."""
+        """Whether a call can report progress: functions and MCP servers can; programs and other services cannot."""
         return self.execution is None or self.execution.kind == "function" or self.protocol == "mcp"
 
     def document(self) -> Json:
-        """The manifest as JSON, only what was said."""
+        """The manifest as JSON, without defaults."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -613,7 +614,7 @@ _SCHEMAS = ("parameters", "result_schema", "error_schema")
 
 
 def _unfit(manifest: Manifest, name: str) -> Iterator[Fault]:
-    """What in a free part of the manifest JSON cannot hold."""
+    """List the values in a free part of the manifest that JSON cannot represent."""
     try:
         canonical(getattr(manifest, name))
     except Failure as failure:
@@ -642,7 +643,7 @@ def _fault(entry: Any) -> Fault:
 
 
 _OF_SANDBOXES = Sandboxing.model_fields.keys()
-# What pydantic says of Python's types, said of JSON's.
+# pydantic's messages on Python types, reworded for JSON types.
 _WORDS = {
     "missing": "missing",
     "tuple_type": "must be a list",
@@ -652,7 +653,7 @@ _WORDS = {
 
 
 def _fields_at(path: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The fields of the part of a manifest that a path leads to."""
+    """Return the fields of the part of a manifest that a path leads to."""
     part: type[BaseModel] = Manifest
     for step in path:
         if isinstance(step, str) and step in part.model_fields:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 Mode = Literal["read", "write"]
 FAMILIES = ("filesystem", "network", "database", "credential")
-# Databases whose changes a watcher can see, and those that are reached without a credential.
+# Databases whose changes a watcher can detect, and those that need no credential.
 WATCHED_ENGINES = ("sqlite", "postgres")
 WITHOUT_CREDENTIAL = ("sqlite",)
 
@@ -37,7 +37,7 @@ _ADDRESS = re.compile(r"[0-9a-f:.]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """One permission, read. `target` is a path, `host:port`, an engine or the name of a credential."""
+    """One parsed permission. `target` is a path, `host:port`, an engine or the name of a credential."""
 
     family: Literal["filesystem", "network", "database", "credential"]
     target: str
@@ -45,7 +45,7 @@ class Permission:
 
     @property
     def resource(self) -> str:
-        """What a token that names resources must cover for a caller to use this permission."""
+        """The resource that a token with resources must cover for a caller to use this permission."""
         match self.family:
             case "filesystem":
                 return f"file:{self.target}/*"
@@ -57,14 +57,14 @@ class Permission:
                 return f"credential:{self.target}"
 
     def includes(self, other: Permission) -> bool:
-        """Whether all that another permission gives is given by this one."""
+        """Whether this permission includes everything that another one allows."""
         if self.family != other.family or (self.mode, other.mode) == ("read", "write"):
             return False
         return self.target == other.target or (self.family == "filesystem" and is_below(other.target, self.target))
 
 
 def read(text: str) -> Permission:
-    """Read a permission; ValueError says what is wrong with it."""
+    """Parse a permission; ValueError with the fault."""
     family, _, rest = text.partition(":")
     match family:
         case "filesystem":
@@ -115,7 +115,7 @@ def _host_and_port(text: str) -> str:
 
 
 def names_host(domain: str, host: str) -> bool:
-    """Whether a domain of a list, with `*.` or without, means a host."""
+    """Whether a listed domain, with `*.` or without, covers a host."""
     return host.endswith(domain[1:].lower()) if domain.startswith("*.") else domain.lower() == host
 
 
@@ -124,7 +124,7 @@ def is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-# Places that are a sandbox's own: no directory of the host is mounted there.
+# Directories of the sandbox itself: no directory of the host is mounted there.
 _OWN_PLACES = (
     "/bin", "/dev", "/etc", "/in", "/lib", "/lib32", "/lib64", "/opt/host", "/proc", "/sbin", "/sys", "/usr",
     "/tmp",  # noqa: S108 - every call has its own
@@ -132,13 +132,13 @@ _OWN_PLACES = (
 
 
 def own_place(path: str) -> str | None:
-    """The place of a sandbox's own that a path lies in or above; None if it lies beside all of them."""
+    """Return the sandbox directory that a path lies in or above; None if it lies beside all of them."""
     return next((one for one in _OWN_PLACES if is_below(path, one) or is_below(one, path)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Everything that a tool may use by the permissions it lists."""
+    """Everything that a tool may use according to its permissions."""
 
     listed: tuple[Permission, ...] = ()
     readable: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ NOTHING = Permissions()
 
 
 def permissions_of(texts: Iterable[str] | None) -> Permissions:
-    """The permissions that a manifest lists. A text that cannot be read gives nothing: admission refuses it."""
+    """Read the permissions of a manifest. An unreadable one allows nothing: admission refuses it."""
     found = [one for text in texts or () if (one := _readable(text)) is not None]
     if not found:
         return NOTHING
@@ -184,13 +184,13 @@ def _readable(text: str) -> Permission | None:
 
 
 def outermost(found: Iterable[Permission]) -> tuple[Permission, ...]:
-    """The permissions that no other one includes, each once, in the order in which they are listed."""
+    """Return the permissions that no other one includes, each once, in the order in which they are listed."""
     listed = list(dict.fromkeys(found))
     return tuple(one for one in listed if not any(other != one and other.includes(one) for other in listed))
 
 
 def faults(texts: Iterable[str]) -> Iterator[str]:
-    """What keeps permissions from being admitted."""
+    """List the faults that prevent permissions from being admitted."""
     for text in texts:
         try:
             read(text)
@@ -199,7 +199,7 @@ def faults(texts: Iterable[str]) -> Iterator[str]:
 
 
 def warnings(texts: Iterable[str]) -> Iterator[str]:
-    """What an author should know of the permissions that are admitted."""
+    """List warnings for an author about permissions that are admitted."""
     seen: list[tuple[str, Permission]] = []
     for text in texts:
         one = _readable(text)

@@ -1,8 +1,9 @@
-"""The text that a sandboxed tool runs: its module, and the modules from its own place that it imports.
+"""The pinned source of a sandboxed tool: its module, and the modules beside it that it imports.
 
-A tool's own place is the package that its module belongs to or, for a module outside packages, the directory of its
-file. Python's own modules and installed distributions are not part of it: they are there inside the sandbox as they are
-outside, and are pinned by whoever installs them. The text is read once, and all of it is part of the tool's digest.
+The modules beside it are those of the package that its module belongs to or, for a module outside packages, of the
+directory of its file. Python's own modules and installed distributions are not included: they exist inside the sandbox
+as they do outside, and are pinned by whoever installs them. The text is read once, and all of it is part of the tool's
+digest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from interlock.core.record import record
 
-# Modules that were loaded from a file, rather than imported, live below this name.
+# Modules that were loaded from a file, rather than imported, are below this name.
 LOADED = "interlock_tools."
 
 
@@ -40,7 +41,7 @@ class Pinned:
 
 
 def pin(function: Callable[..., Any]) -> Pinned | None:
-    """The text of the module that a function was declared in and of what it imports; None where there is none."""
+    """Read the text of a function's module and of the modules beside it that it imports; None if there is no source."""
     try:
         path = inspect.getsourcefile(function)
         if path is None:
@@ -61,7 +62,7 @@ def _package_of(function: Callable[..., Any]) -> str:
 
 
 def _beside(file: Path, text: str, package: str) -> dict[str, tuple[str, bool]]:
-    """The modules of a file's own place that its text imports, and those that they import in turn."""
+    """Read the modules beside a file that its text imports, and those that they import in turn."""
     top = package.partition(".")[0]
     base = file.parents[len(package.split("."))] if package else file.parent
     if top == "interlock" or (not package and base in _installed()):
@@ -82,7 +83,7 @@ def _installed() -> set[Path]:
 
 
 def _imported(text: str, package: str) -> Iterator[str]:
-    """The names of all modules that a text may import, each after the packages that it is in."""
+    """Return the names of all modules that a text may import, each after its packages."""
     for node in ast.walk(_parsed(text)):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -90,7 +91,7 @@ def _imported(text: str, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             start = ".".join([*filter(None, above), *filter(None, [node.module])])
-            # What is taken from a package may be a module of it.
+            # A name imported from a package may be a module of it.
             names = [start, *(f"{start}.{one.name}" for one in node.names)] if start else []
         for name in names:
             parts = name.split(".")
@@ -101,11 +102,11 @@ def _parsed(text: str) -> ast.AST:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])  # importing it will say what is wrong
+        return ast.Module([], [])  # importing it will report the fault
 
 
 def _read(base: Path, name: str) -> tuple[str, bool] | None:
-    """The text of a module below a directory, and whether it is a package; None for those from elsewhere."""
+    """Read the text of a module below a directory, and whether it is a package; None for those from elsewhere."""
     top = name.partition(".")[0]
     if top == "interlock" or top in sys.stdlib_module_names:
         return None

@@ -1,9 +1,9 @@
-"""From JSON to the values that a function's hints ask for.
+"""Converts JSON to the values that a function's hints require.
 
-A function gets values of its own: whatever it does to them changes neither what its caller holds nor what is checked,
-kept or recorded of the call afterwards. JSON has one kind of number, so 5.0 becomes 5 where a hint says `int`, and 3
-becomes 3.0 where it says `float`. Single numbers, which most arguments are, are made here, and lists and rows of plain
-values by a function written for their type; all else is pydantic's, with whatever authors said of it.
+A function gets values of its own: changing them affects neither the caller's data nor what is checked, stored or
+recorded of the call afterwards. JSON has one kind of number, so 5.0 becomes 5 where a hint says `int`, and 3 becomes
+3.0 where it says `float`. Single numbers, which most arguments are, are converted here, and lists and rows of plain
+values by a function generated for their type; pydantic does the rest, with the authors' own validators.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BOUNDS = (
 
 
 def converter(hint: Any) -> Converter | None:
-    """How JSON becomes a value of a type; None where it is one already, and one that nobody can change."""
+    """Make the converter from JSON to a type; None if JSON values of it are already right and immutable."""
     if is_plain(hint):
         plain = bare(hint)
         if plain is int:
@@ -67,7 +67,7 @@ def _copied(value: Any) -> Any:
 
 
 def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
-    """Whether JSON's values are this type's values, but for the kind of a number."""
+    """Whether JSON's values are this type's values, except for the kind of a number."""
     if typing.get_origin(hint) is typing.Annotated and not all(map(_only_bounds, hint.__metadata__)):
         return False
     hint = bare(hint)
@@ -84,22 +84,22 @@ def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
 
 
 def _only_bounds(said: Any) -> bool:
-    """Whether what is said beside a type only bounds it, which the schema does too, or describes it."""
+    """Whether the annotations of a type only bound it, which the schema does too, or describe it."""
     if isinstance(said, FieldInfo):
         renamed = said.alias is not None or said.validation_alias is not None
         filled = said.default is not PydanticUndefined or said.default_factory is not None
         extra: Any = said.json_schema_extra or {}
-        # Marks of ours change no type; anything else an author adds to the schema might.
+        # Our own marks change no type; other additions of an author to the schema might.
         marked = isinstance(extra, dict) and all(name.startswith("x-") for name in cast("dict[str, Any]", extra))
         return not renamed and not filled and marked and all(map(_only_bounds, said.metadata))
     if isinstance(said, pydantic.StringConstraints):
         return not (said.strip_whitespace or said.to_lower or said.to_upper)
-    # Patterns and the like are of a class that pydantic keeps to itself.
+    # Patterns and the like are of a private class of pydantic.
     return isinstance(said, _BOUNDS) or type(said).__module__.startswith("pydantic._internal.")
 
 
 def _is_immutable(hint: Any) -> bool:
-    """Whether a plain type holds neither numbers nor anything that can be changed."""
+    """Whether a plain type contains neither numbers nor anything mutable."""
     hint = bare(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return all(map(_is_immutable, typing.get_args(hint)))
@@ -109,7 +109,7 @@ def _is_immutable(hint: Any) -> bool:
 
 
 def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
-    """Whether pydantic makes every container in such a value anew: it hands on what a type leaves open."""
+    """Whether pydantic copies every container in such a value: it passes on values whose type is open."""
     hint = bare(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint in (*_IMMUTABLE, int, float) or origin is Literal:
@@ -122,7 +122,7 @@ def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
 
 
 def _is_row(hint: Any) -> bool:
-    """Whether a type is a dict of which every member is named: one that takes others does not say what they hold."""
+    """Whether a type is a dict with only named members: one that takes others does not determine their types."""
     more = getattr(hint, "__extra_items__", typing_extensions.NoExtraItems)
     named = more in (typing_extensions.NoExtraItems, typing_extensions.Never)
     bases = filter(typing_extensions.is_typeddict, getattr(hint, "__orig_bases__", ()))

@@ -1,4 +1,4 @@
-"""Versions and the ranges that choose among them.
+"""Versions and the ranges that select among them.
 
 A version is SemVer 2.0.0 in the manifest's lower-case alphabet. A spec is an exact version, `LATEST` (also when
 omitted), `MAJOR.x`, or a range as npm writes it. A range is a choice of conjunctions of comparators:
@@ -7,11 +7,11 @@ omitted), `MAJOR.x`, or a range as npm writes it. A range is a choice of conjunc
 
 The answer is the highest match by SemVer precedence, whatever the order of publication; versions that are not
 deprecated go before those that are, and a pre-release is found only by a comparator that names one of the same
-MAJOR.MINOR.PATCH. Upper bounds carry `-0`, the lowest pre-release there is, so that `^1.2.0` stops before `2.0.0-a`.
+MAJOR.MINOR.PATCH. Upper bounds carry `-0`, the lowest pre-release, so that `^1.2.0` stops before `2.0.0-a`.
 
-The grammar is ours and precedence is the library's: the library's own npm ranges let `=1.2.3-a` find `1.2.3`.
-Narrower than npm on purpose, because tokens carry ranges too: an empty alternative (`^1.0.0 ||`) is refused, not read
-as anything at all, and so is a number after a wildcard (`1.x.3`).
+The grammar is ours and precedence is the library's: the library's own npm ranges let `=1.2.3-a` find `1.2.3`. The
+grammar is narrower than npm on purpose, because tokens carry ranges too: an empty alternative (`^1.0.0 ||`) is refused
+rather than read as any version, and so is a number after a wildcard (`1.x.3`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def parse_version(text: str) -> Version:
-    """The version a manifest states; E3105 for what is not SemVer 2.0.0 in the manifest's alphabet."""
+    """Parse the version of a manifest; E3105 if it is not SemVer 2.0.0 in the manifest's alphabet."""
     try:
         if len(text) <= LONGEST and _VERSION.fullmatch(text):
             return _version(text)
@@ -91,7 +91,9 @@ def parse_version(text: str) -> Version:
 
 
 def resolve(spec: str | None, versions: Collection[str], *, deprecated: Collection[str] = ()) -> str:
-    """The highest registered version that the spec asks for; E3102 if there is none, E3004 if it makes no sense."""
+    """Return the highest registered version that the spec selects; E3102 if there is none, E3004 if the spec is
+    invalid.
+    """
     found = _candidates(spec, versions)
     if not found:
         wanted = "any release" if spec is None else f"`{spec}`"
@@ -100,10 +102,10 @@ def resolve(spec: str | None, versions: Collection[str], *, deprecated: Collecti
 
 
 def common(specs: Sequence[str | None], versions: Collection[str], deprecated: Collection[str] = ()) -> str:
-    """The highest registered version that every spec asks for; E3103 if they have none in common.
+    """Return the highest registered version that every spec selects; E3103 if they have none in common.
 
-    A spec that is omitted or `LATEST` asks for nothing: a token or a pin decides then. Each of the others must admit
-    the version by itself, so a request for a pre-release does not widen a token that names releases only.
+    An omitted spec or `LATEST` selects nothing: a token or a pin decides then. Each of the others must admit the
+    version by itself, so a request for a pre-release does not widen a token that names releases only.
     """
     asking = [spec for spec in specs if not _is_latest(spec)]
     sets = [_candidates(spec, versions) for spec in asking or (None,)]
@@ -115,15 +117,15 @@ def common(specs: Sequence[str | None], versions: Collection[str], deprecated: C
 
 
 def highest(versions: Iterable[str]) -> str | None:
-    """The highest of the versions by precedence, pre-releases included; None if there are none."""
+    """Return the highest of the versions by precedence, pre-releases included; None if there are none."""
     return max(versions, key=_order, default=None)
 
 
 def predecessor(version: str, versions: Iterable[str]) -> str | None:
-    """The release a new version is measured against: the highest below it, pre-releases left out.
+    """Return the release that a new version is compared with: the highest below it, without pre-releases.
 
-    Pre-releases promise nothing (SemVer 9). Were they measured against, a breaking change could enter a minor line
-    through one of them.
+    Pre-releases promise nothing (SemVer 9). If they were compared with, a breaking change could enter a minor line
+    through one.
     """
     new = parse_version(version)
     lower = (other for other in map(parse_version, versions) if other.precedence < new.precedence)
@@ -131,7 +133,9 @@ def predecessor(version: str, versions: Iterable[str]) -> str | None:
 
 
 def bump_between(old: str, new: str) -> Bump:
-    """Which part of the version rises: `none` if the new one is not higher, `patch` between pre-releases of one."""
+    """Return which part of the version rises: `none` if the new one is not higher, `patch` between
+    pre-releases of one.
+    """
     before, after = parse_version(old), parse_version(new)
     if after.precedence <= before.precedence:
         return "none"
@@ -151,7 +155,7 @@ def may_break(old: str, new: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _version(text: str) -> Version:
-    """Any SemVer 2.0.0 text as a version; ValueError for the rest."""
+    """Parse any SemVer 2.0.0 text; ValueError for the rest."""
     # Imported on first use, since the library looks up its own metadata; it has no stubs, so types are stated here.
     import semantic_version  # pyright: ignore[reportMissingTypeStubs]
 
@@ -162,7 +166,7 @@ def _version(text: str) -> Version:
         prerelease=parsed.prerelease,
         build=parsed.build,
         precedence=parsed.truncate("prerelease").precedence_key,
-        # `+1` and `+01` are equal to the library; the text settles it, so that the answer never depends on order.
+        # `+1` and `+01` are equal to the library; the text decides, so that the answer never depends on order.
         order=(parsed.precedence_key, text),
     )
 
@@ -180,7 +184,7 @@ def _is_latest(spec: str | None) -> bool:
 
 
 def _candidates(spec: str | None, versions: Collection[str]) -> set[str]:
-    """Every registered version that the spec admits. A spec that names one to the letter means that one."""
+    """Return every registered version that the spec admits. A spec that names one exactly means that one."""
     text = "*" if spec is None or _is_latest(spec) else spec.strip(" ")
     if text in versions:
         return {text}
@@ -193,7 +197,7 @@ def _admits(alternatives: tuple[_Conjunction, ...], version: Version) -> bool:
 
 
 def _asked(every: _Conjunction, version: Version) -> bool:
-    """Whether a pre-release was asked for: by a comparator that names one of the same core."""
+    """Whether a pre-release was requested: by a comparator that names one of the same core."""
     return not version.prerelease or any(one.version.prerelease and one.version.core == version.core for one in every)
 
 
@@ -206,7 +210,7 @@ def _without(versions: Collection[str], code: str, message: str) -> Failure:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> tuple[_Conjunction, ...]:
-    """A spec as a choice of conjunctions; E3004 for what is not one."""
+    """Parse a spec into a choice of conjunctions; E3004 if it is invalid."""
     if len(text) > LONGEST:
         raise _malformed(text[:40] + "…", f"it is longer than {LONGEST} characters")
     try:
@@ -235,7 +239,7 @@ def _conjunction(text: str) -> _Conjunction:
 
 
 def _comparators(block: str) -> _Conjunction:
-    """One block, such as `^1.2` or `<3.0.0`, as plain comparators."""
+    """Parse one block, such as `^1.2` or `<3.0.0`, into plain comparators."""
     match = _BLOCK.fullmatch(block)
     if match is None:
         raise ValueError(f"`{block}` is not understood")
@@ -253,7 +257,7 @@ def _comparators(block: str) -> _Conjunction:
 
 
 def _exact(op: str, numbers: list[int], version: Version) -> _Conjunction:
-    """The comparators of an operator before a full version."""
+    """Return the comparators of an operator before a full version."""
     low = (_Comparator(">=", version),)
     if op == "^":
         return low + _below(_raised(numbers, _caret_place(numbers, 3)))
@@ -263,7 +267,7 @@ def _exact(op: str, numbers: list[int], version: Version) -> _Conjunction:
 
 
 def _partial(op: str, numbers: list[int], known: int) -> _Conjunction:
-    """The comparators of an operator before a version whose end is left open."""
+    """Return the comparators of an operator before a version whose end is left open."""
     upper = _raised(numbers, known - 1)
     if op == "^":
         return _at_least(numbers) + _below(_raised(numbers, _caret_place(numbers, known)))
@@ -273,7 +277,7 @@ def _partial(op: str, numbers: list[int], known: int) -> _Conjunction:
 
 
 def _caret_place(numbers: list[int], known: int) -> int:
-    """The place a caret may not raise: the first that is not zero, or the last one given."""
+    """Return the place a caret may not raise: the first that is not zero, or the last one given."""
     return next((place for place in range(known) if numbers[place]), known - 1)
 
 
@@ -283,7 +287,7 @@ def _raised(numbers: list[int], place: int) -> list[int]:
 
 def _at_least(numbers: list[int]) -> _Conjunction:
     if not any(numbers):
-        return ()  # nothing lies below but pre-releases of 0.0.0, which have to be asked for anyway
+        return ()  # only pre-releases of 0.0.0 lie below, and these must be requested explicitly
     return (_Comparator(">=", _version(".".join(map(str, numbers)))),)
 
 

@@ -1,4 +1,4 @@
-"""The names under which tools are shown to clients and model providers, which take at most 64 characters.
+"""Tool names for clients and model providers, which accept at most 64 characters.
 
 Two forms are in use. MCP clients see `namespace-tool`, model providers `namespace__tool`. An address that does not fit
 is cut, and ends in a digest. A digest of that length can be made to collide, so no tool is admitted whose shortened
@@ -16,7 +16,7 @@ _PROVIDER_DIGEST = 12
 
 
 def mcp_name(address: str) -> str:
-    """The name of a tool over MCP. A shortened one ends in a dash and a digest in capitals."""
+    """Return the name of a tool over MCP. A shortened one ends in a dash and a digest in capitals."""
     name = address.replace(".", "-", 1)
     if len(name) <= LONGEST:
         return name
@@ -25,7 +25,7 @@ def mcp_name(address: str) -> str:
 
 
 def provider_name(address: str) -> str:
-    """The name of a tool for a model provider. A shortened one has single underscores only."""
+    """Return the name of a tool for a model provider. A shortened one has single underscores only."""
     plain = _plain_provider_name(address)
     if plain is not None:
         return plain
@@ -42,7 +42,7 @@ def _plain_provider_name(address: str) -> str | None:
 
 
 def shortened(address: str) -> frozenset[str]:
-    """The names of a tool that hold a digest, which another tool could be made to share; mostly there are none."""
+    """Return the names of a tool that contain a digest, which another tool could be made to share; usually none."""
     names: list[str] = []
     if len(address) > LONGEST:
         names.append(mcp_name(address))

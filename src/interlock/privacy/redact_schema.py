@@ -1,4 +1,4 @@
-"""Where redaction looks: a schema compiled into a graph of places, and the walk of data along it.
+"""The places that redaction visits: a schema compiled into a graph of places, and the walk of data along it.
 
 This module handles the shape of data: which places a schema marks, where the schema already states the content of a
 string, and how data is copied only where something is removed. It does not know what is removed from a text: the caller

@@ -1,1 +1,1 @@
-"""The tools there are: admission, versions, compatibility, deprecation."""
+"""The registry of tools: admission, versions, compatibility, deprecation."""

@@ -1,4 +1,4 @@
-"""Admission: eight conditions, all of which hold, or the version does not become available.
+"""Admission: a version becomes available only if all eight conditions hold.
 
 A refusal lists every condition that failed and what to do about each. Nothing is admitted in reduced form.
 """
@@ -52,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which conditions failed, and why; admitted if none did."""
+    """The conditions that failed, and why; admitted if there are none."""
 
     refused: Mapping[Conjunct, tuple[str, ...]]
     warnings: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: Evidence | None) -> Verdict:
-    """Judge a manifest by all eight conditions at once."""
+    """Check a manifest against all eight conditions at once."""
     faults: dict[Conjunct, list[str]] = {
         "schema_valid": _schema_faults(manifest),
         "version_registered": _version_faults(manifest, digest, published),
@@ -99,7 +99,7 @@ def _unless(holds: bool, words: str) -> list[str]:
 
 
 def _permission_faults(manifest: Manifest) -> list[str]:
-    """What keeps the permissions of a manifest from being enforced as they are written."""
+    """List why the permissions of a manifest cannot be enforced as they are written."""
     texts = manifest.required_permissions
     if texts is None:
         return ["say required_permissions, [] if it needs none"]
@@ -155,7 +155,7 @@ def _schema_faults(manifest: Manifest) -> list[str]:
     return faults
 
 
-# Handlers that the gateway consults in its own process.
+# Handlers that the gateway calls in its own process.
 _RUN_OUTSIDE = frozenset({"check", "preflight", "version_of", "verify", "concurrent", "fixture"})
 
 
@@ -216,13 +216,13 @@ def _evidence_faults(digest: str, evidence: Evidence | None) -> list[str]:
 
 
 def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by: str) -> Unit[bool]:
-    """A unit that makes an admitted version available. False when exactly this content is there already."""
+    """Unit that makes an admitted version available. False if exactly this content is already there."""
     contract: Contract = contract_of(manifest)
     document = orjson.dumps(manifest.document()).decode()
     profile = permission_profile(contract).document()
 
     def unit(transaction: Transaction) -> bool:
-        # Looked at again inside the write: another process may have published since the examination.
+        # Checked again inside the write: another process may have published since the examination.
         published = tools.digest(transaction, str(contract.id), contract.version)
         if published is not None:
             if published == digest:
@@ -264,7 +264,7 @@ def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
 
 
 def same_name(address: str, other: str) -> str:
-    """Why a tool is not admitted whose name on the wire another tool has."""
+    """Why a tool is not admitted: another tool has the same name on the wire."""
     return f"`{address}` would be shown to clients under the same shortened name as `{other}`; give it a shorter id"
 
 
@@ -274,6 +274,6 @@ def record_evidence(transaction: Transaction, evidence: Evidence) -> None:
 
 
 def stored_evidence(reader: Reader, digest: str) -> Evidence | None:
-    """The result of the contract tests that were run on a content; None where none were."""
+    """Return the result of the contract tests that were run on a content; None if there were none."""
     row = tools.evidence(reader, digest)
     return None if row is None else Evidence(row.digest, bool(row.passed), row.mode, row.report)

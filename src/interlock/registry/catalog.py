@@ -1,7 +1,7 @@
-"""The catalog: every version that was admitted, found by name and range.
+"""The catalog: every admitted version, found by name and range.
 
-Versions live in the store; what a process has asked for is kept in memory, compiled. Other processes may publish,
-deprecate or remove at any time: the store's reader of changes then drops what is in memory.
+Versions are in the store; those that a process has used are cached in memory, compiled. Other processes may publish,
+deprecate or remove at any time: the store's reader of changes then invalidates the cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from interlock.registry.source import reload
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
 
-_LIKE = 20  # names that are like another, looked through for those that may be told
+_LIKE = 20  # similar names that are searched for ones the caller may see
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What callers of a deprecated version are told."""
+    """The notice for callers of a deprecated version."""
 
     deprecated_ms: int
     removal_ms: int
@@ -51,7 +51,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Row:
-    """A version as the store has it."""
+    """A version as stored."""
 
     address: str
     version: str
@@ -64,7 +64,7 @@ class Row:
 
 
 class Content:
-    """What a digest stands for: a manifest, and what was read from it. It never changes, so it is read once.
+    """A manifest and what was compiled from it, by digest. It never changes, so it is read once.
 
     INVARIANT: a change to the registry re-reads what changed and nothing else.
     """
@@ -83,7 +83,7 @@ class Content:
 
     @cached_property
     def words(self) -> str:
-        """What a search looks through."""
+        """The text that a search covers."""
         said: Json = orjson.loads(self.manifest)
         texts = (said.get("name"), said.get("description"), said.get("search_hint"), *(said.get("tags") or ()))
         return " ".join(text for text in texts if text).lower()
@@ -111,7 +111,7 @@ class Version:
 
     @property
     def prepared(self) -> Prepared:
-        """The version ready to be called, bound to its function; Stranded where its code cannot be had."""
+        """The version ready to be called, bound to its function; Stranded if its code is unavailable."""
         if self._prepared is None:
             try:
                 bound = self.bound
@@ -139,14 +139,15 @@ class Version:
 
 
 class Stranded(Failure):
-    """A registered version whose code is gone, broken or not what was admitted: its operator's affair (E3108).
+    """A registered version whose code is missing, broken or different from what was admitted: the operator must act
+    (E3108).
 
-    `prepared` has all of the version but the code: enough for what it has answered before.
+    `prepared` has everything of the version except the code: enough to answer from stored results.
     """
 
     def __init__(self, version: Version, why: Failure) -> None:
         row = version.row
-        reason = (why.details or {}).get("where") or why.message  # not what the code said when it broke
+        reason = (why.details or {}).get("where") or why.message  # not the message of the code that failed
         words = "bring back the code that was admitted, or publish another version: interlock tools add"
         super().__init__("E3108", f"{row.address}@{row.version} cannot run here: {reason}", resolution=words)
         self._version = version
@@ -173,13 +174,13 @@ class Catalog:
         self._epoch = -1
         self._changes = journal.changes
         self._changes.watch(("registry",), _revision, self._changed)
-        # Is told the new revision when the registry has changed, in whichever process.
+        # Called with the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
 
     def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
-        """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal.
+        """Return the version for a name and range. E3101 unknown tool, E3102 no such version, E3104 past removal.
 
-        With a token it is the highest that both the range and the token admit; E3103 where they have none in common.
+        With a token it is the highest that both the range and the token admit; E3103 if they have none in common.
         """
         found = self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
@@ -199,13 +200,13 @@ class Catalog:
             return found
         now_ms = self._clock.now_ms()
         if found.gone(now_ms):
-            # Its date has come since it was chosen: a range may still mean another version.
+            # Its removal date has passed since it was chosen: a range may still match another version.
             found = _alive(spec, self.versions(self.address(name)), now_ms) or found
             found.refuse_if_gone(now_ms)
         return found
 
     def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
-        """The version of every tool that is meant where none is asked for, in order of name, behind a name.
+        """Iterate over the default version of every tool, in order of name, starting behind a name.
 
         INVARIANT: all are as they were at one moment. Of a change to many tools, a reader sees everything or nothing.
         """
@@ -218,7 +219,7 @@ class Catalog:
             chosen, versions = whole[at]
             version = chosen if chosen.row.notice is None else _alive(None, versions, now_ms)
             if version is None:
-                continue  # its date has come
+                continue  # its removal date has passed
             if capability is not None and capability.narrows:
                 try:
                     version = _within(version, None, versions, capability, now_ms)
@@ -227,7 +228,7 @@ class Catalog:
             yield version
 
     def everything(self) -> Iterator[Version]:
-        """Every version of every tool, whatever has become of it."""
+        """Iterate over every version of every tool, whatever its state."""
         self._refresh()
         if self._whole is None:
             self._whole = self._read_all(self._clock.now_ms())
@@ -235,9 +236,9 @@ class Catalog:
             yield from versions.values()
 
     def _read_all(self, now_ms: int) -> list[tuple[Version, dict[str, Version]]]:
-        """Every tool that has a version to be had: that version, and all of them. Read in one statement."""
+        """Return every tool that has an available version: that version, and all of them. Read in one statement."""
         whole: dict[str, dict[str, Version]] = {}
-        # Manifests are most of what there is to read, and those that were read before are known by their digests.
+        # Manifests are most of the data, and those read before are known by their digests.
         stored = tools.all_without_manifests(self._journal.reader)
         if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
             stored = tools.all_versions(self._journal.reader)
@@ -251,7 +252,7 @@ class Catalog:
         return [(chosen, versions) for chosen, versions in found if chosen is not None]
 
     def _version(self, stored: tools.Row) -> Version | None:
-        """A version as it was read; None for one that has gone since."""
+        """Return a version as it was read; None if it was removed since."""
         address, version, digest, _, manifest, *_ = stored
         content = self._contents.get(digest)
         if content is None:
@@ -263,21 +264,21 @@ class Catalog:
         return Version(_row(stored, content.manifest), self._bind, content)
 
     def exact(self, address: str, version: str) -> Version:
-        """A version by its full name, whatever has become of it since: what it did must stay undoable."""
+        """Return a version by its full name, whatever its state: its calls must stay undoable."""
         found = self.versions(address).get(version)
         if found is None:
             raise Failure("E3102", f"{address} has no version {version}")
         return found
 
     def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
-        """The version a name and range stand for, and a token where there is one, ready to be called."""
+        """Return the version for a name, a range and a token, ready to be called."""
         if capability is not None and capability.narrows:
             return self.resolve(name, spec, capability).prepared
         if self._clock.monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
         ready = self._ready.get((name, spec))
         if ready is None or ready.notice is not None:
-            # A version with a removal date is looked at each time: the date may have come.
+            # A version with a removal date is not cached: the date may pass.
             ready = self._ready[(name, spec)] = self._resolve(name, spec, capability).prepared
         return ready
 
@@ -298,9 +299,9 @@ class Catalog:
         return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
 
     def unknown(self, name: str, capability: Capability | None = None) -> Failure:
-        """The failure of whoever asks for a tool that is not there (E3101), with some that are and have a like name.
+        """The failure for an unknown tool (E3101), with similar names that exist.
 
-        INVARIANT: with a token, only those are named that it lets its holder see.
+        INVARIANT: with a token, only tools are named that it lets its holder see.
         """
         import difflib
 
@@ -311,7 +312,7 @@ class Catalog:
         return Failure("E3101", f"no tool named `{name}`{told}")
 
     def _serves(self, address: str) -> bool:
-        """Whether some version of a tool can be asked for."""
+        """Whether some version of a tool is available."""
         return any(one.row.state in ("active", "deprecated") for one in self.versions(address).values())
 
     def _shows(self, address: str, capability: Capability | None) -> bool:
@@ -323,9 +324,9 @@ class Catalog:
         )
 
     def address(self, name: str, capability: Capability | None = None) -> str:
-        """The address a name stands for: itself, an alias, or the one tool of that bare name.
+        """Return the address for a name: itself, an alias, or the one tool of that bare name.
 
-        Of several a token is told those that it shows.
+        If there are several, the failure lists those that the token shows.
         """
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
@@ -343,7 +344,7 @@ class Catalog:
         return candidates[0] if candidates else name
 
     def versions(self, address: str) -> dict[str, Version]:
-        """Every version of a tool, as registered."""
+        """Return every version of a tool, as registered."""
         self._refresh()
         known = self._versions.get(address)
         if known is None:
@@ -354,7 +355,7 @@ class Catalog:
         return known
 
     def rows(self) -> list[Row]:
-        """Everything registered, in order of name."""
+        """Return all registered versions, in order of name."""
         return [_row(one, one.manifest or "") for one in tools.all_versions(self._journal.reader)]
 
     def addresses(self) -> list[str]:
@@ -366,7 +367,7 @@ class Catalog:
         self._attached[(manifest.address, manifest.version)] = tool
 
     def forget(self) -> None:
-        """Drop what is in memory; the store is asked again."""
+        """Drop the cache; the store is read again."""
         self._drop()
         self._changes.look()
 
@@ -388,7 +389,7 @@ class Catalog:
 
     def _bind(self, row: Row) -> Tool[..., Any]:
         tool = self._attached.get((row.address, row.version)) or self._loaded(row)
-        # INVARIANT: what runs is what was admitted, to the letter.
+        # INVARIANT: the code that runs is exactly what was admitted.
         if contract_digest(tool) != row.digest:
             raise Failure(
                 "E3103",
@@ -408,7 +409,7 @@ class Catalog:
 
 
 def bump_epoch(transaction: Transaction) -> None:
-    """Tell every process on this home that the registry changed."""
+    """Make every process on this home notice a change of the registry."""
     epochs.advance(transaction, epochs.REGISTRY)
 
 
@@ -424,7 +425,7 @@ def contract_digest(tool: Tool[..., Any]) -> str:
 
 
 _MOST_ADDRESSES = 20_000
-_ONE_BY_ONE = 100  # manifests that are read by themselves; of more, all are read in one statement
+_ONE_BY_ONE = 100  # above this number of manifests, all are read in one statement
 
 
 def _address(entry: tuple[Version, Mapping[str, Version]]) -> str:
@@ -432,7 +433,7 @@ def _address(entry: tuple[Version, Mapping[str, Version]]) -> str:
 
 
 def _chosen(versions: Mapping[str, Version], now_ms: int) -> Version | None:
-    """The version that is meant where none is asked for. Most tools have one, and then there is nothing to compare."""
+    """Return the default version. Most tools have one version, and then there is nothing to compare."""
     if len(versions) == 1:
         (only,) = versions.values()
         if only.row.state == "active" and only.row.notice is None and "-" not in only.row.version:
@@ -445,8 +446,8 @@ def _name(tool: Tool[..., Any]) -> str:
 
 
 def _alive(spec: str | None, versions: Mapping[str, Version], now_ms: int) -> Version | None:
-    """The version a range means among those whose removal date has not come; None where a version that was asked for to
-    the letter is gone, and where there is none left.
+    """Return the version that a range selects among those whose removal date has not passed; None if an exactly named
+    version is gone, or if none is left.
     """
     if spec is not None and _is_exact(spec, versions):
         return None
@@ -460,12 +461,12 @@ def _alive(spec: str | None, versions: Mapping[str, Version], now_ms: int) -> Ve
 def _within(
     found: Version, spec: str | None, versions: Mapping[str, Version], capability: Capability, now_ms: int
 ) -> Version:
-    """The version that was found if a token covers it, else the highest that both the range and the token admit."""
+    """Return the selected version if a token covers it, else the highest that both the range and the token admit."""
     address = found.row.address
     if capability.covers(address, found.row.version):
         return found
     if not capability.names(address) or (spec is not None and _is_exact(spec, versions)):
-        return found  # not what the token is for, which authorization says
+        return found  # the token is not for this tool, which authorization reports
     allowed = {v for v, one in versions.items() if not one.gone(now_ms) and capability.covers(address, v)}
     try:
         return versions[common((spec,), allowed, _deprecated(versions))]

@@ -1,16 +1,16 @@
-"""What changed between two versions of a contract, and whom it breaks.
+"""The difference between two versions of a contract, and whether it breaks callers or consumers.
 
-Here belongs what is said of a change: its class, the version bump it asks for, and whether a tool offers what an agent
+This module classifies a change: its class, the version bump it requires, and whether a tool offers what an agent
 expects. Everything rests on one question, does every value of one schema surely fit another, which `containment`
-answers of schemas that `expansion` has written out plainly. What cannot be told is breaking.
+answers for schemas that `expansion` has expanded. If it cannot be decided, the change is breaking.
 
 Inputs must keep accepting what they accepted: contains(new, old), once the lifecycle has filled the new defaults into
 top-level fields. Inputs are read closed, as the contract loader reads them. Outputs must stay within what was promised:
-contains(old, new), where an old consumer reads the fields it knows and passes over others, so `additionalProperties:
-false` binds it to nothing.
+contains(old, new), where an old consumer reads the fields it knows and ignores others, so `additionalProperties: false`
+does not bind it.
 
-Classification walks both schemas to say what changed in words, then asks the two questions above about the whole.
-# INVARIANT: a difference is never put in a smaller class than the sets of valid instances show.
+Classification walks both schemas to describe what changed, then asks the two questions above about the whole.
+INVARIANT: a difference is never put in a smaller class than the sets of valid instances show.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WHOLE = RESIDUE | {"anyOf", "enum", "const", OPAQUE}  # cannot be compared fiel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """What a version promises: its two schemas, and whether consumers tolerate values they do not know."""
+    """The promises of a version: its two schemas, and whether consumers tolerate unknown values."""
 
     input: Document = True
     output: Document = True
@@ -59,7 +59,7 @@ class Surface:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference, its class, where it is and what it is."""
+    """One difference: its class, its place and its description."""
 
     level: Level
     side: Side
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The class of a new version and every change that was found; `patch` means that no schema changed."""
+    """The class of a new version and every change found; `patch` means that no schema changed."""
 
     level: Level
     changes: tuple[Change, ...]
@@ -86,7 +86,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Negotiation:
-    """Whether a tool offers what an agent expects, and which parts it does not."""
+    """Whether a tool offers what an agent expects, and the parts that it does not offer."""
 
     outcome: Outcome
     missing: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Negotiation:
 
 
 def classify(old: Surface, new: Surface) -> Difference:
-    """The class of the difference between a version and its predecessor, with the changes that make it so."""
+    """Classify the difference between a version and its predecessor, with the changes that cause it."""
     changes = [*_input_changes(old.input, new.input), *_output_changes(old, new)]
     if new.declared_behaviour_change:
         changes.append(Change("major", "behaviour", "", "is declared to have changed"))
@@ -107,9 +107,9 @@ def classify(old: Surface, new: Surface) -> Difference:
 
 
 def require_bump(old_version: str, new_version: str, difference: Difference, breaking_changes: bool) -> None:
-    """Refuse (E3103) a version that rises less than its changes demand, or that hides a breaking one.
+    """Refuse (E3103) a version whose number rises less than its changes require, or that hides a breaking one.
 
-    While the major version stays 0, a minor bump may break; in all else 0.y.z is held to the same rule.
+    While the major version stays 0, a minor bump may break; otherwise 0.y.z follows the same rule.
     """
     bump = bump_between(old_version, new_version)
     enough = RANK[bump] >= RANK[difference.level]
@@ -125,7 +125,7 @@ def require_bump(old_version: str, new_version: str, difference: Difference, bre
 
 
 def negotiate(expected: Document, offered: Document) -> Negotiation:
-    """Whether a tool offers every part an agent expects: the same field, taking at least the values expected.
+    """Check whether a tool offers every part an agent expects: the same field, taking at least the values expected.
 
     The expected schema's `required` are the required parts, its other properties the optional ones.
     """
@@ -168,7 +168,7 @@ def _output_safe(old: Node, new: Node, *, tolerant: bool) -> bool:
 
 
 def _filled(old: Node, defaults: Mapping[str, Any]) -> Node | None:
-    """A schema of all that `old` accepts once the defaults are filled in; None where that cannot be written."""
+    """Return a schema of all that `old` accepts once the defaults are filled in; None if it cannot be written."""
     if old is False or not defaults:
         return old
     base = object_of(old)
@@ -187,7 +187,7 @@ def _filled(old: Node, defaults: Mapping[str, Any]) -> Node | None:
 
 
 def _consumer_view(node: Node, *, tolerant: bool) -> Node:
-    """An output as an old consumer holds it: unknown fields are passed over, unknown words too where it tolerates them.
+    """An output as an old consumer reads it: unknown fields are ignored, and unknown words too where it tolerates them.
 
     Only where opening a part opens the whole: not below `not`, `oneOf` or a condition.
     """
@@ -243,7 +243,7 @@ def _fields(node: Node) -> dict[str, Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How one side is judged: whether a part may take another's place, and what callers are told of it."""
+    """Rules for judging one side: whether a part may replace another, and the words for callers."""
 
     side: Side
     safe: Callable[[Node, Node], bool]
@@ -281,7 +281,7 @@ def _output_changes(old_surface: Surface, new_surface: Surface) -> Iterator[Chan
 
 
 def _completed(found: list[Change], old: Node, new: Node, reading: _Reading, *, safe: bool) -> Iterator[Change]:
-    """The changes found, the fields removed, and what the walk overlooked but the whole shows."""
+    """Return the changes found, the fields removed, and what the walk missed but the whole shows."""
     gone = [Change("major", reading.side, at, "is removed") for at in _removed(old, new)]
     yield from (*gone, *found)
     if not safe and not any(change.level == "major" for change in (*gone, *found)):
@@ -291,7 +291,7 @@ def _completed(found: list[Change], old: Node, new: Node, reading: _Reading, *, 
 
 
 def _default_changes(old: Node, new: Node, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    """What an omitted field means is behaviour: it may be settled, not changed."""
+    """Report changes of defaults. The meaning of an omitted field is behaviour: a default may be added, not changed."""
     for name in sorted(was.keys() | now.keys()):
         if name not in _fields(old) or name not in _fields(new):
             continue
@@ -305,7 +305,7 @@ def _default_changes(old: Node, new: Node, was: Mapping[str, Any], now: Mapping[
 
 
 def _walk(old: Node, new: Node, reading: _Reading, pointer: str, filled: Mapping[str, Any]) -> Iterator[Change]:
-    """The changes between two schemas, as deep as both have the same plain form."""
+    """Report the changes between two schemas, as deep as both have the same plain form."""
     if same(old, new):
         return
     before, after = object_of(old), object_of(new)
@@ -321,7 +321,7 @@ def _walk(old: Node, new: Node, reading: _Reading, pointer: str, filled: Mapping
 
 
 def _changed_branch(old: Json, new: Json) -> tuple[Node, Node] | None:
-    """The one branch in which two unions differ, such as the object in an optional one."""
+    """Return the one branch in which two unions differ, such as the object in an optional one."""
     if not old.keys() == new.keys() == {"anyOf"} or len(old["anyOf"]) != len(new["anyOf"]):
         return None
     changed = [(was, now) for was, now in zip(old["anyOf"], new["anyOf"], strict=True) if not same(was, now)]
@@ -363,7 +363,7 @@ def _required_changes(
 
 
 def _leaf(old: Node, new: Node, reading: _Reading, pointer: str) -> Iterator[Change]:
-    """The change between two parts that are compared whole."""
+    """Report the change between two parts that are compared whole."""
     if equivalent(old, new):
         return
     safe = reading.safe(old, new)
@@ -392,6 +392,6 @@ def _plain(schema: Json, kind: str) -> bool:
 
 
 def _shell(schema: Json) -> Json:
-    """An object or array without what the walk compares part by part."""
+    """Return an object or array without the parts that the walk compares separately."""
     parts = {"properties", "required", "additionalProperties", "items"}
     return {key: value for key, value in schema.items() if key not in parts}

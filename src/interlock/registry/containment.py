@@ -1,7 +1,7 @@
-"""Whether every value of one schema surely fits another.
+"""Decides whether every value of one schema surely fits another.
 
-Here belongs the comparison of two expanded schemas as sets of values, and nothing of versions, callers or changes.
-`contains` answers soundly and not completely: yes is a proof, no may mean "cannot tell".
+This module compares two expanded schemas as sets of values; it knows nothing of versions, callers or changes.
+`contains` is sound but not complete: yes is a proof, no may mean "cannot tell".
 
 An expanded schema is split into atoms: single values (null, true, false, each value of an enum), which the real
 validator can judge, and one atom per remaining JSON type, whose keywords are compared one by one. A nested `anyOf` is
@@ -29,7 +29,10 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def contains(wide: Document, narrow: Document) -> bool:
-    """Whether every value valid under `narrow` is surely valid under `wide`. No may mean that it cannot be told."""
+    """Whether every value valid under `narrow` is surely valid under `wide`.
+
+    False may mean that it cannot be decided.
+    """
     return within(expand(wide), expand(narrow))
 
 
@@ -72,7 +75,7 @@ class _Atom:
 
 
 def _atoms(node: Node, residue: frozenset[str] = frozenset()) -> list[_Atom]:
-    """The pieces whose union is the schema."""
+    """Split a schema into atoms whose union is the schema."""
     schema = object_of(node)
     if node is False:
         return []
@@ -145,7 +148,7 @@ def _divides(step: float, other: float | None, whole: bool) -> bool:
 
 
 def _bound(atom: _Atom, sign: int) -> tuple[Any, bool] | None:
-    """The lower bound (sign 1), or the upper one negated (sign -1), and whether it is itself excluded."""
+    """Return the lower bound (sign 1), or the upper one negated (sign -1), and whether it is itself excluded."""
     said = _BOUNDS[sign]
     bounds = [(sign * atom.keywords[key], strict) for key, strict in said.items() if key in atom.keywords]
     if not bounds:

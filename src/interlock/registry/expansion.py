@@ -1,9 +1,9 @@
-"""Schemas written out plainly, so that two of them can be compared.
+"""Expands schemas so that two of them can be compared.
 
-Here belongs the reading of one schema: its keywords, its references, the defaults that are filled in, and the text that
-tells two equal ones. Comparing two is `containment`'s, judging the difference `compat`'s.
+This module reads one schema: its keywords, its references, the defaults that are filled in, and the text that
+identifies equal ones. Comparing two is the job of `containment`, judging the difference that of `compat`.
 
-A schema is expanded: annotations dropped, local `$ref`s written out. What cannot be written out (a recursive `$ref`, an
+Expansion drops annotations and writes out local `$ref`s. A part that cannot be written out (a recursive `$ref`, an
 unknown keyword, another dialect) becomes an opaque node, which fits only an equal one.
 """
 
@@ -33,11 +33,11 @@ _ANNOTATIONS = _words(
     "title description examples example default deprecated readOnly writeOnly discriminator contentEncoding"
     " contentMediaType contentSchema $comment $schema $id $anchor $defs definitions"
 )
-# Where schemas lie within a schema.
+# Keywords whose values are schemas.
 _ONE = _words("not if then else items contains propertyNames additionalProperties")
 _LIST = _words("allOf anyOf oneOf prefixItems")
 _MAP = _words("properties dependentSchemas")
-# Judged on their own, whatever the other keywords say.
+# Keywords that are judged on their own, independently of the others.
 RESIDUE = _words(
     "allOf oneOf not if then else contains minContains maxContains propertyNames dependentRequired dependentSchemas"
 )
@@ -52,12 +52,12 @@ _UNORDERED = frozenset({"required", "enum", "type"})
 
 
 def closed(document: Document) -> Document:
-    """The schema as the contract loader reads inputs: objects without a word on other fields take none."""
+    """Close a schema like the contract loader: objects that do not mention other fields accept none."""
     return document if isinstance(document, bool) else close(copy.deepcopy(dict(document)))
 
 
 def filled_defaults(document: Document) -> dict[str, Any]:
-    """The defaults that the lifecycle fills: those of top-level fields."""
+    """The defaults that the lifecycle fills in: those of top-level fields."""
     if isinstance(document, bool):
         return {}
     root = dict(document)
@@ -71,7 +71,7 @@ def _parts(node: Json) -> dict[str, Json]:
 
 
 def expand(document: Document) -> Node:
-    """The schema without annotations and references; an invalid one is refused with E3105."""
+    """Return the schema without annotations and references; an invalid one is refused with E3105."""
     compile_validator(document)
     if isinstance(document, bool):
         return document
@@ -86,18 +86,18 @@ def expand(document: Document) -> Node:
 
 
 class _TooLarge(Exception):  # noqa: N818 - it never leaves this module
-    """The expansion would be larger or deeper than is worth comparing."""
+    """The expansion is too large or too deep to be compared."""
 
 
 class _Expansion:
-    """One expansion: the root that references point into, and how much may still be written."""
+    """One expansion: the root that references point into, and the size that is left."""
 
     def __init__(self, root: Json) -> None:
         self.root = root
         self.left = _MOST_NODES
 
     def expand(self, node: Any, trail: tuple[str, ...], depth: int = 0) -> Node:
-        """A subschema without annotations, its references written out; the trail holds those being written."""
+        """Expand a subschema: without annotations, references written out; the trail holds those being written."""
         self.left -= 1
         if self.left < 0 or depth > _DEEPEST:
             raise _TooLarge
@@ -144,7 +144,7 @@ class _Expansion:
                 return None
 
     def _opaque(self, node: Json) -> Json:
-        """A node that equals only itself, together with all that it may refer to."""
+        """Make a node that equals only itself, together with all that it may refer to."""
         definitions = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         near = f"{key_of(_stripped(node))} within {key_of(_stripped(definitions))}"
         local = near.count('"$ref":"#/$defs/') + near.count('"$ref":"#/definitions/')
@@ -154,7 +154,7 @@ class _Expansion:
 
 
 def _stripped(node: Any) -> Any:
-    """A schema without annotations, its references left as they are."""
+    """Return a schema without annotations, its references unchanged."""
     if not isinstance(node, dict):
         return node
     kept: Json = {}
@@ -179,7 +179,7 @@ def _assertions(node: Json) -> Json:
 
 
 def key_of(value: Any) -> str:
-    """A text that two JSON values share only if they are the same."""
+    """Return a text that two JSON values share only if they are the same."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -189,5 +189,5 @@ def same(one: Node, other: Node) -> bool:
 
 
 def object_of(node: Node) -> Json:
-    """The keywords of a schema; plain true and false have none."""
+    """Return the keywords of a schema; plain true and false have none."""
     return {} if isinstance(node, bool) else node

@@ -1,9 +1,9 @@
-"""The timeout class that measured latency calls for.
+"""The timeout class that follows from measured latency.
 
-The journal has the latency of every call. Of a version that was called often enough lately, the 99th percentile gives
-its class by the table of `class_for_latency`. Where a manifest states no class, the measured one is the version's
-class. A stated class stays, and `interlock doctor` tells where it is too short for what was measured. Deadlines are
-those of the contract in any case: a promise to callers does not change by itself.
+The journal has the latency of every call. For a version that was called often enough lately, the 99th percentile gives
+its class by the table of `class_for_latency`. If a manifest states no class, the measured one is the version's class. A
+stated class stays, and `interlock doctor` reports where it is too short for what was measured. Deadlines are always
+those of the contract: a promise to callers does not change by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interlock.data.schema import Json
 from interlock.store import ledger
 from interlock.store.port import Reader
 
-# How many of the latest closing records are looked at, and how many calls of a version make a measurement.
+# The number of latest closing records that are read, and the number of calls of a version that make a measurement.
 MOST_RECORDS = 20_000
 ENOUGH = 100
 _ORDER: tuple[TimeoutClass, ...] = ("interactive", "standard", "long_running", "async")
@@ -28,19 +28,19 @@ _ORDER: tuple[TimeoutClass, ...] = ("interactive", "standard", "long_running", "
 
 @record
 class Measured:
-    """How long the calls of one version took that ran."""
+    """The latency of the calls of one version that ran."""
 
     calls: int
     p99_s: float
 
 
 def measure(reader: Reader) -> dict[str, Measured]:
-    """The latency of every version that was called often enough lately, by its ref."""
+    """Measure the latency of every version that was called often enough lately, by its ref."""
     return measured(ledger.newest_closed(reader, MOST_RECORDS))
 
 
 def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:
-    """The same from closing records. Calls that did not run, and answers that were kept, say nothing of a tool."""
+    """The same from closing records. Calls that did not run, and replayed answers, are not counted."""
     took: dict[str, list[float]] = {}
     for body in bodies:
         known: Json = orjson.loads(body)
@@ -55,7 +55,7 @@ def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:
 
 
 def fitting(manifest: Manifest, found: Measured) -> TimeoutClass:
-    """The class that a measurement calls for."""
+    """Return the class that a measurement requires."""
     restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
     return class_for_latency(
         found.p99_s,
@@ -65,19 +65,21 @@ def fitting(manifest: Manifest, found: Measured) -> TimeoutClass:
 
 
 def differs(manifest: Manifest, found: Measured) -> TimeoutClass | None:
-    """The class that a measurement calls for where a manifest states one that is too short for it."""
+    """Return the class that a measurement requires if a manifest states one that is too short."""
     stated, wanted = manifest.timeout_class, fitting(manifest, found)
     return None if stated is None or _ORDER.index(wanted) <= _ORDER.index(stated) else wanted
 
 
 class Latencies:
-    """What was measured last, as one process knows it."""
+    """The latest measurements, as one process knows them."""
 
     def __init__(self) -> None:
         self.found: Mapping[str, Measured] = {}
 
     def told(self, contract: Contract) -> Json:
-        """The class of a version, whether it was stated, measured or inferred from its timeout, and the measurement."""
+        """Return the class of a version, whether it was stated, measured or inferred from its timeout, and the
+        measurement.
+        """
         manifest, found = contract.manifest, self.found.get(contract.ref)
         told: Json = {"default_s": contract.timeout.default_s, "max_s": contract.timeout.max_s}
         if found is not None:

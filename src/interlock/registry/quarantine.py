@@ -1,7 +1,7 @@
-"""Quarantine: content that was caught doing what it said it would not is refused until a person has looked.
+"""Quarantine: content whose behaviour differed from its contract is refused until a person has reviewed it.
 
-What is quarantined is the content, by its digest: registering it again, under whatever version, restarting, and the
-passing of time lift nothing. Every process on a home hears of it within a moment.
+The content is quarantined, by its digest: registering it again under another version, a restart or the passing of time
+do not release it. Every process on a home notices it within moments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from interlock.store import quarantine as table
 from interlock.store import records
 from interlock.store.port import Store, Transaction, Unit
 
-DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # how such a reason begins
+DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # the beginning of such a reason
 
 
 class Quarantined(NamedTuple):
@@ -32,7 +32,10 @@ class Quarantined(NamedTuple):
 
     @property
     def way_out(self) -> str:
-        """What a person does about it. One whose definition changed is held on its upstream's account, not a call's."""
+        """The command that releases it.
+
+        If its definition changed, it is held on its upstream's account, not a call's.
+        """
         if self.reason.startswith(DEFINITION_CHANGED):
             return (
                 f"look: interlock upstream show {self.call}, then: interlock upstream accept {self.call} --reason WHY"
@@ -51,7 +54,7 @@ class Quarantined(NamedTuple):
 
 
 def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
-    """A unit that puts content into quarantine."""
+    """Unit that puts content into quarantine."""
 
     def unit(transaction: Transaction) -> None:
         table.impose(transaction, digest, tool, call, reason, transaction.now_ms)
@@ -65,7 +68,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
 
 
 def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
-    """A unit in which a person who may lets content out again. `tool` is the reference or the digest."""
+    """Unit in which an authorized person releases content. `tool` is the reference or the digest."""
     if by.kind != "human" or by.agent not in (None, by.id):
         raise Failure("E3206", "only a person can lift a quarantine; an agent never can")
     if not by.governs("tools:admin"):
@@ -91,7 +94,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
 
 
 class Quarantine:
-    """What is in quarantine now, as every process on the home sees it."""
+    """The current quarantine, as every process on the home sees it."""
 
     def __init__(self, journal: Store, monotonic: Callable[[], float]) -> None:
         self._reader = journal.reader
@@ -116,12 +119,12 @@ class Quarantine:
         return digest in self._held
 
     def look(self) -> None:
-        """Look whether anything was put in or let out."""
+        """Check whether anything was quarantined or released."""
         self._changes.look()
 
     def _changed(self, rows: list[table.Row]) -> None:
         self._held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
 
     def all(self) -> list[Quarantined]:
-        """Everything that ever was in quarantine."""
+        """Return everything that ever was in quarantine."""
         return [Quarantined._make(row) for row in table.entries(self._reader)]

@@ -1,14 +1,14 @@
-"""Retirement: how a version leaves, announced, watched and never forgotten.
+"""Retirement of versions: announced, monitored, and recorded for good.
 
     active ─► deprecated ─► sunset ─► removed
 
 A deprecated version still runs, and its callers are told until when. From its removal date it is refused; once a day
-has passed without a single attempt, refused ones included, it is removed. The row stays as a tombstone, so that what
-was called long ago can still be read against the contract it was called under.
+has passed without a single attempt, refused ones included, it is removed. The row stays as a tombstone, so that old
+calls can still be read against the contract under which they were made.
 
-`sweep` does what is due, and may be run as often as one likes. When something is due follows from the store alone: the
-removal date is in the version's notice, the last report among the store's facts, the usage in the journal. A restart
-loses nothing, and two processes that sweep at once do nothing twice, because each version is judged inside one write.
+`sweep` does what is due, and may be run at any time. When something is due follows from the store alone: the removal
+date is in the version's notice, the last report among the store's facts, the usage in the journal. A restart loses
+nothing, and two processes that sweep at once do nothing twice, because each version is judged inside one write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Happening = Literal[
     "TOOL_VERSION_REMOVED",
 ]
 
-# The only way there is; nothing leads back, and nothing is skipped.
+# The only order of states; nothing leads back, and nothing is skipped.
 NEXT: Mapping[LifecycleState, LifecycleState] = {"active": "deprecated", "deprecated": "sunset", "sunset": "removed"}
 
 GRACE_DAYS = 90
@@ -48,7 +48,7 @@ REPORT_DAYS = 7
 _DAY_MS = 86_400_000
 _PAGE = 2000  # records read at a time, so that calls go on meanwhile
 _GUIDE = pydantic.TypeAdapter[str](Uri)
-# What a caller of a version that is gone is refused with: past its date, or no longer among those to choose from.
+# The codes with which a removed version is refused: past its date, or no longer selectable.
 _GONE = ("E3102", "E3104")
 
 
@@ -62,7 +62,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
-    """Something that happened on a version's way out. `removal_ms` is the date as it stands now."""
+    """An event in a version's retirement. `removal_ms` is the current date."""
 
     event: Happening
     address: str
@@ -97,9 +97,9 @@ def deprecate(
     grace_days: int = GRACE_DAYS,
     anyway: bool = False,
 ) -> Unit[Notice]:
-    """A unit that announces the end of a version: it runs on until the removal date, and every result says so.
+    """Unit that announces the end of a version: it runs until the removal date, and every result says so.
 
-    The successor is a registered tool, or with `anyway` one that is yet to come.
+    The successor is a registered tool, or with `anyway` one that does not exist yet.
     """
     _require_sense(address, version, successor, grace_days)
     guide = None if migration_guide is None else _uri(migration_guide)
@@ -127,7 +127,7 @@ def amend(
     grace_days: int | None = None,
     anyway: bool = False,
 ) -> Unit[Notice]:
-    """A unit that corrects what callers of a deprecated version are told. What is not said stays; days count anew."""
+    """Unit that corrects the notice of a deprecated version. Omitted parts stay; days count from now."""
     _require_sense(address, version, successor, grace_days or 0)
     guide = None if migration_guide is None else _uri(migration_guide)
 
@@ -155,7 +155,7 @@ def _require_sense(address: str, version: str, successor: str | None, grace_days
 
 
 def _require_registered(transaction: Transaction, address: str, version: str, successor: str | None) -> None:
-    """Refuse (E3004) a successor that nobody could call, or that is the very version which ends."""
+    """Refuse (E3004) a successor that nobody could call, or that is the retired version itself."""
     if successor is None:
         return
     name, at, spec = successor.partition("@")
@@ -167,7 +167,7 @@ def _require_registered(transaction: Transaction, address: str, version: str, su
 
 
 def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: str) -> Unit[None]:
-    """A unit that takes a deprecated version one state further on an operator's word, whatever its date and usage."""
+    """Unit that moves a deprecated version one state further by an operator's decision, whatever its date and usage."""
 
     def unit(transaction: Transaction) -> None:
         notice = _require_move(transaction, address, version, to)
@@ -180,10 +180,10 @@ def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: st
 async def sweep(
     journal: Store, now_ms: int, *, by: str, force: bool = False, extend_days: int = EXTEND_DAYS
 ) -> list[Milestone]:
-    """Report on deprecated versions and retire those whose time has come. Returns what happened, as recorded.
+    """Report on deprecated versions and retire those that are due. Returns the recorded events.
 
-    A version that is still in demand is not removed: its removal date moves by `extend_days`, or with `force` it goes
-    all the same.
+    A version that is still in use is not removed: its removal date moves by `extend_days`, or with `force` it is
+    removed anyway.
     """
     versions = tools.deprecated(journal.reader)
     if not versions:
@@ -197,7 +197,7 @@ async def sweep(
 
 
 async def usage(journal: Store, address: str, version: str, now_ms: int) -> Usage:
-    """How often a version was asked for, as the journal has it."""
+    """Return how often a version was requested, according to the journal."""
     tally = await _count(journal, now_ms)
     return tally.of(_names(address, tools.aliases(journal.reader, address)), version)
 
@@ -207,7 +207,7 @@ async def usage(journal: Store, address: str, version: str, now_ms: int) -> Usag
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Decides, inside one write, what becomes of a version. `extend_days` is None where removal is forced."""
+    """Decides, inside one write, what happens to a version. `extend_days` is None if removal is forced."""
 
     address: str
     version: str
@@ -217,7 +217,7 @@ class _Judge:
     extend_days: int | None
 
     def unit(self, transaction: Transaction) -> list[Milestone]:
-        # Looked at again inside the write: another process may have swept since.
+        # Checked again inside the write: another process may have swept since.
         state, notice = _look(transaction, self.address, self.version)
         if notice is None or state not in ("deprecated", "sunset"):
             return []
@@ -248,13 +248,13 @@ class _Judge:
                 _set(transaction, self.address, self.version, "sunset", notice)
                 return [self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used)]
             told.append(self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used))
-        # INVARIANT: a version in demand is removed only by force.
+        # INVARIANT: a version in use is removed only by force.
         _set(transaction, self.address, self.version, "removed", notice)
         told.append(self._tell(transaction, "TOOL_VERSION_REMOVED", notice, used, forced=used.day > 0))
         return told
 
     def _usage(self, transaction: Transaction) -> Usage:
-        """The usage that was counted, and what has come to the journal since."""
+        """Return the usage that was counted, plus what has been journalled since."""
         tally = self.tally.with_more(ledger.attempts_after(transaction, self.tally.head))
         return tally.of(_names(self.address, tools.aliases(transaction, self.address)), self.version)
 
@@ -273,7 +273,7 @@ class _Judge:
 
 
 class _Attempt(NamedTuple):
-    """What a closing record says of the tool that was asked for. No version: the call was refused before it had one."""
+    """The tool that a closing record names. No version: the call was refused before it had one."""
 
     tool: str
     version: str | None
@@ -309,7 +309,7 @@ class _Tally:
 
 
 async def _count(journal: Store, now_ms: int) -> _Tally:
-    # Whatever was handed to the journal before this is on disk when it returns.
+    # Everything handed to the journal before this is on disk when it returns.
     head = await journal.commit(lambda transaction: transaction.head[0])
     tally = _Tally(head, _first_call(now_ms - _DAY_MS), Counter())
     after = _first_call(now_ms - 7 * _DAY_MS)
@@ -327,7 +327,7 @@ def _first_call(at_ms: int) -> str:
 
 
 def _names(address: str, aliases: Iterable[str]) -> frozenset[str]:
-    """Every name a caller may have used: a refused call is on record under the one it used."""
+    """Return every name a caller may have used: a refused call is on record under the name it used."""
     full = {address, *aliases}
     return frozenset(full | {name.rpartition(".")[2] for name in full})
 
@@ -346,7 +346,7 @@ _ORDER = (*NEXT, "removed")
 
 
 def _look(transaction: Transaction, address: str, version: str) -> tuple[LifecycleState, Notice | None]:
-    """State and notice of a version; E3101 or E3102 where there is none."""
+    """Return state and notice of a version; E3101 or E3102 if there is none."""
     found = tools.lifecycle(transaction, address, version)
     if found is not None:
         return found.state, None if found.notice is None else Notice(**orjson.loads(found.notice))
@@ -356,7 +356,7 @@ def _look(transaction: Transaction, address: str, version: str) -> tuple[Lifecyc
 
 
 def _require_move(transaction: Transaction, address: str, version: str, to: LifecycleState) -> Notice | None:
-    """What callers were told so far; E3103 unless `to` is the very next state."""
+    """Return the current notice; E3103 unless `to` is the very next state."""
     state, notice = _look(transaction, address, version)
     if NEXT.get(state) != to:
         order = ", ".join(_ORDER)

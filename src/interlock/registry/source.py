@@ -1,4 +1,4 @@
-"""Where tools come from: a Python file, an importable module, or a manifest in YAML or JSON."""
+"""Loads tools from a Python file, an importable module, or a manifest in YAML or JSON."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from interlock.data.documents import Malformed, read_json, read_yaml
 from interlock.data.schema import Fault, Json
 
 _MANIFESTS = {".yaml", ".yml", ".json"}
-# What a manifest says of itself exactly where it names the handler.
+# Statements that a manifest must make exactly if it names the handler.
 _FACTS = (
     ("previews", "preview"), ("compensable", "compensate"), ("versioned", "version_of"), ("has_fixture", "fixture"),
 )  # fmt: skip
 
 
 def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
-    """The origin to remember and the tools found there. Refuses with E3105 what cannot be loaded."""
+    """Return the origin to remember and the tools found there. E3105 if they cannot be loaded."""
     path = Path(target)
     if path.suffix in _MANIFESTS:
         return f"manifest:{path.resolve()}", _from_manifests(path)
@@ -42,7 +42,10 @@ def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
 
 
 def function(target: str, base: Path) -> Callable[..., Any]:
-    """The function that FILE.py:NAME or MODULE:NAME names; a relative FILE.py is looked for in `base`. Else E3105."""
+    """Load the function that FILE.py:NAME or MODULE:NAME names; a relative FILE.py is searched in `base`.
+
+    Else E3105.
+    """
     where, _, name = target.rpartition(":")
     module = _load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
     found = getattr(module, name, None)
@@ -52,9 +55,9 @@ def function(target: str, base: Path) -> Callable[..., Any]:
 
 
 def reload(origin: str, manifests: Path) -> list[Tool[..., Any]]:
-    """The tools of an origin that was remembered.
+    """Load the tools of a remembered origin.
 
-    `manifests` is what the home keeps itself. It goes where the home goes, and its names stand for what is in it.
+    `manifests` is the directory of manifests in the home. Names in it are relative, so that the home can be moved.
     """
     kind, _, target = origin.partition(":")
     path = Path(target)
@@ -151,7 +154,7 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     for fact, name in _FACTS:
         if getattr(manifest, fact) != (name in handlers):
             raise Failure("E3105", f"{manifest.address} must say {fact} exactly where execution.handlers has `{name}`")
-    # The digest covers the code, whatever the manifest says of it.
+    # The digest covers the code, whatever the manifest states about it.
     pinned = None if manifest.sandbox is None else pin(target)
     implementation = implementation_digest(target, *handlers.values(), pinned=pinned)
     execution = manifest.execution.model_copy(update={"implementation": implementation})
@@ -161,7 +164,7 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
 
 
 def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
-    """A program as a tool: always isolated, and looked at through its side-effect manifest."""
+    """Make a tool of a program: always isolated, and previewed through its side-effect manifest."""
     sandbox = (manifest.sandbox or Sandboxing()).model_copy(update={"tier": manifest.tier})
     faults = list(execution.faults(manifest.parameters))
     if manifest.mutation_class == "write_reversible" or manifest.compensable:
@@ -181,7 +184,7 @@ def _function(found: Any) -> Any:
 
 
 def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
-    """`module:name`, or `file.py:name` beside the manifest."""
+    """Resolve `module:name`, or `file.py:name` beside the manifest."""
     where, colon, name = target.rpartition(":")
     if not colon or not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
         raise Failure("E3105", f"`{target}` must be written module:function or file.py:function")

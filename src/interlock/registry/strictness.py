@@ -1,8 +1,8 @@
-"""Whether a manifest governs a function no less than the declaration of that function does.
+"""Checks that a manifest governs a function no less than the declaration of that function does.
 
-Whoever wrote `@tool` above a function said what it changes, what a caller must hold, what it takes, what it hides. A
-manifest may offer the function again: under another name, in other words, more strictly. Where it says less, a call of
-it would do what the author's own tool would never have been allowed to do.
+The author of `@tool` above a function stated what it changes, what a caller must hold, what it takes and what it hides.
+A manifest may offer the function again: under another name, in other words, more strictly. If it states less, a call
+would be allowed to do what the author's own tool never was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rule = tuple[Callable[[Any, Any], bool], str]
 
 
 def loosenings(declared: Manifest, offered: Manifest) -> list[Fault]:
-    """Everything in which a manifest governs less than the declaration, each with what it must say instead."""
+    """List everything in which a manifest governs less than the declaration, each with the required value."""
     said = ((name, getattr(declared, name), getattr(offered, name), rule) for name, rule in _RULES.items())
     return [
         Fault(f"/{name}", f"{words}: the function is declared with {_shown(before)}")
@@ -48,7 +48,7 @@ def _kept(declared: bool, offered: bool) -> bool:
 
 
 def _no_weaker(declared: MutationClass | None, offered: MutationClass | None) -> bool:
-    # What is unsaid counts as the worst there is, on the side where that is safe.
+    # A missing value counts as the worst one, on the side where that is safe.
     return CLASSES.index(offered or CLASSES[0]) >= CLASSES.index(declared or CLASSES[-1])
 
 
@@ -71,7 +71,7 @@ def _hides_as_much(declared: Json | None, offered: Json | None) -> bool:
 
 
 def _marked(schema: Json) -> bool:
-    """Whether a schema says something about its values besides which there are: what is private, what is a path."""
+    """Whether a schema marks its values: what is private, what is a path."""
     return b'"x-' in orjson.dumps(schema)
 
 
@@ -108,5 +108,5 @@ _RULES: Mapping[str, Rule] = {
 
 
 def _shown(value: Any) -> str:
-    """A declared value as a manifest would say it."""
+    """Format a declared value as a manifest would state it."""
     return orjson.dumps(value, default=lambda part: part.model_dump(mode="json")).decode()

@@ -1,8 +1,8 @@
 """The nineteen objects of the Agent Tool standard, version 0.2.0, as typed models.
 
-`document` holds what all of them are made of, and the rules they keep. On it stand `mappings` and `results`; on
-`mappings`, `declarations`; on both, `calls`; on all of them, `catalogue`. Imports point that way only. Here belong only
-the names that others import from the package.
+`document` defines the base of all of them, and the rules they follow. `mappings` and `results` build on it;
+`declarations` builds on `mappings`; `calls` on both; `catalogue` on all of them. Imports point that way only. This
+module contains only the names that others import from the package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A call on its way: what is decided about it, and what happens to it.
+"""Objects about a call in progress: the permission decision, hooks, scheduling, inputs, states, progress and events.
 
-Here belong the permission decision, the hooks, the scheduler's policy, the invocation with its inputs and states, its
-progress, and the events. What a call gives back is in `results`.
+The result of a call is in `results`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from interlock.contract.standard.states import State
 
 
 class ToolPermissionDecision(Document):
-    """What one permission check decided, and why."""
+    """The decision of one permission check, and its reason."""
 
     OBJECT = "tool_permission_decision"
     decision_id: Name

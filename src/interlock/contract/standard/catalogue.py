@@ -1,7 +1,4 @@
-"""The nineteen objects by name, in the order of the standard, and their published JSON Schemas.
-
-Here belongs what is true of the set; what is true of one object is in its room.
-"""
+"""The nineteen objects by name, in the order of the standard, and their published JSON Schemas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What is said of a tool before anyone calls it.
+"""Objects about a tool before it is called: declaration, contracts, namespace, interface, profiles and surface.
 
-Here belong the declaration with its contracts and its namespace, the interface, the profiles of execution and
-permission, and the surface on which an agent finds the tool. Nothing here knows of a call.
+Nothing here depends on a call.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from interlock.contract.standard.mappings import ExternalMapping
 
 
 class ToolInputContract(Document):
-    """What a tool takes, as the model sees it and as the runtime checks it."""
+    """The input of a tool, as the model sees it and as the runtime checks it."""
 
     OBJECT = "tool_input_contract"
     model_input_schema: Json
@@ -57,7 +56,7 @@ class ToolInputContract(Document):
 
 
 class ToolOutputContract(Document):
-    """What a tool returns, and how much of it."""
+    """The output of a tool, and its limits."""
 
     OBJECT = "tool_output_contract"
     output_schema: Json | None = None
@@ -141,7 +140,7 @@ class Validation(Part):
 
 
 class Safety(Part):
-    """What a tool may do. INVARIANT: a fact left unsaid reads as the unsafe value."""
+    """The safety facts of a tool. INVARIANT: an omitted fact reads as the unsafe value."""
 
     is_concurrency_safe: Flag = False
     is_read_only: Flag = False
@@ -168,7 +167,7 @@ class Execution(Part):
     supports_abort: Flag = False
     supports_progress: Flag = False
     result_mapper: str | None = None
-    modifies_context: Flag = True  # unsaid: it may, so it cannot share a turn unseen
+    modifies_context: Flag = True  # default: it may, so it cannot share a turn with other calls
 
 
 class Rendering(Part):
@@ -191,7 +190,7 @@ class Persistence(Part):
 
 
 class ToolInterface(Document):
-    """How a tool behaves at run time."""
+    """The behaviour of a tool at run time."""
 
     OBJECT = "tool_interface"
     identity: Identity
@@ -209,7 +208,7 @@ class ToolInterface(Document):
 
 
 class ToolExecutionProfile(Document):
-    """How a tool is executed. What a profile does not state is not supported."""
+    """The way a tool is executed. An operation that the profile does not state is not supported."""
 
     OBJECT = "tool_execution_profile"
     profile_id: Name
@@ -228,7 +227,7 @@ class ToolPermissionProfile(Document):
     OBJECT = "tool_permission_profile"
     profile_id: Name
     risk: str = "unknown"
-    # None: nothing was said, which is not the same as nothing being touched.
+    # None: nothing was stated, which is not the same as nothing being touched.
     data_access: Refs | None = None
     write_effects: Refs | None = None
     network_scope: Refs | None = None

@@ -1,14 +1,15 @@
-"""What every object is made of: the base models, the types of their fields, and the standard's vocabularies.
+"""The base of every object: base models, field types, and the standard's vocabularies.
 
-Here belongs what more than one room uses, and every vocabulary the standard lists; none of the nineteen objects.
+This module contains what several modules use, and every vocabulary that the standard lists; none of the nineteen
+objects.
 
 Two rules hold for all of them. A reader keeps what it does not know: unknown fields, at any depth, are re-emitted with
-their values untouched, so `parse(d).document() == d` for every valid document. And a reader adds nothing to what it
-read: a field left unsaid stays unsaid when the document is passed on. What is made here, by a constructor, says all it
-means: every field but the empty ones is written out.
+their values unchanged, so `parse(d).document() == d` for every valid document. And a reader adds nothing: an omitted
+field stays omitted when the document is passed on. An object made here, by a constructor, is complete: every field
+except empty ones is written out.
 
 An object that is embedded in another (an input contract in a declaration) may leave out `schema_version`: it has the
-version of the document that holds it. Vocabularies the standard lists are closed; those it leaves open are text.
+version of the document that holds it. Vocabularies that the standard lists are closed; those it leaves open are text.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ EventClass = Literal[
     "tool.result.redacted",
 ]
 
-# How a version's state in the registry reads in its declaration.
+# The lifecycle in a declaration, by the version's state in the registry.
 LIFECYCLE_OF_REGISTRY_STATE: Mapping[RegistryState, Lifecycle] = {
     "active": "available",
     "deprecated": "deprecated",
@@ -113,14 +114,14 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     def model_post_init(self, context: Any, /) -> None:
-        # INVARIANT: reading says nothing that was not said. Only what is made here writes its defaults out.
+        # INVARIANT: reading adds no defaults. Only an object made here writes its defaults out.
         if context is not _READING:
             fields = type(self).model_fields
             self.model_fields_set.update(name for name in fields if getattr(self, name) is not None)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> Json:
-        # A tag has a default for those who construct it; in a document it must be said, or nobody knows the kind.
+        # A tag has a default for those who construct it; in a document it is required, because it determines the kind.
         schema = handler.resolve_ref_schema(handler(core_schema))
         tags = [name for name, field in schema.get("properties", {}).items() if "const" in field]
         if tags:
@@ -136,7 +137,7 @@ class Document(Part):
 
     @classmethod
     def parse(cls, document: Any) -> Self:
-        """Read a document; what does not fit is refused with every fault listed (E3301)."""
+        """Read a document; an invalid one is refused with every fault listed (E3301)."""
         if not isinstance(document, dict) or "schema_version" not in document:
             raise Failure("E3301", f"a {cls.OBJECT} must be an object with a schema_version")
         try:
@@ -149,17 +150,17 @@ class Document(Part):
             raise Failure("E3301", f"not a valid {cls.OBJECT}", details={"faults": faults}) from None
 
     def document(self) -> dict[str, Any]:
-        """The JSON-ready form: all that was said, unknown fields included."""
+        """The JSON-ready form: all stated fields, unknown ones included."""
         said = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"schema_version": self.schema_version} | said
 
     @classmethod
     def form(cls) -> Any:
-        """What stands for this object in a schema: the model itself, or the union of its kinds."""
+        """The type that stands for this object in a schema: the model itself, or the union of its kinds."""
         return cls
 
 
 @cache
 def reader(model: type[Document]) -> TypeAdapter[Document]:
-    """What reads a kind of document and knows its schema."""
+    """The adapter that reads a kind of document and knows its schema."""
     return TypeAdapter(model.form())

@@ -1,4 +1,4 @@
-"""A contract as the standard's documents: what others read of our tools."""
+"""Exports a contract as documents of the standard, for readers outside."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from interlock.data.schema import Json
 from interlock.data.subschemas import COMMAND, HOST, PATH, URL
 
 MEDIA = ("image", "audio", "video")
-# What runs a tool and where it came from is its operator's affair.
+# How a tool is run and where it came from concerns its operator only.
 _OF_OPERATORS = ("execution", "sandbox", "lifecycle_state")
 
 
 def shown(contract: Contract) -> Json:
-    """The manifest for those who call the tool: fields that they may not set are not in it, nor what runs it."""
+    """The manifest for callers: without the fields that they may not set, and without how it is run."""
     told, hidden = contract.document(), contract.input.hidden
     for name in _OF_OPERATORS:
         told.pop(name, None)
@@ -50,7 +50,7 @@ def shown(contract: Contract) -> Json:
     return told
 
 
-# Tools whose kind says where they are executed, whatever runs them here.
+# Kinds of tools that determine where they are executed, whatever runs them here.
 _KIND_OF_TOOL: Mapping[ToolKind, ExecutionKind] = {
     "browser_action": "browser",
     "model_task": "model",
@@ -60,9 +60,9 @@ _KIND_OF_TOOL: Mapping[ToolKind, ExecutionKind] = {
 
 
 def execution_profile(contract: Contract) -> ToolExecutionProfile:
-    """The tool_execution_profile of a version: how it is run, and what can be done with a call of it meanwhile.
+    """The tool_execution_profile of a version: how it is run, and which operations its calls support.
 
-    What is not stated is not offered: such an operation is answered as unsupported, and never ignored.
+    An operation that is not stated is not offered: it is answered as unsupported, and never ignored.
     """
     manifest = contract.manifest
     sandbox = manifest.sandbox
@@ -72,7 +72,7 @@ def execution_profile(contract: Contract) -> ToolExecutionProfile:
             "kind": _execution_kind(contract),
             **({} if sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
             "timeout_ms": round(contract.timeout.default_s * 1000),
-            # What is isolated is ended from outside; a function is told, and may not listen.
+            # An isolated tool is ended from outside; a function is notified, and may ignore it.
             "supports_abort": sandbox is not None or manifest.cancellable,
             "supports_progress": manifest.reports_progress,
             "supports_cancellation": manifest.cancellable,
@@ -118,12 +118,12 @@ def _execution_kind(contract: Contract) -> ExecutionKind:
             return "shell"
         case "upstream":
             return "mcp" if manifest.protocol == "mcp" else "api" if manifest.protocol == "openapi" else "remote"
-        case "function":  # one that names a service does its work partly there
+        case "function":  # a function that names a service does its work partly there
             return "local" if manifest.external_service is None else "hybrid"
 
 
 def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDeclaration:
-    """The tool_declaration of a version. Fields that callers may not set are not in it."""
+    """The tool_declaration of a version, without the fields that callers may not set."""
     manifest = contract.manifest
     facts = {
         "tool_id": str(contract.id),
@@ -210,7 +210,7 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
             ),
             "availability": {
                 "is_enabled": manifest.lifecycle_state in ("active", "deprecated"),
-                "setup_state": "ready",  # admission is the setup; what a tool needs besides are its credentials
+                "setup_state": "ready",  # admission is the setup; besides, a tool only needs its credentials
                 "feature_gates": [],
                 "required_credentials": list(profile.credentials or ()),
                 "model_support": ["*"],

@@ -1,6 +1,6 @@
-"""The external mappings: the ids a native protocol has for a tool or a call, kept beside our own.
+"""External mappings: the ids that a native protocol has for a tool or a call, stored beside our own.
 
-Here belongs one model for each protocol, and their union. Declarations and calls both hold mappings; a mapping knows
+There is one model for each protocol, and their union. Declarations and calls both hold mappings; a mapping knows
 neither.
 """
 

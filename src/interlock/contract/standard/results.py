@@ -1,7 +1,6 @@
-"""What a call gives back.
+"""The result of a call: items of content, the result, its persistence, and the error.
 
-Here belong the items of content, the result that holds them, what was decided about keeping it, and the error. They
-name their call by its id, and need no model of it.
+They name their call by its id, and need no model of it.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ _ITEM: TypeAdapter[Part] = TypeAdapter(ContentItem)
 
 
 def content_item(document: Json) -> Json | None:
-    """An item of content as the standard writes it; None where the document is none."""
+    """Return an item of content as the standard writes it; None if the document is invalid."""
     try:
         return _ITEM.validate_python(document).model_dump(mode="json", exclude_none=True)
     except ValidationError:
@@ -121,7 +120,7 @@ def content_item(document: Json) -> Json | None:
 
 
 class UiRendering(Part):
-    """What people see of a result, in each of its views."""
+    """The views of a result for people."""
 
     progress: Any = None
     rejection: Any = None
@@ -131,7 +130,7 @@ class UiRendering(Part):
 
 
 class HandoffTarget(Part):
-    """Who a handoff is for: an agent or a tool."""
+    """The receiver of a handoff: an agent or a tool."""
 
     agent: str | None = None
     tool: str | None = None
@@ -183,7 +182,7 @@ class ToolResult(Document):
 
 
 class ToolResultPersistence(Document):
-    """What was decided about a large or sensitive output."""
+    """The decision on storing a large or sensitive output."""
 
     OBJECT = "tool_result_persistence"
     persistence_id: Name
@@ -202,7 +201,7 @@ class ToolResultPersistence(Document):
 
 
 class ToolError(Document):
-    """The envelope in which a failure leaves any door; `Failure.envelope` makes it."""
+    """The envelope in which every endpoint returns a failure; `Failure.envelope` makes it."""
 
     OBJECT = "tool_error"
     category: ErrorCode = Field(alias="errorCode")

@@ -1,6 +1,6 @@
-"""The life of a call, as a table.
+"""The states of a call, as a table.
 
-A call is always in one of twenty states. `MOVES` lists every move there is; inapplicable states are skipped, terminal
+A call is always in one of twenty states. `MOVES` lists every transition; inapplicable states are skipped, terminal
 states never change. The diagram in docs/reference/states.md is drawn from this table.
 
     planned ─► selected ─► arguments_ready ─► (hooks, approval, queue) ─► running ─► succeeded, failed, timed_out …
@@ -85,7 +85,7 @@ MOVES: Mapping[State, tuple[State, ...]] = {
 
 TERMINAL: frozenset[State] = frozenset(state for state, moves in MOVES.items() if not moves)
 
-# How the history reads for analytics.
+# The outcome of each terminal state for analytics.
 HISTORY: Mapping[State, Literal["success", "error", "timeout", "cancelled"]] = {
     "schema_parse_failed": "error",
     "validation_failed": "error",
@@ -101,7 +101,9 @@ _ALLOWED: Mapping[State, frozenset[State]] = {state: frozenset(moves) for state,
 
 
 class Trail:
-    """The states one call has been through. `move` is the only way on, and it refuses what the table does not list."""
+    """The states that one call has been through. `move` is the only transition, and refuses what the table does not
+    list.
+    """
 
     __slots__ = ("state", "states")
 
@@ -110,7 +112,8 @@ class Trail:
         self.states: list[State] = ["planned"]
 
     def move(self, state: State) -> None:
-        # INVARIANT: no call ever makes a move that the table does not list, so exactly one terminal state is reached.
+        # INVARIANT: no call ever makes a transition that the table does not list, so exactly one terminal state is
+        # reached.
         if state not in _ALLOWED[self.state]:
             raise Failure("E3000", f"a call cannot go from {self.state} to {state}")
         self.state = state

@@ -1,1 +1,1 @@
-"""What runs tools. An executor takes a grant and nothing else."""
+"""Executors, which run tools. An executor takes a grant and nothing else."""

@@ -1,9 +1,9 @@
-"""Runs Python functions: async ones on the loop, sync ones in a thread, never blocking it.
+"""Runs Python functions: async ones on the loop, sync ones in a thread, so that the loop is never blocked.
 
-Python cannot end a thread. A sync function that goes on after its call was cut off keeps its thread until it returns.
-Such a thread no longer counts among the `THREADS` that calls share, so it takes no other call's place. At most
+Python cannot end a thread. A sync function that continues after its call was cut off occupies its thread until it
+returns. Such a thread no longer counts among the `THREADS` that calls share, so it takes no other call's place. At most
 `MOST_HUNG` threads may hang like that. Beyond that a hung thread keeps its place, and when no place is left, calls of
-sync functions are refused (E3001) instead of waiting for nothing. Every hung thread is an alert.
+sync functions are refused (E3001) instead of waiting in vain. Every hung thread raises an alert.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class FunctionExecutor:
     """Calls the function behind a grant. Refuses anything that does not carry the gateway's seal."""
 
     def __init__(self, seal: object, hung: Callable[[Call, int], None] | None = None) -> None:
-        """`hung` is called for each thread that goes on after its call was cut off, with the number of such threads."""
+        """Make an executor. `hung` is called for each thread that continues after its call was cut off, with their
+        number.
+        """
         self._seal = seal
         self._threads = ThreadPoolExecutor(THREADS + MOST_HUNG, thread_name_prefix="interlock-tool")
         self._unfinished: dict[str, Future[Any]] = {}
@@ -43,18 +45,18 @@ class FunctionExecutor:
 
     @property
     def hung(self) -> int:
-        """How many threads go on although their calls were cut off."""
+        """The number of threads that continue although their calls were cut off."""
         return len(self._hung)
 
     def start(self, read: Read) -> Begun:
-        """Begin a plain read on the spot. Most come to their end without waiting for anything."""
+        """Begin a read at once. Most end without waiting for anything."""
         if read.seal is not self._seal:
             raise _unsealed()
-        own, read.own = read.own, None  # its function's alone from here on, and gone as soon as that has ended
+        own, read.own = read.own, None  # used by its function only from here on, and released as soon as that has ended
         return Begun(read.tool.bound, read.arguments, own)
 
     async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
-        """Call the function, or go on with one that has begun."""
+        """Call the function, or continue one that has begun."""
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise _unsealed()
@@ -78,7 +80,7 @@ class FunctionExecutor:
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
-            # Left alone, SystemExit and its like would end the event loop and every other call with it.
+            # Otherwise SystemExit and the like would end the event loop and every other call with it.
             raise Failure("E3404", f"{call.request.tool} tried to end the process") from None
 
     async def _in_thread(self, call: Call, function: Callable[[], Any]) -> Any:
@@ -108,7 +110,9 @@ class FunctionExecutor:
         return await value if inspect.isawaitable(value) else value
 
     def _note_hung(self, call: Call, future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """The call was cut off, its thread goes on: give its place to another call, up to the bound."""
+        """Handle a call that was cut off while its thread continues: give its place to another call,
+        up to the bound.
+        """
         replaced = len(self._hung) < MOST_HUNG
         self._hung.add(future)
 
@@ -121,7 +125,7 @@ class FunctionExecutor:
             try:
                 loop.call_soon_threadsafe(ended)
             except RuntimeError:
-                pass  # the loop is closed, and nobody counts any more
+                pass  # the loop is closed, and counting has ended
 
         future.add_done_callback(on_loop)
         if replaced:
@@ -130,7 +134,7 @@ class FunctionExecutor:
             self._tell_hung(call, len(self._hung))
 
     def unfinished(self, call_id: str) -> Future[Any] | None:
-        """The thread's outcome still to come of a call that was cut off; None when nothing of it runs any more."""
+        """The pending outcome of the thread of a call that was cut off; None if nothing of it runs any more."""
         return self._unfinished.get(call_id)
 
     def close(self) -> None:
@@ -142,9 +146,9 @@ def _unsealed() -> Failure:
 
 
 class Begun:
-    """An async function that was started, and how far it came: to its end, to an error, or to what it waits for.
+    """An async function that was started, and its progress: its value, an error, or what it waits for.
 
-    Whoever awaits it goes on from there, as if they had started it.
+    Awaiting it continues from there, as if the awaiter had started it.
     """
 
     __slots__ = ("_coroutine", "_error", "_waits_for", "ended", "output")
@@ -175,7 +179,7 @@ class Begun:
             try:
                 raise self._error
             finally:
-                self._error = None  # or the two would hold each other, and all that the function held
+                self._error = None  # otherwise the two would hold each other, and everything that the function held
         if self.ended:
             return self.output
         waits_for = self._waits_for
@@ -200,14 +204,14 @@ def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
 
 
 def _enrich(tool: Tool[..., Any], own: Json) -> None:
-    """Put the values that JSON does not have in the place of those they are made from."""
+    """Replace values by those that JSON does not have."""
     for name, make in tool.rich:
         if name in own:
             own[name] = make(own[name])
 
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:
-    """The arguments in the function's own types. INVARIANT: nothing in them is anybody else's."""
+    """Convert the arguments to the function's own types. INVARIANT: nothing in them is shared."""
     if tool.arguments is None:
         return private_copy(call_input)
     if not tool.arguments:

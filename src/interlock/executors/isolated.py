@@ -1,9 +1,8 @@
-"""Runs tools in the sandbox: Python ones, whose module is sent inside as source, and programs, word by word.
+"""Runs tools in the sandbox: Python tools, whose module is sent inside as source, and programs, word by word.
 
-What a Python tool reports of its doing (effects, costs, what would undo it, session values) is taken over into its
-context, where it counts as what it is: the tool's word; so is what it saves on the way. A program reports nothing but
-what it prints. Either may leave files, if its manifest says so. How the call ended is not the tool's word but the
-sandbox's.
+The reports of a Python tool (effects, costs, undo arguments, session values, checkpoints) are copied into its context,
+where they count as the tool's own statements. A program reports nothing but its output. Either may produce files, if
+its manifest says so. How the call ended is determined by the sandbox, not by the tool.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ if TYPE_CHECKING:
 
 MIN_WALL_S = 0.05
 MOST_REFUSALS = 1000
-# How much of what was written to stderr is looked at to find its last lines.
+# The number of bytes at the end of stderr that are searched for its last lines.
 LAST_BYTES = 16 << 10
-# How much of what a program complained about is told to its caller.
+# The number and length of stderr lines in a failure for the caller.
 LAST_LINES, LINE_LENGTH = 5, 200
-# And how much to a log that hears everything.
+# The number of stderr lines in the log.
 LOGGED_LINES = 20
 Note = Callable[[Call, Outcome], None]
 State = Literal["closed", "opening", "open", "refusing"]
 
 
-# What the sandbox and its way out are made of is loaded with them: most processes never need either.
+# The sandbox and the egress proxy are imported only when needed: most processes never need either.
 async def _open(shared: Path | None) -> Sandbox:
     from interlock.executors.sandbox.supervisor import Sandbox
 
@@ -61,7 +60,7 @@ async def _open(shared: Path | None) -> Sandbox:
 
 
 class IsolatedExecutor:
-    """Calls the function behind a grant where it can do no harm. Refuses anything without the gateway's seal."""
+    """Calls the function behind a grant in isolation. Refuses anything without the gateway's seal."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class IsolatedExecutor:
         if refused:
             from interlock.executors.egress import violation
 
-            # INVARIANT: whoever reached for a host it may not reach has failed, whatever it made of the refusal.
+            # INVARIANT: a call that tried to reach a forbidden host has failed, whatever it made of the refusal.
             raise violation(refused)
         program = _program_of(tool.contract)
         if program is not None:
@@ -134,13 +133,13 @@ class IsolatedExecutor:
     async def warm_up(self) -> None:
         """Open the sandbox before a call needs it, with the modules that every declared tool imports.
 
-        Isolation is found out by trying, which on a busy machine can take as long as a call may.
+        Isolation is found by trying, which on a busy machine can take as long as a call may.
         """
         await (await self._sandbox()).run(PythonJob(source="import interlock\ndef main(): pass", entry="main"))
 
     @property
     def state(self) -> State:
-        """Whether the sandbox is open, and whether anything isolates in it."""
+        """Whether the sandbox is open, and whether isolation works."""
         if self._opening is None:
             return "closed"
         if not self._opening.done():
@@ -154,7 +153,7 @@ class IsolatedExecutor:
         assert sandboxing is not None
         left_s = requested.deadline - self._clock.monotonic()
         operation = "preview" if granted.more.looking else call.request.operation
-        # Who only looks, or undoes, leaves nothing.
+        # A preview or an undo produces no files.
         files = sandboxing.artifacts if operation == "invoke" else 0
         lent = _lent(call, requested.tool.credentials)
         confined: Json = {
@@ -173,7 +172,7 @@ class IsolatedExecutor:
                 stdin=program.fed(given),
                 cwd=program.cwd,
                 env=self._environment(program, call) if tier else program.env,
-                # Files of one directory: the name of a credential may have slashes in it.
+                # They become files of one directory, and the name of a credential may contain slashes.
                 secrets={name.replace("/", "."): value for name, value in lent.items()},
                 **confined,
             )
@@ -194,9 +193,9 @@ class IsolatedExecutor:
         )
 
     def _mounts(self, sandboxing: Sandboxing, permissions: Permissions, *, changes: bool) -> tuple[Mount, ...]:
-        """The files of the host that a call sees: those under names of their own, and those that permissions list.
+        """Return the mounts of a call: those under names of their own, and those that permissions list.
 
-        A call that only looks (`changes` is False) can write to none of them.
+        A preview (`changes` is False) can write to none of them.
         """
         named = (Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items())
         read = (Mount(Path(path), f"/in{path}") for path in permissions.only_readable)
@@ -210,7 +209,7 @@ class IsolatedExecutor:
         return mounts
 
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
-        """What a program finds in its environment: what its manifest says, and the trace it runs under."""
+        """The environment of a program: what its manifest says, and the trace it runs under."""
         trace = headers(call.trace_id, call.more.span, self._clock.random_bytes)
         return {**{name.upper(): told for name, told in trace.items()}, **program.env}
 
@@ -240,12 +239,12 @@ class IsolatedExecutor:
                 if spans is not None:
                     spans.refuse(event) if isinstance(event, Refusal) else spans.end(event)
                 if isinstance(event, Refusal) and len(refused) >= MOST_REFUSALS:
-                    pass  # the call has failed long since
+                    pass  # the call has already failed
                 elif isinstance(event, Refusal):
                     refused.append(event)
                     told.append(f"{event.method} {event.host}: {event.reason}")
                 elif event.safe is False and not contract.mutation.writes:
-                    # Such a method changes something elsewhere, and this tool says that it changes nothing.
+                    # Such a method changes something elsewhere, and this tool claims to be read-only.
                     change = Change(resource=f"http:{event.host}:{event.port}", operation="UPDATE")
                     call.extend().detected = (*call.more.detected, change)
 
@@ -268,7 +267,7 @@ class IsolatedExecutor:
 
 
 def _network(said: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkPolicy:
-    """The tool's network policy; where it names no domains, the one that its permissions come to."""
+    """Return the tool's network policy; if it names no domains, the one that follows from its permissions."""
     if said.allowed_domains or not listed:
         return said
     hosts, ports = ([one[at] for one in listed] for at in (0, 1))
@@ -276,12 +275,12 @@ def _network(said: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkP
 
 
 def _broke(opening: asyncio.Future[Sandbox]) -> bool:
-    """Whether an opening has failed. That nothing isolates here is no failure: the sandbox says so to every call."""
+    """Whether opening has failed. Missing isolation is no failure: the sandbox refuses every call with the reason."""
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
 def source_of(tool: Tool[..., Any]) -> Pinned:
-    """The text of a tool's module and of its helpers; E3405 when it has none that could be sent inside.
+    """Return the pinned source of a tool; E3405 if it has none that could be sent inside.
 
     INVARIANT: what runs is the text that the tool's digest covers, whatever has become of the file since.
     """
@@ -297,7 +296,7 @@ def _program_of(contract: Contract) -> Execution | None:
 
 
 def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
-    """The ids of a program that was run: which, with which words by their digest, where, and how it ended."""
+    """The external mapping of a program run: the program, the digest of its words, the host, and how it ended."""
     contract = granted.tool.contract
     words = "\0".join(program.words(granted.input))
     return {
@@ -314,7 +313,7 @@ def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
 
 
 def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
-    """What a program printed, as its manifest says to read it; or the failure as which it ended."""
+    """Read the output of a program as its manifest says, or raise its failure."""
     if outcome.status == "error" and outcome.exit_code:
         details = {"exit_code": outcome.exit_code, "stderr": _complaint(outcome)}
         raise Failure("E3401", f"{ref} failed with exit code {outcome.exit_code}", details=details)
@@ -345,21 +344,21 @@ _NOT_THERE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
 
 
 def _last_lines(stderr: bytes, most: int) -> list[str]:
-    """The end of what a program complained about, with nothing in it that could steer a terminal."""
+    """The last lines of stderr, without characters that control a terminal."""
     text = stderr[-LAST_BYTES:].decode(errors="replace")
     lines = plain_text(text, LAST_BYTES).splitlines()
     return [line for line in lines if line.strip()][-most:]
 
 
 def _complaint(outcome: Outcome) -> list[str]:
-    """The last lines that a program wrote to stderr, for its caller."""
+    """The last lines of stderr, for the caller."""
     return [line[:LINE_LENGTH] for line in _last_lines(outcome.stderr, LAST_LINES)]
 
 
 def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:
-    """The failure, with the end of what was written to stderr as a note: for the log, not for whoever called.
+    """Add the last lines of stderr to a failure as a note: for the log, not for the caller.
 
-    Lines stay whole: what is private in them is found by whoever logs them.
+    Lines stay whole, so that the logger can find private values in them.
     """
     lines = _last_lines(outcome.stderr, LOGGED_LINES)
     if lines:
@@ -387,7 +386,7 @@ def _lent(call: Call, names: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _told(call: Call, context: Context) -> Json:
-    """What the tool's context knows inside: who asks, and what the call is. Not the token, not the home."""
+    """The data of the tool's context inside the sandbox: the caller and the call. Not the token, not the home."""
     caller = context.caller
     return {
         "invocation_id": call.id,
@@ -402,7 +401,7 @@ def _told(call: Call, context: Context) -> Json:
 
 
 def _preview(said: Json) -> Preview:
-    """A preview that was written down inside."""
+    """Read a preview that was made inside."""
     return Preview(
         effects=tuple(Change(**change) for change in said["effects"]),
         preconditions=said["preconditions"],
@@ -411,7 +410,7 @@ def _preview(said: Json) -> Preview:
 
 
 def _take_over(context: Context, reports: Json) -> None:
-    """Put what the tool said of its doing where it would have said it outside."""
+    """Copy the reports of the tool into its context."""
     context.changes.extend(Change(**change) for change in reports.get("changes", ()))
     for fact in reports.get("attestations", ()):
         context.attestations.append(Attestation(fact["what"], fact["claimed"], lambda seen=fact["observed"]: seen))

@@ -1,4 +1,4 @@
-"""Runs tools that others serve: hands a granted call to the connector of its upstream, with what it may use there."""
+"""Runs tools of upstreams: passes a granted call to the connector of its upstream, with the credentials on loan."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from interlock.data.schema import Json
 from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
 
-# Which upstream: by the name its tools' manifests give. Raises E3502 for one that is known to be away.
+# Returns the connector of an upstream, by the name in its tools' manifests. Raises E3502 if it is known to be away.
 Connect = Callable[[str], Connector]
 
 
 def nowhere(upstream: str) -> Connector:
-    """For a gateway that has no upstreams."""
+    """For a gateway without upstreams."""
     raise Failure("E3108", f"the upstream `{upstream}` is not connected here: interlock upstream add")
 
 
 class RemoteExecutor:
-    """Refuses anything that does not carry the gateway's seal."""
+    """Calls the upstream behind a grant. Refuses anything without the gateway's seal."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class RemoteExecutor:
         self._connect = connect
 
     async def run(self, granted: Granted, context: Context | None) -> Any:
-        # INVARIANT: nothing is asked of an upstream without a grant that the Authorize phase of this gateway made.
+        # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise Failure("E3000", "a tool can only run under a grant")
         requested = granted
@@ -107,7 +107,7 @@ class RemoteExecutor:
 
 
 def _provenance(said: Json) -> Json:
-    """The facts about its data that an upstream states in the form they must have. The others are dropped."""
+    """Return the valid facts about its data that an upstream states. Invalid ones are dropped."""
     attached = Attached()
     for name in ("data_version", "confidence"):
         with suppress(Failure):

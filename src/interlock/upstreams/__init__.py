@@ -1,1 +1,1 @@
-"""Systems that others run, made into governed tools: connectors, definitions and the book kept of them."""
+"""Upstreams: systems that others run, offered as governed tools. Connectors, definitions and their repository."""

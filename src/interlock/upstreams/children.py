@@ -1,13 +1,13 @@
-"""Programs that serve tools over their pipes: started, watched, started again, replaced, and never left behind.
+"""Programs that serve tools over their pipes: started, monitored, restarted, replaced, and always ended.
 
-A `Child` is one process, leader of a group of its own. Whole lines go in and come out, under the limits of `intake`;
-what it writes to stderr goes to a log that is rotated. It runs under a keeper (`keeper`): everything that it started
-ends with it, also what left its group, and all of it ends when this process dies, however that happens.
+A `Child` is one process, leader of a group of its own. Whole lines go in and come out, under the limits of
+`response_limits`; its stderr goes to a log that is rotated. It runs under a keeper (`keeper`): every process that it
+started ends with it, also those that left its group, and all of them end when this process dies, however that happens.
 
-A `Supervisor` keeps one of anything that can be started and can end: brought up when first needed, brought up again
-when it ends, with growing pauses, during which calls fail at once. One that ends within ten seconds of its start has
-failed; after ten restarts that did not help it is left alone, somebody is told, and calls fail at once until it is
-replaced. A replacement is up before the one it replaces is asked to finish.
+A `Supervisor` keeps one instance of anything that can be started and can end: started when first needed, restarted when
+it ends, with growing pauses, during which calls fail at once. One that ends within ten seconds of its start has failed;
+after ten unsuccessful restarts it is given up, an alert is raised, and calls fail at once until it is replaced. A
+replacement is up before the one it replaces is asked to finish.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from interlock.upstreams.response_limits import Allowance, Intake, Lines
 
 _log = logging.getLogger("interlock.upstreams")
 
-# What a child has of our environment; everything else it must be given.
+# The environment variables that a child inherits; all others must be given to it.
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 MAX_UNREAD = 64 * 1024 * 1024
 GRACE_S = 2.0
@@ -38,7 +38,7 @@ WAITED_OUT_S = 1.0
 LOG_BYTES = 1024 * 1024
 LOGS_KEPT = 3
 LAST_WORDS = 2000
-# A program that writes more to its stderr than this waits, and so does not fill our time with its log.
+# A program that writes more than this to its stderr is made to wait, so that its log does not use up our time.
 LOG_BYTES_PER_S = 4 * 1024 * 1024
 _LOG_PART = 32 * 1024
 
@@ -48,11 +48,11 @@ KEEPER_S = 1.0
 
 
 class Crashed(Failure):
-    """It ended by itself before it was of use. Worth starting again."""
+    """The process ended by itself before it was usable. It can be started again."""
 
 
 class Log:
-    """A file that never holds a secret it was told of and never grows beyond its limit; a few older ones are kept."""
+    """A log file without the registered secrets and of bounded size; a few older files are kept."""
 
     def __init__(self, path: Path, secrets: Sequence[str] = (), limit: int = LOG_BYTES) -> None:
         self._path = path
@@ -64,7 +64,9 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, data: bytes) -> None:
-        """Take what was written. Whole lines reach the file, and of endless ones all that cannot be half a secret."""
+        """Write some output. Whole lines reach the file, and of endless ones everything that cannot be a part of a
+        secret.
+        """
         text = self._rest + data
         for secret in self._secrets:
             text = text.replace(secret, b"[redacted]")
@@ -95,7 +97,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. `secret` values are part of the environment and of no log."""
+    """The program to run. `secret` values are part of the environment and of no log."""
 
     command: Sequence[str]
     env: Mapping[str, str]
@@ -108,7 +110,7 @@ class Program:
         return {**kept, **self.env, **self.secret}
 
     def check(self) -> None:
-        """Whether there is such a program; better said here than read from a log (E3108)."""
+        """Refuse (E3108) a program that does not exist; this is clearer than an entry in a log."""
         name = self.command[0]
         where = os.path.join(self.cwd or "", name) if os.sep in name else name
         if shutil.which(where, path=self.environment().get("PATH")) is None:
@@ -120,7 +122,7 @@ class Program:
 
 
 class Ear(Protocol):
-    """Takes what a child writes, under limits."""
+    """Receives the output of a child, under limits."""
 
     @property
     def intake(self) -> Intake: ...
@@ -129,16 +131,16 @@ class Ear(Protocol):
     def allowance(self) -> Allowance: ...
 
     def hear(self, line: bytes) -> asyncio.Future[Any] | None:
-        """Take a line. The next one waits for the future."""
+        """Receive a line. The next one waits for the future."""
         ...
 
     def oversize(self, ends: bytes) -> None:
-        """Take the beginning and the end of a line that is over the limit."""
+        """Receive the beginning and the end of a line that is over the limit."""
         ...
 
 
 class Child(asyncio.SubprocessProtocol):
-    """One running process. `ended` tells how it ended, once its last line has been heard."""
+    """One running process. `ended` states how it ended, once its last line has been processed."""
 
     def __init__(self, program: Program, ear: Ear) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -158,7 +160,7 @@ class Child(asyncio.SubprocessProtocol):
 
     @classmethod
     async def start(cls, program: Program, ear: Ear) -> Child:
-        """Start it. `ear` is handed every line it writes."""
+        """Start it. `ear` receives every line it writes."""
         program.check()
         loop = asyncio.get_running_loop()
         try:
@@ -177,12 +179,12 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
-        """The keeper's, which is also the number of the program's group."""
+        """The pid of the keeper, which is also the id of the program's group."""
         assert self._transport is not None
         return self._transport.get_pid()
 
     def send(self, line: bytes) -> None:
-        """Write one line. Raises E3502 where nobody reads, Crashed if that is because it has ended."""
+        """Write one line. Raises E3502 if nothing reads it, Crashed if that is because the process has ended."""
         assert self._transport is not None
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
         if self.ended.done() or self._exited.is_set() or pipe.is_closing():
@@ -192,7 +194,7 @@ class Child(asyncio.SubprocessProtocol):
         pipe.write(line + b"\n")
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """End it and its group: end of input, then a polite signal, then the other one."""
+        """End it and its group: end of input, then SIGTERM, then SIGKILL."""
         assert self._transport is not None
         pipe = self._transport.get_pipe_transport(0)
         if pipe is not None:
@@ -213,18 +215,18 @@ class Child(asyncio.SubprocessProtocol):
         return True
 
     def kill(self, reason: str = "") -> None:
-        """End it now; the reason is told to the calls that were waiting."""
+        """End it now; the waiting calls receive the reason."""
         self._reason = self._reason or reason
         if self._exited.is_set():
             return
         try:
-            os.kill(self.pid, signal.SIGUSR1)  # its keeper then kills everything below it, wherever it went
+            os.kill(self.pid, signal.SIGUSR1)  # its keeper then kills everything below it
         except ProcessLookupError:
             return
         asyncio.get_running_loop().call_later(KEEPER_S, self._kill_group)
 
     def _kill_group(self) -> None:
-        """Kill the keeper too, where it was hindered."""
+        """Kill the keeper too, in case it is blocked."""
         if not self._exited.is_set():
             self._signal(signal.SIGKILL)
 
@@ -232,9 +234,9 @@ class Child(asyncio.SubprocessProtocol):
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # nobody of that group is left
+            pass  # no process of that group is left
 
-    # What the event loop tells
+    # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
@@ -249,7 +251,7 @@ class Child(asyncio.SubprocessProtocol):
                 asyncio.get_running_loop().call_later(len(data) / LOG_BYTES_PER_S, self._flow, 2, False)
 
     def _flow(self, fd: int, paused: bool) -> None:
-        """Read no more from a pipe for now, or read on."""
+        """Pause or resume reading from a pipe."""
         assert self._transport is not None
         pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(fd))
         if pipe is not None and not pipe.is_closing():
@@ -261,12 +263,12 @@ class Child(asyncio.SubprocessProtocol):
             if self._exited.is_set():
                 self._end()
             else:
-                # A server that has closed its output has nothing more to say; it may still want to end by itself.
+                # A server that has closed its output is finished; it may still end by itself.
                 asyncio.get_running_loop().call_later(GRACE_S, self.kill)
 
     def process_exited(self) -> None:
         self._exited.set()
-        # INVARIANT: no process of the group outlives its leader; what the leader itself wrote last is still heard.
+        # INVARIANT: no process of the group outlives its leader; the leader's last output is still processed.
         self._signal(signal.SIGKILL)
         if self._silent:
             self._end()
@@ -277,7 +279,7 @@ class Child(asyncio.SubprocessProtocol):
         if self.ended.done():
             return
         if not self._lines.idle:
-            self._lines.when_idle = self._end  # what it wrote last is still heard
+            self._lines.when_idle = self._end  # its last output is still processed
             return
         assert self._transport is not None
         code = self._transport.get_returncode()
@@ -296,7 +298,9 @@ def _ended(how: str) -> str:
 
 
 class Kept(Protocol):
-    """What a supervisor keeps: it tells when it has ended, how many use it, and can be asked to end."""
+    """Something that a supervisor keeps running: it reports its end and its number of users, and can
+    be asked to end.
+    """
 
     @property
     def ended(self) -> asyncio.Future[str]: ...
@@ -314,7 +318,7 @@ State = Literal["idle", "starting", "up", "failed", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often and how soon to start again."""
+    """Limits and pauses of restarts."""
 
     limit: int = 10
     healthy_s: float = 10.0
@@ -322,12 +326,12 @@ class Restarts:
     longest_s: float = 30.0
 
     def pause(self, failures: int) -> float:
-        """How long to wait before the next start. One that had stayed up is started again at once."""
+        """Return the pause before the next start. One that had stayed up is restarted at once."""
         return 0.0 if failures == 0 else min(self.longest_s, self.pause_s * 2 ** (failures - 1))
 
 
 class Supervisor(Generic[T]):
-    """Keeps one T up. Without `restarts` it is brought up again only when it is next needed."""
+    """Keeps one T running. Without `restarts` it is started again only when it is next needed."""
 
     def __init__(
         self,
@@ -376,9 +380,9 @@ class Supervisor(Generic[T]):
         return 0 if self._current is None else self._current.busy
 
     async def get(self, within_s: float) -> T:
-        """The one that is up, brought up if need be: a short pause before its start is waited out.
+        """Return the running instance, started if need be; a short pause before its start is waited out.
 
-        Raises E3502 when the start under way does not succeed, or is not yet due for long.
+        Raises E3502 if the start under way does not succeed, or is not due for long.
         """
         self.used = self._clock.monotonic()
         if self._current is not None:
@@ -399,21 +403,21 @@ class Supervisor(Generic[T]):
         return outcome
 
     def _pausing(self, left_s: float) -> Failure:
-        """Whoever comes while it is left alone for longer than a call should wait hears when to come again."""
+        """The failure for calls during a pause that is too long to wait: it says when to try again."""
         words = f"the upstream keeps ending, and is left alone for a moment before it is started again; {self.reason}"
         details = {"sent": False, "left_alone": True}
         return Failure("E3502", words, details=details, retry_after_ms=ceil(left_s * 1000))
 
     def discard(self, useless: T) -> None:
-        """Have done with one that is of no more use, whether it has ended or not."""
+        """Drop an instance that is no longer usable, whether it has ended or not."""
         if useless is self._current:
             self._current = None
             self._end(useless)
 
     async def replace(self, drain_s: float, within_s: float = 60.0) -> None:
-        """Bring another one up, then let the one that was there finish what it has begun and end it.
+        """Start another instance, then let the old one finish its work and end it.
 
-        This is also how one that was given up gets another chance.
+        This also gives an instance that was given up another chance.
         """
         self._gave_up, self._failures, self.reason = False, 0, ""
         old = self._current
@@ -424,7 +428,7 @@ class Supervisor(Generic[T]):
             return
         fresh = await self._start()
         if self._current is not old or self._closed:
-            await fresh.close()  # the old one ended meanwhile, and has a successor by its own right
+            await fresh.close()  # the old one ended meanwhile and has a successor already
             return
         self._adopt(fresh)
         await old.close(drain_s)
@@ -448,7 +452,7 @@ class Supervisor(Generic[T]):
 
     def _lost(self, gone: T) -> None:
         if gone is not self._current or self._closed:
-            return  # replaced or closed: its end was wanted
+            return  # replaced or closed: its end was intended
         self._current = None
         self._end(gone)
         if self._restarts is not None and self._may_restart(gone.ended.result(), self._since):
@@ -460,7 +464,7 @@ class Supervisor(Generic[T]):
         leaving.add_done_callback(self._leaving.discard)
 
     def _may_restart(self, reason: str, since: float) -> bool:
-        """Count an end, and give up on what has ended too soon too often."""
+        """Count an end, and give up on an instance that has ended too soon too often."""
         assert self._restarts is not None
         soon = self._clock.monotonic() - since < self._restarts.healthy_s
         self._failures = self._failures + 1 if soon else 0
@@ -485,7 +489,7 @@ class Supervisor(Generic[T]):
             async with asyncio.timeout(pause_s):
                 await self._hurry.wait()
         except TimeoutError:
-            pass  # nobody was in a hurry
+            pass  # nobody waited for it
         finally:
             self._paused_until = None
 

@@ -1,4 +1,4 @@
-"""Reads the configuration of an upstream, and says of each fault where it is and what to write instead."""
+"""Reads the configuration of an upstream and reports each fault with its place and a correction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Config = TypeVar("Config", bound=pydantic.BaseModel)
 
 
 def read_config(model: type[Config], said: Json) -> Config:
-    """The configuration, checked. Refuses with E3004 one that cannot be used."""
+    """Read and check a configuration. Refuses with E3004 one that cannot be used."""
     try:
         return model.model_validate(said)
     except pydantic.ValidationError as error:
@@ -23,7 +23,7 @@ def read_config(model: type[Config], said: Json) -> Config:
 
 
 def _words(model: type[pydantic.BaseModel], fault: Any) -> str:
-    """One fault of a configuration: where it is, and what to write instead."""
+    """Describe one fault of a configuration: its place, and what to write instead."""
     place: tuple[int | str, ...] = fault["loc"]
     where = f"`{'.'.join(map(str, place))}`" if place else "it"
     match fault["type"]:
@@ -53,7 +53,7 @@ _TYPES = {
 
 
 def _fields_at(model: type[pydantic.BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """The fields that may stand at a place of a configuration."""
+    """Return the fields that are allowed at a place of a configuration."""
     for step in place:
         if isinstance(step, int):
             continue

@@ -1,8 +1,8 @@
-"""What becomes of each thing an upstream offers, before anything is changed.
+"""Decides on each definition that an upstream offers, before anything is changed.
 
-A definition is held against the one that was pinned under its name, against what others serve, and against the
-conditions of admission. It comes out as a first version, as the next one, as what it is already, as changed, or as
-refused with the reason.
+A definition is compared with the one that was pinned under its name, with the tools that others serve, and with the
+conditions of admission. It becomes a first version, a next one, stays what it is, counts as changed, or is refused with
+the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
 def judge(
     reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
 ) -> Sequence[Offered]:
-    """What each definition would become: a first version, a next one, or what it is already."""
+    """Decide on each definition: a first version, a next one, or unchanged."""
     overlay = parse_overlay(known.overlay)
     if faults := overlay.faults(one.name for one in discovered.tools):
         listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
@@ -93,11 +93,11 @@ def _offered(known: Upstream, imported: Imported) -> Offered:
 
 
 def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], accepted: Mapping[str, str]) -> Offered:
-    """A definition held against the one that was admitted, and against what others serve."""
+    """Compare a definition with the one that was admitted, and with the tools that others serve."""
     if one.manifest is None:
         return one
     if pinned is None:
-        # INVARIANT: no upstream adds a version to a tool that is somebody else's.
+        # INVARIANT: no upstream adds a version to a tool that belongs to somebody else.
         if (owner := taken.get(one.address)) is not None:
             reason = f"`{one.address}` is served from {owner} already; rename it in the overlay"
             return replace(one, state="refused", manifest=None, reason=reason)
@@ -112,12 +112,13 @@ def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], acce
         return replace(current, state="admitted", manifest=None)
     if seen:
         return one if renamed else current
-    # INVARIANT: what has changed once stays out until a person has looked, also if it changes back or goes meanwhile.
+    # INVARIANT: a changed definition stays out until a person has reviewed it, even if it changes back or goes
+    # meanwhile.
     return replace(current, state="changed", manifest=None, reason=_change(one, pinned, same=same, renamed=renamed))
 
 
 def _change(one: Offered, pinned: Pinned, *, same: bool, renamed: bool) -> str:
-    """What is otherwise than when it was admitted, in words: what the upstream says, or what the operator says."""
+    """Describe what differs from the admitted definition: the upstream's statements, or the operator's."""
     if same:
         return "its definition changed and changed back"
     if one.definition is None or definition_digest(one.definition) != pinned.definition:
@@ -126,7 +127,7 @@ def _change(one: Offered, pinned: Pinned, *, same: bool, renamed: bool) -> str:
 
 
 def gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:
-    """What was there before and is offered no longer."""
+    """Return the tools that were offered before and no longer are."""
     there = {one.name for one in offered}
     return [
         Offered(name, "gone", one.address, one.version, reason="the upstream offers it no longer", seen=one.seen)
@@ -136,14 +137,17 @@ def gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:
 
 
 def refused(discovered: Discovered, offered: Sequence[Offered]) -> Sequence[Offered]:
-    """What could not be understood, in words that can be read. A name that is offered as well is not heard twice."""
+    """Return the definitions that could not be read, with the reason.
+
+    A name that is also offered is not listed twice.
+    """
     there = {one.name for one in offered}
     strange = [(name, reason) for name, reason in discovered.refused if name not in there]
     return [Offered(visible(name), "refused", reason=visible(reason)) for name, reason in strange]
 
 
 def once(looked: Sequence[Offered]) -> Sequence[Offered]:
-    """What is written down: of several that have one name, the first, which is the one that counts."""
+    """Return what is stored: of several definitions with one name, the first, which is the valid one."""
     return list({one.name: one for one in reversed(looked)}.values())[::-1]
 
 
@@ -153,7 +157,7 @@ def once(looked: Sequence[Offered]) -> Sequence[Offered]:
 async def admit(
     catalog: Catalog, try_out: TryOut, offered: Sequence[Offered]
 ) -> tuple[Sequence[Offered], dict[str, Evidence]]:
-    """Try those that are new, and judge them by all eight conditions."""
+    """Run the contract tests of new definitions, and check them against all eight conditions."""
     fresh = [_next_version(catalog, one) for one in offered if one.manifest is not None]
     tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
     evidence = dict(zip((one.name for one in fresh), await try_out(tools) if tools else (), strict=True))
@@ -168,7 +172,7 @@ async def admit(
 
 
 def _next_version(catalog: Catalog, one: Offered) -> Offered:
-    """The manifest under the version it needs: the first, or the next after what is published."""
+    """Return the manifest with its version: the first, or the next after the published one."""
     manifest = cast("Manifest", one.manifest)
     published = catalog.versions(one.address or manifest.address)
     if not published:

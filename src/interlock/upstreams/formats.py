@@ -1,13 +1,13 @@
-"""Tools as the model providers write them: OpenAI (chat and responses), Anthropic and Gemini, both ways.
+"""Tool formats of the model providers: OpenAI (chat and responses), Anthropic and Gemini, in both directions.
 
-Out: a contract becomes a provider's declaration, a provider's tool call becomes a name and arguments of ours, and our
-result the message that answers it. In: a provider's declarations become definitions, to be registered like those of
-any upstream.
+Export: a contract becomes a provider's declaration, a provider's tool call becomes a name and arguments of ours, and
+our result the message that answers it. Import: a provider's declarations become definitions, to be registered like
+those of any upstream.
 
-Strict mode makes a model write arguments that fit, in a part of JSON Schema that providers can enforce: closed
-objects, every property required. `strict_form` writes a schema so, if that loses nothing that a caller could send:
-an optional property may be null instead, and bounds go into the description. `restored` takes the nulls out again.
-The gateway checks arguments by the contract as ever, strict or not.
+Strict mode makes a model write arguments that fit, in a part of JSON Schema that providers can enforce: closed objects,
+every property required. `strict_form` converts a schema to it, if that loses nothing that a caller could send: an
+optional property may be null instead, and bounds go into the description. `restored` removes the nulls again. The
+gateway always checks arguments against the contract, strict or not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Provider = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 
 
 def address_of(name: str, addresses: Iterable[str]) -> str:
-    """The address behind a provider's name; E3101 for one that was never given out."""
+    """Return the address for a provider's name; E3101 for a name that was never exported."""
     known = {provider_name(address): address for address in addresses}
     if name in known:
         return known[name]
@@ -46,10 +46,10 @@ def address_of(name: str, addresses: Iterable[str]) -> str:
 
 
 def declare(contract: Contract, provider: Provider, *, strict: bool = False, defer_loading: bool = False) -> Json:
-    """A tool as a provider's declaration.
+    """Export a tool as a provider's declaration.
 
-    `strict` is said where the schema has a strict form. `defer_loading` is said where the provider knows of it; the
-    others get the whole tool. Both are also said of a tool that a provider's declaration brought in with them.
+    `strict` is set if the schema has a strict form. `defer_loading` is set if the provider supports it; the others get
+    the whole tool. Both are also set for a tool that a provider's declaration brought in with them.
     """
     execution = contract.manifest.execution
     imported: Json = {} if execution is None else execution.native
@@ -103,7 +103,7 @@ _NOTES = frozenset({"title", "examples", "example", "$schema", "$comment", "depr
 
 
 def strict_form(schema: Json) -> Json | None:
-    """The schema as strict mode takes it, or None where it would refuse what the schema allows."""
+    """Convert a schema to strict mode, or None if that would refuse values that the schema allows."""
     try:
         return cast("Json", rewrite(schema, _strict))
     except _Loose:
@@ -171,7 +171,7 @@ def _takes_null(root: Json, raw: Json) -> bool:
 
 
 def restored(schema: Json, arguments: Json) -> Json:
-    """The arguments of a strict call without the nulls that stand for properties left out."""
+    """Remove the nulls that stand for omitted properties from the arguments of a strict call."""
     return cast("Json", _restored(schema, schema, arguments))
 
 
@@ -196,7 +196,7 @@ def _restored(root: Json, raw: Json, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What a model asked for, in whichever provider's words."""
+    """A tool call of a model, in any provider's format."""
 
     provider: Provider
     name: str
@@ -205,7 +205,9 @@ class ToolCall:
 
 
 def read_call(payload: Any) -> ToolCall:
-    """A provider's tool call, told by its form; E3004 for what is none, or whose arguments are not an object."""
+    """Read a provider's tool call, recognised by its form; E3004 if it is none, or if its arguments
+    are not an object.
+    """
     call = cast("Json", payload) if isinstance(payload, dict) else {}
     inner: Any = call.get("functionCall", call.get("function_call"))
     match call.get("type"):
@@ -242,7 +244,7 @@ def _call(provider: Provider, name: Any, arguments: Any, ident: Any) -> ToolCall
 
 
 def answer(call: ToolCall, result: Result) -> Json:
-    """The message, or the part of one, that gives a model the outcome of its call."""
+    """Make the message, or the part of one, that gives a model the outcome of its call."""
     text = result.text()
     failed = not result.ok and not result.pending
     match call.provider:
@@ -264,9 +266,9 @@ def answer(call: ToolCall, result: Result) -> Json:
 
 
 def definitions(document: Any, *, native: Mapping[str, Any] | None = None) -> Discovered:
-    """What a provider's list of tools declares. `native` says how they are reached, beside what the provider knows.
+    """Read a provider's list of tools. `native` states how they are reached.
 
-    Providers' declarations seldom say what a tool gives back: the overlay supplies it.
+    Providers' declarations seldom describe the result of a tool: the overlay supplies it.
     """
     tools: list[Definition] = []
     refused: list[tuple[str, str]] = []
@@ -302,7 +304,7 @@ def _mapping(value: Any) -> Json:
 
 
 def _declarations(document: Any, deep: int = 0) -> list[Json]:
-    """The declarations in a list, a request, a Gemini tool, or one by itself."""
+    """Return the declarations in a list, a request, a Gemini tool, or a single one."""
     if deep > _DEEPEST_LIST:
         raise Failure("E3004", "lists of declarations are nested too deeply")
     if isinstance(document, list):
@@ -315,7 +317,9 @@ def _declarations(document: Any, deep: int = 0) -> list[Json]:
 
 
 def _spelt(schema: Any) -> Json:
-    """A schema as JSON Schema spells it: Gemini writes types in capitals, counts as text, and null as a mark."""
+    """Convert a schema to the spelling of JSON Schema: Gemini writes types in capitals, counts as text, and null as a
+    flag.
+    """
 
     def change(node: Json) -> Json:
         kind = node.get("type")

@@ -1,10 +1,10 @@
-"""WebSocket connections that hand the library a bounded number of frames in one turn of the event loop.
+"""WebSocket connections that pass a bounded number of frames to the library in one turn of the event loop.
 
-The library parses whatever has arrived at once, up to 256 KiB, and answers each ping. That is more than 100,000 frames
-in one turn where they are small. Here the frames are found in the bytes first (only their lengths are read), counted,
-and passed on a few at a time. A connection that exceeds its allowance is cut.
+The library parses everything that has arrived at once, up to 256 KiB, and answers each ping. If the frames are small,
+that is more than 100,000 in one turn. Here the frames are found in the bytes first (only their lengths are read),
+counted, and passed on a few at a time. A connection that exceeds its allowance is cut.
 
-Loaded when the first connection is opened: the library is slow to load.
+Imported when the first connection is opened, because the library is slow to load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MeteredConnection(ClientConnection):
         self._unread = bytearray()
         self._payload_left = 0
         self._scheduled = False
-        self._held = False  # by the library, which has more messages than were read
+        self._held = False  # set by the library, which has more messages than were read
         self._paused = False
         self._tail = b""  # the last bytes of the handshake's answer that were passed on
 
@@ -77,7 +77,7 @@ class MeteredConnection(ClientConnection):
             (self.transport.pause_reading if wanted else self.transport.resume_reading)()
 
     def _pass_on(self) -> None:
-        """Pass on what belongs to one turn, and come again for the rest."""
+        """Pass on the frames of one turn, and schedule the rest."""
         if self.transport.is_closing():
             self._unread.clear()
             return
@@ -101,7 +101,7 @@ class MeteredConnection(ClientConnection):
             self._later()
 
     def _head(self) -> int:
-        """How many bytes belong to the answer of the handshake: frames may follow it at once."""
+        """Return the number of bytes that belong to the answer of the handshake: frames may follow it at once."""
         seen = self._tail + self._unread
         end = seen.find(_HEAD_END)
         ready = len(self._unread) if end < 0 else end + len(_HEAD_END) - len(self._tail)
@@ -109,7 +109,10 @@ class MeteredConnection(ClientConnection):
         return ready
 
     def _whole_frames(self) -> tuple[int, int]:
-        """How many bytes to pass on, and how many frames begin in them. The head of a frame is passed on whole."""
+        """Return the number of bytes to pass on, and of frames that begin in them.
+
+        A frame header is passed on whole.
+        """
         unread, size = self._unread, len(self._unread)
         at = min(self._payload_left, size)
         self._payload_left -= at

@@ -1,8 +1,8 @@
-"""Function schemas of model providers as an upstream: the provider's schema says what, an HTTP service does it.
+"""Function schemas of model providers as an upstream: the schema describes a function, an HTTP service carries it out.
 
-A provider's schema has no code behind it, so the operator says where its functions are carried out: each call is a POST
-of the arguments, as JSON, to `path` at one of `urls`. `{function}` in `path` stands for the function's name. Everything
-else (credentials, retries, limits on answers) is as for any HTTP service.
+A provider's schema has no code behind it, so the operator states where its functions are carried out: each call is a
+POST of the arguments, as JSON, to `path` at one of `urls`. `{function}` in `path` stands for the function's name.
+Everything else (credentials, retries, limits on answers) is as for any HTTP service.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from interlock.upstreams.http import HttpConfig, HttpUpstream
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.response_limits import in_thread
 
-# Bounds of what is read at once, and of the schemas of one function: larger ones would hold up everybody at admission.
+# Limits on what is read at once, and on the schemas of one function: larger ones would block the server at admission.
 MOST_BYTES, MOST_VALUES = 2 << 20, 50_000
 MOST_BYTES_OF_ONE, MOST_VALUES_OF_ONE = 128 << 10, 4_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}", re.ASCII)
-# Providers' declarations seldom say what a function gives back; the overlay can say better.
+# Providers' declarations seldom describe the result of a function; the overlay can.
 _ANYTHING: Json = {
     "type": ["string", "object", "array", "number", "boolean", "null"],
     "description": "What the function gives back.",
@@ -37,7 +37,7 @@ _ANYTHING: Json = {
 
 
 class FunctionsConfig(HttpConfig):
-    """What a provider's list of tools declares, and the HTTP service that carries it out."""
+    """A provider's list of tools, and the HTTP service that carries them out."""
 
     declarations: list[Any] | dict[str, Any]
     path: str = pydantic.Field("/{function}", pattern=r"^/[^?#]*$")
@@ -62,7 +62,7 @@ class FunctionsUpstream(HttpUpstream):
 
 
 def read(declarations: Any, path: str) -> Discovered:
-    """The functions that are declared. One that cannot be used is refused by itself; E3004 if they are too many."""
+    """Read the declared functions. One that cannot be used is refused by itself; E3004 if there are too many."""
     try:
         written = orjson.dumps(declarations)
     except (TypeError, orjson.JSONEncodeError):
@@ -87,7 +87,7 @@ def read(declarations: Any, path: str) -> Discovered:
 
 
 def _objection(one: Definition) -> str:
-    """Why a declaration is not taken; empty if it is."""
+    """Return why a declaration is refused; empty if it is not."""
     if not _NAME.fullmatch(one.name):
         return "its name is not one that providers take: a letter or `_`, then letters, digits and `_ . : -`"
     written = orjson.dumps([one.input_schema, one.output_schema, one.description])
@@ -101,5 +101,5 @@ def _objection(one: Definition) -> str:
 
 
 def make(name: str, config: Json, site: Site) -> FunctionsUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return FunctionsUpstream(name, read_config(FunctionsConfig, config), clock=site.clock, services=site.services)

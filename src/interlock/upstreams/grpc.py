@@ -1,14 +1,14 @@
-"""gRPC services: found by server reflection, called with what was found then.
+"""gRPC services: discovered by server reflection, called with the pinned descriptors.
 
-Theory of operation. Discovery asks the server for the descriptors of its services. Of these, each method is pinned
-together with the messages it takes and gives and nothing else: a descriptor set in `native`. A call therefore needs no
-reflection, and a change elsewhere in the service leaves the pin as it is. Arguments and values are messages in the JSON
-form of protobuf. Methods with one request become tools; where answers are streamed, they are collected.
+Theory of operation. Discovery asks the server for the descriptors of its services. Each method is pinned together with
+the messages it takes and returns and nothing else: a descriptor set in `native`. A call therefore needs no reflection,
+and a change elsewhere in the service leaves the pin unchanged. Arguments and values are messages in the JSON form of
+protobuf. Methods with one request become tools; streamed answers are collected.
 
-There is one channel for each endpoint, over which all calls go at once; a caller's credential is metadata of the call.
-Names are resolved under `store.addresses`, and the channel is pointed at the addresses that were judged there. A call
-waits until its channel is connected before it is sent, so that a server that cannot be reached was surely not asked. A
-channel that does not connect is let go when its last call has ended, and the name is resolved anew.
+There is one channel for each endpoint, which all calls share; a caller's credential is metadata of the call. Names are
+resolved under `store.addresses`, and the channel connects to the addresses that were checked there. A call waits until
+its channel is connected before it is sent, so that an unreachable server has surely received nothing. A channel that
+does not connect is closed when its last call has ended, and the name is resolved anew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PLUMBING = ("grpc.reflection.", "grpc.health.", "grpc.channelz.")
 
 
 class GrpcConfig(RemoteConfig):
-    """A gRPC service: `targets` are host:port. `services` names the ones to offer; unsaid, all of them."""
+    """A gRPC service: `targets` are host:port. `services` names the ones to offer; by default all of them."""
 
     targets: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
     plaintext: bool = False
@@ -133,7 +133,7 @@ class GrpcUpstream:
             if isinstance(files, str):
                 refused.append((service, files))
                 continue
-            # Thousands of messages may be described here, and every one is written as a schema.
+            # Thousands of messages may be described here, and every one is converted to a schema.
             for method, found in await in_thread(protobuf.all_definitions, service, files):
                 if isinstance(found, str):
                     refused.append((method, found))
@@ -152,7 +152,7 @@ class GrpcUpstream:
             await line.channel.close(None)
 
     async def _ask(self, call: RemoteCall, method: protobuf.Method, message: bytes, target: str) -> Any:
-        """One attempt at one endpoint."""
+        """Make one attempt at one endpoint."""
         import grpc.aio
 
         wire.check_egress(call, f"//{target}")
@@ -178,7 +178,7 @@ class GrpcUpstream:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                raise wire.broken(self._name) from None  # not we were cancelled: the channel was closed
+                raise wire.broken(self._name) from None  # the channel was closed; we were not cancelled
 
     async def _collected(self, stream: Any, method: protobuf.Method) -> list[Any]:
         values: list[Any] = []
@@ -196,7 +196,7 @@ class GrpcUpstream:
         return values
 
     async def _decoded(self, method: protobuf.Method, data: bytes, before: int) -> tuple[Any, int]:
-        """The JSON form of a message, and how many values there are with it. They are counted before it is expanded.
+        """Decode a message to JSON, and return the total number of values. They are counted before it is expanded.
 
         A message may be expanded to many times its size: each empty message in it is written with all its fields.
         """
@@ -213,14 +213,16 @@ class GrpcUpstream:
         return await in_thread(work)
 
     def _metadata(self, lent: wire.Lent, **context: str) -> _Metadata:
-        """What goes with a call; the deadline is gRPC's own `grpc-timeout`, and ours for who does not see that."""
+        """The metadata of a call; the deadline is gRPC's own `grpc-timeout`, and ours for servers that
+        do not see that.
+        """
         pairs = self._config.headers | context
         if self._config.auth is not None and (shown := self._config.auth.header(lent)) is not None:
             pairs[shown[0]] = shown[1]
         return tuple(pairs.items())
 
     def _failure(self, error: grpc.aio.AioRpcError, lent: wire.Lent) -> Failure:
-        """What a status that is no success means."""
+        """Convert a status that is no success to a failure."""
         import grpc
 
         code, words = error.code(), error.details() or ""
@@ -231,7 +233,7 @@ class GrpcUpstream:
         said = wire.excerpt(words, lent)
         details: Json = {"status": code.name, "sent": True, "body": said}
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # Limits of size are reported like limits of rate, by our own library and by theirs.
+            # Limits of size are reported like limits of rate, by our own library and by the server's.
             if "CLIENT: Received message larger than max" in words:
                 return self._intake.too_large()
             if "received metadata size exceeds" in words:
@@ -245,7 +247,7 @@ class GrpcUpstream:
                 native_error_ref=f"grpc:{code.name}",
             )  # fmt: skip
         answered = f"`{self._name}` answered {code.name}" + (f": {said}" if said else "")
-        # The service's own fault, as 5xx is over HTTP; whatever else is a refusal of this very request.
+        # The service's own fault, like 5xx over HTTP; any other status is a refusal of this very request.
         failed = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
         return Failure(
             "E3502" if code in failed else "E3401", answered, details=details, native_error_ref=f"grpc:{code.name}"
@@ -255,7 +257,7 @@ class GrpcUpstream:
 
     @asynccontextmanager
     async def _line(self, target: str) -> AsyncGenerator[Any]:
-        """The channel of an endpoint, connected. Its type is not said: grpc's stubs say nothing of what it gives."""
+        """The connected channel of an endpoint. Its type is not stated, because grpc's stubs do not type it."""
         line = self._lines.get(target)
         if line is None:
             async with self._opening:
@@ -306,15 +308,15 @@ class GrpcUpstream:
             ("grpc.default_authority", target),
             ("grpc.max_receive_message_length", self._config.max_response_bytes),
             ("grpc.enable_http_proxy", 0),
-            ("grpc.enable_retries", 0),  # who sends again is decided by us
+            ("grpc.enable_retries", 0),  # retries are decided here
             ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.keepalive_time_ms", 300_000),  # servers hang up on who asks more often
+            ("grpc.keepalive_time_ms", 300_000),  # servers hang up on clients that ping more often
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.primary_user_agent", "interlock"),
         ]
         if self._config.plaintext:
             return grpc.aio.insecure_channel(pinned, options=options)
-        # The certificate is checked for the name, although the channel goes to an address.
+        # The certificate is checked for the name, although the channel connects to an address.
         options.append(("grpc.ssl_target_name_override", host))
         return grpc.aio.secure_channel(pinned, self._credentials, options=options)
 
@@ -330,7 +332,7 @@ class GrpcUpstream:
     async def _reflect(
         self, channel: Any, look: wire.Look, metadata: _Metadata
     ) -> dict[str, dict[str, FileDescriptorProto] | str]:
-        """The files that describe each service, or why there are none."""
+        """Return the files that describe each service, or why there are none."""
         import grpc
         import grpc.aio
 
@@ -339,7 +341,7 @@ class GrpcUpstream:
             try:
                 return await self._reflect_by(channel, _REFLECTION.format(version), metadata)
             except grpc.aio.AioRpcError as error:
-                # A stream that the server has ended already fails to be written to, and does not say why it ended.
+                # Writing to a stream that the server has already ended fails without the reason of the end.
                 if error.code() is grpc.StatusCode.INTERNAL and versions.count(version) == 1:
                     versions.append(version)
                 elif error.code() is not grpc.StatusCode.UNIMPLEMENTED:
@@ -405,7 +407,7 @@ def _note_status(call: RemoteCall, status: str) -> None:
 
 
 def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:
-    """How long the server asks to be left alone: a RetryInfo in its status, or pushback."""
+    """Return the pause that the server requests: a RetryInfo in its status, or pushback."""
     from google.protobuf.message import DecodeError
     from google.rpc.error_details_pb2 import RetryInfo
     from google.rpc.status_pb2 import Status
@@ -423,10 +425,10 @@ def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:
                 if detail.Unpack(info):
                     return min(max(int(info.retry_delay.ToMilliseconds()), 0), wire.LONGEST_PAUSE_MS)
         except DecodeError:
-            pass  # it says nothing that we understand
+            pass  # nothing that we understand
     return None
 
 
 def make(name: str, config: Json, site: Site) -> GrpcUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return GrpcUpstream(name, read_config(GrpcConfig, config), clock=site.clock, services=site.services)

@@ -1,13 +1,13 @@
 """HTTP services: one session, one pool and one TLS context for each upstream, however many calls there are.
 
-Theory of operation. A call's `native` says which request to make; `build` (or `openapi.build`, where the operation
-comes from an OpenAPI document) lays the arguments out in it. Before it is sent, the request is held against three
-rules, whoever built it: it goes to the origin that the operator configured, no argument has climbed out of the path,
-and no header is more than a line. Names are resolved under `store.addresses`, and connections go to the addresses that
-were judged there. Redirects are followed for reads and on the same origin only.
+Theory of operation. A call's `native` determines the request; `build` (or `openapi.build`, if the operation comes from
+an OpenAPI document) places the arguments in it. Before it is sent, every request is checked against three rules: it
+goes to the origin that the operator configured, no argument has escaped from its path segment, and no header is more
+than a line. Names are resolved under `store.addresses`, and connections go to the addresses that were checked there.
+Redirects are followed for reads and on the same origin only.
 
-The session's middleware turns a broken connection into our own failure at once. That is more than taste: left to
-itself, aiohttp sends PUT and DELETE a second time when a kept connection breaks, which nobody allowed.
+The session's middleware converts a broken connection into our own failure at once. This is necessary: left to itself,
+aiohttp sends PUT and DELETE a second time when a kept connection breaks.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _ACCEPT = "application/json, */*;q=0.5"
 
 
 class HttpTool(Part):
-    """An operation that was written down by hand.
+    """An operation described by hand.
 
-    `{name}` in path, query, headers and body stands for the argument `name`. Arguments that are named nowhere go into
-    the query, or into a JSON body where the method has one.
+    `{name}` in path, query, headers and body stands for the argument `name`. Other arguments go into the query, or into
+    a JSON body if the method has one.
     """
 
     name: str = pydantic.Field(min_length=1, max_length=128)
@@ -86,7 +86,7 @@ class HttpTool(Part):
 
 
 class HttpConfig(RemoteConfig):
-    """An HTTP service: where it is, how we show who asks, and what it offers.
+    """An HTTP service: its address, its credentials and its operations.
 
     `openapi` is a document, or the address of one.
     """
@@ -113,7 +113,7 @@ class HttpConfig(RemoteConfig):
 
 
 def build(native: Json, arguments: Json, base_url: str) -> Request:
-    """The request that a hand-written operation makes of its arguments."""
+    """Build the request of a hand-written operation."""
     method, path = str(native["method"]), str(native["path"])
     query, headers, body = native.get("query"), native.get("headers"), native.get("body")
     url, rest = base_url + path, arguments
@@ -142,14 +142,14 @@ def _segment(arguments: Json, name: str) -> str:
     if name not in arguments:
         raise Failure("E3308", f"`{name}` is part of the address and must be given")
     text = wire.text_of(arguments[name])
-    # A server may decode what we encode before it splits the path, so what could split it is not sent at all.
+    # A server may decode the segment before it splits the path, so characters that could split it are not sent at all.
     if _SPLITTING.search(text):
         raise Failure("E3305", f"`{name}` is one segment of an address, and holds a slash or a control character")
     return wire.quoted(text)
 
 
 def _query(pairs: Json) -> str:
-    """A query with one pair for each item of a list; nothing for null."""
+    """Build a query with one pair for each item of a list; nothing for null."""
     parts: list[str] = []
     for name, value in pairs.items():
         items = cast("list[Any]", value) if isinstance(value, list) else [value]
@@ -214,7 +214,7 @@ class HttpUpstream:
         session = await self._open(base)
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                # Whatever it says, it has answered.
+                # Any answer proves that the service is up.
                 async with session.head(yarl.URL(base + "/", encoded=True), allow_redirects=False):
                     pass
         except (TimeoutError, aiohttp.ClientError):
@@ -227,9 +227,9 @@ class HttpUpstream:
             await session.close()
 
     async def _document(self, url: str, look: wire.Look) -> Json:
-        """An OpenAPI document from its address, as JSON or YAML."""
+        """Fetch an OpenAPI document from its address, as JSON or YAML."""
         request = Request("GET", url, {"accept": _ACCEPT, **self._config.headers}, None)
-        # INVARIANT: a credential is shown to the service it is for; a document may be kept by somebody else.
+        # INVARIANT: a credential is shown only to the service it is for; another party may host the document.
         if any(_origin(url) == _origin(endpoint) for endpoint in self._config.urls):
             request = self._signed(request, look)
         try:
@@ -241,7 +241,7 @@ class HttpUpstream:
         return await in_thread(openapi.parse, document["text"] if set(document) == {"text"} else document)
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
-        """One attempt at one endpoint."""
+        """Make one attempt at one endpoint."""
         wire.check_egress(call, endpoint)
         call.reported["server_url"] = endpoint
         method, url, given, body = self._request(call, endpoint)
@@ -250,7 +250,7 @@ class HttpUpstream:
         return await self._exchange(await self._open(endpoint), signed, call)
 
     def _signed(self, request: Request, lent: wire.Lent) -> Request:
-        """The request with the credential it must show."""
+        """Add the credential to the request."""
         auth = self._config.auth
         if auth is None:
             return request
@@ -260,12 +260,12 @@ class HttpUpstream:
         return request._replace(url=request.url + ("&" if "?" in request.url else "?") + auth.query(lent))
 
     def _request(self, call: RemoteCall, endpoint: str) -> Request:
-        """The request that the pinned operation makes of the arguments, held against the rules."""
+        """Build the request of the pinned operation, and check it against the rules."""
         if call.native.get("protocol") == "openapi":
             request = openapi.build(call.native, call.arguments, _base(endpoint, call.native.get("servers", ())))
         else:
             request = build(call.native, call.arguments, endpoint)
-        # INVARIANT: no argument chooses the host, leaves the path it was given, or adds a header.
+        # INVARIANT: no argument chooses the host, leaves its path segment, or adds a header.
         method, url, headers, body = request
         if not url.startswith(endpoint + "/") and _origin(url) != _origin(endpoint):
             raise Failure("E3406", f"the request would leave `{self._name}`")
@@ -277,7 +277,7 @@ class HttpUpstream:
         return Request(method, url, lines, body)
 
     async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | wire.Look) -> Any:
-        """Send a request, follow it where it may go, and read the answer."""
+        """Send a request, follow allowed redirects, and read the answer."""
         import aiohttp
         import yarl
 
@@ -301,7 +301,7 @@ class HttpUpstream:
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 
     def _followed(self, response: aiohttp.ClientResponse, url: str, *, may: bool) -> str:
-        """Where a redirect leads, if a request may follow it there."""
+        """Return the target of a redirect, if a request may follow it there."""
         target = urljoin(url, response.headers.get("location", ""))
         if not may:
             raise Failure(
@@ -314,9 +314,9 @@ class HttpUpstream:
         return target
 
     async def _read(self, response: aiohttp.ClientResponse, call: RemoteCall | wire.Look) -> Any:
-        """The value of an answer; a Failure where it is none."""
+        """Read the value of an answer; a Failure if it is invalid."""
         if not 200 <= response.status < 300:
-            # The beginning says what went wrong; what follows is not waited for.
+            # The beginning explains the error; the rest is not read.
             text = (await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
             raise self._refusal(response, wire.excerpt(text, call))
         body = await self._bounded(response, self._intake.max_bytes)
@@ -345,9 +345,9 @@ class HttpUpstream:
         return text
 
     async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
-        """The body, of which no more than `limit` is ever held."""
+        """Read the body, holding no more than `limit` of it."""
         content = response.content
-        body = await content.readany()  # most come whole
+        body = await content.readany()  # most bodies come whole
         if len(body) <= limit and content.at_eof():
             return body
         parts = bytearray(body)
@@ -361,7 +361,7 @@ class HttpUpstream:
         return bytes(parts)
 
     def _refusal(self, response: aiohttp.ClientResponse, said: str) -> Failure:
-        """What a status that is no success means."""
+        """Convert a status that is no success to a failure."""
         status = response.status
         pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
         details: Json = {"status": status, "sent": True, "body": said}
@@ -377,9 +377,9 @@ class HttpUpstream:
         return Failure("E3401", words, details=details, native_error_ref=ref)
 
     async def _open(self, base: str) -> aiohttp.ClientSession:
-        """The session, once the host of an endpoint is known to be one we may connect to."""
+        """The session, after the host of an endpoint was checked to be allowed."""
         if base not in self._judged:
-            # A name is judged whenever it is resolved; a literal address is never resolved, so it is judged here.
+            # A name is checked whenever it is resolved; a literal address is never resolved, so it is checked here.
             host = urlsplit(base).hostname or ""
             if addresses.parse(host) is not None:
                 await addresses.checked(host, allow_private=self._config.allow_private)
@@ -410,7 +410,7 @@ class HttpUpstream:
         return open_session(
             lambda host: addresses.checked(host, allow_private=config.allow_private, resolve=resolve),
             once,
-            # Without a word about TLS, aiohttp's own context serves, which is made once for the whole process.
+            # Without TLS settings, aiohttp's own context is used, which is made once for the whole process.
             tls=None if config.tls == wire.Tls() else config.tls.context(),
             connections=config.max_connections,
             connect_s=config.connect_timeout_s,
@@ -418,14 +418,14 @@ class HttpUpstream:
 
 
 def _base(endpoint: str, servers: Sequence[str]) -> str:
-    """An endpoint, with the path that the document gives its server there if the operator gave none."""
+    """Return an endpoint, with the server path of the document if the operator gave none."""
     if urlsplit(endpoint).path:
         return endpoint
     return next((server for server in servers if _origin(server) == _origin(endpoint)), endpoint)
 
 
 def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
-    """How the operation's document says that an answer is read, if there is one: json, text or none."""
+    """Return how the operation's document says that an answer is read, if there is one: json, text or none."""
     modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")
 
@@ -448,5 +448,5 @@ def _one_line(name: str, value: str) -> str:
 
 
 def make(name: str, config: Json, site: Site) -> HttpUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return HttpUpstream(name, read_config(HttpConfig, config), clock=site.clock, services=site.services)

@@ -1,11 +1,11 @@
-"""Runs one program and leaves nothing of it behind: `python -I -S keeper.py PARENT PROGRAM [ARGUMENT…]`.
+"""Runs one program and leaves no process of it behind: `python -I -S keeper.py PARENT PROGRAM [ARGUMENT…]`.
 
 The keeper is the parent of the program and the subreaper of everything below it: a process that forks twice, or leaves
 the group and the session, becomes a child of the keeper when its parent ends. When the program ends, when the keeper is
 asked to end (SIGUSR1) or when the process that started the keeper dies, all of them are killed; then the keeper ends as
-the program did. Signals to the group reach the program; the keeper takes no other than SIGUSR1.
+the program did. Signals to the group reach the program; the keeper handles only SIGUSR1.
 
-Imports nothing of ours, and little at all: it is started once for each program.
+Imports nothing of the package, and little at all: it is started once for each program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(parent: int, command: list[str]) -> None:
     prctl(_SUBREAPER, 1, 0, 0, 0)
     prctl(_PARENT_DEATH, signal.SIGUSR1, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the kernel was told
+        os._exit(1)  # the parent died before the kernel was told
     program = os.fork()
     if not program:
         prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
@@ -44,14 +44,14 @@ def main(parent: int, command: list[str]) -> None:
 
 
 def _let_go_of_the_pipes() -> None:
-    """The pipes are the program's: whoever reads them must see when it closes them."""
+    """Close the pipes, which belong to the program: their reader must see when the program closes them."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
 
 
 def _wait_for(program: int) -> int | None:
-    """The program's status when it has ended; None when the keeper is asked to end first."""
+    """Wait for the program and return its status; None if the keeper is asked to end first."""
     while True:
         if signal.sigwait(_TAKEN) == signal.SIGUSR1:
             return None
@@ -64,7 +64,7 @@ def _wait_for(program: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Kill whatever is below, until nothing is: what a killed process leaves behind becomes our child."""
+    """Kill all processes below until none is left: orphans of a killed process become our children."""
     while True:
         for pid in _children():
             try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the command line reads this table to show its help, and loa
     from interlock.data.schema import Json
     from interlock.resilience.services import Services
 
-# Configuration that concerns the upstream's tools and not its connection.
+# Configuration of the upstream's tools, not of its connection.
 _OF_TOOLS = frozenset(("accept_hints", "prefix"))
 
 

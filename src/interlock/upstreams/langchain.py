@@ -1,9 +1,9 @@
 """LangChain tools as an upstream: found in a Python module, run in this process, under Interlock's deadline.
 
-The tools are the operator's own code, loaded when first needed. Those that are plain functions run in threads of their
-own: one that never ends takes a thread of this upstream and of nothing else, up to a bound, after which calls fail at
-once. No thread keeps the process from ending. What they say when they fail may hold anything, so
-only a ToolException's words, which are meant for the model, are passed on; of any other only its type is told.
+The tools are the operator's own code, loaded when first needed. Plain functions run in threads of their own: one that
+never ends occupies a thread of this upstream only, up to a bound, after which calls fail at once. No thread keeps the
+process from ending. The message of an exception may contain anything, so only that of a ToolException, which is meant
+for the model, is passed on; of any other only the type is given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# LangChain does not say what a tool returns: text mostly, and any JSON in general.
+# LangChain does not describe a tool's result: mostly text, and any JSON in general.
 RESULT_SCHEMA: Json = {
     "type": ["string", "object", "array", "number", "boolean", "null"],
     "description": "What the tool returned: text, or the data it is made of.",
@@ -45,7 +45,7 @@ RESULT_SCHEMA: Json = {
 
 
 class LangChainConfig(Part):
-    """Where the tools are, an importable module as `import` names it, and which secret is lent under which name."""
+    """The module of the tools, as `import` names it, and the name under which each secret is lent."""
 
     module: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=500)
     credentials: dict[str, str] = Field(default_factory=dict[str, str])
@@ -57,7 +57,8 @@ class LangChainConfig(Part):
 class LangChainUpstream:
     """The tools of one module. Its instances of BaseTool are found by name, in lists and tuples too.
 
-    A tool finds the credentials on loan to a call, its id and its key in the `configurable` part of its config.
+    A tool finds the credentials on loan to a call, its id and its idempotency key in the `configurable` part of its
+    config.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class LangChainUpstream:
         tool = (await self._loaded()).get(name)
         if tool is None:
             raise Failure("E3502", f"`{name}` is no longer in `{self._module}`; look at `{self._name}` again")
-        # INVARIANT: what is called is what was admitted, as it was described then.
+        # INVARIANT: a call reaches only the definition that was admitted.
         if call.definition is not None and self._digest(tool) != call.definition:
             self._on_change()
             words = f"`{name}` is not what was admitted: `{self._module}` describes it otherwise now"
@@ -98,7 +99,7 @@ class LangChainUpstream:
             raise Failure("E3210", words, details=details, resolution=wire.look_at(self._name))
         from langchain_core.tools import ToolException
 
-        # Tools that hand their errors to the model as results would pass for successes.
+        # Tools that return their errors to the model as results would count as successes.
         bare = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
         lent = {name: call.credentials[secret] for name, secret in self._lent.items() if secret in call.credentials}
         known = {"credentials": lent, "invocation_id": call.invocation_id, "key": call.key}
@@ -141,7 +142,7 @@ class LangChainUpstream:
 
     async def _loaded(self, *, again: bool = False) -> dict[str, BaseTool]:
         if self._tools is None or again:
-            # Importing may take long, and does not wait for the loop.
+            # Importing may take long, so it does not block the loop.
             self._tools, self._digests = await self._threads.run(partial(_load, self._module)), {}
         return self._tools
 
@@ -173,7 +174,7 @@ def _import(name: str) -> ModuleType:
 def _definition(module: str, tool: BaseTool) -> Definition:
     schema: Any = tool.tool_call_schema
     document = cast("Json", schema if isinstance(schema, dict) else schema.model_json_schema())
-    # What the tool does is said once, in its description.
+    # The tool's purpose is stated once, in its description.
     takes = {word: value for word, value in document.items() if word not in ("title", "description")}
     return Definition(
         name=tool.name,
@@ -185,7 +186,7 @@ def _definition(module: str, tool: BaseTool) -> Definition:
 
 
 class _Threads:
-    """Threads for work that may never end. Each is a daemon, and there are never more than a bound."""
+    """Threads for work that may never end. Each is a daemon, and their number is bounded."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
@@ -193,7 +194,9 @@ class _Threads:
         self._running = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The value of `work`, or its exception. Whoever stops waiting leaves the thread behind, which is counted."""
+        """Return the value of `work`, or raise its exception. A caller that stops waiting leaves the thread behind,
+        still counted.
+        """
         if self._running >= self._most:
             words = f"all {self._most} threads of `{self._name}` are taken by calls that have not ended"
             raise Failure(
@@ -216,7 +219,7 @@ class _Threads:
                 value = work()
             except BaseException as raised:  # noqa: BLE001 - told to whoever waits
                 error = raised
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with suppress(RuntimeError):  # the loop has ended, and nothing waits
                 loop.call_soon_threadsafe(done, value, error)
 
         self._running += 1
@@ -227,7 +230,7 @@ class _Threads:
             return cast("T", value)
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise error
-        raise RuntimeError(type(error).__name__)  # SystemExit and its like end a call, not the server
+        raise RuntimeError(type(error).__name__)  # SystemExit and the like end a call, not the server
 
 
 def _is_plain(tool: BaseTool) -> bool:
@@ -240,11 +243,13 @@ def _is_plain(tool: BaseTool) -> bool:
 
 
 class _NoJson(Exception):  # noqa: N818 - never leaves this module
-    """A tool returned what JSON cannot hold; the name of its type."""
+    """A tool returned a value that JSON cannot represent; the name of its type."""
 
 
 def _dumped_json(value: Any) -> bytes:
-    """The value as JSON: models are dumped; anything else that JSON cannot hold is a failure of the tool."""
+    """Convert the value to JSON: models are dumped; any other value that JSON cannot represent is a failure of the
+    tool.
+    """
     try:
         return orjson.dumps(value, default=_dumped)
     except (TypeError, orjson.JSONEncodeError):
@@ -260,5 +265,5 @@ def _dumped(value: Any) -> Any:
 
 
 def make(name: str, config: Json, site: Site) -> LangChainUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return LangChainUpstream(name, read_config(LangChainConfig, config), clock=site.clock, on_change=site.changed)

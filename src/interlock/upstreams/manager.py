@@ -1,14 +1,15 @@
-"""Keeps upstreams: connects to them, looks at what they offer, and serves what of it is admitted.
+"""Manages upstreams: connects to them, discovers their tools, and serves those that are admitted.
 
 Adding one connects to it, discovers its tools and offers each for admission like any other; what is admitted is pinned
 by the digest of the definition it was made from. When a definition changes, the version made from it is quarantined
-until a person has looked and accepted it as a new version; when a tool is no longer offered, its versions are sunset;
-when an upstream does not answer, its tools stay registered and calls fail at once. All that one look at an upstream
-changes is changed in one commit (`book`), so a reader sees the catalog before or after it and nothing between.
+until a person has reviewed it and accepted it as a new version; when a tool is no longer offered, its versions are
+sunset; when an upstream does not answer, its tools stay registered and calls fail at once. All changes that follow from
+one look at an upstream are made in one commit (`repository`), so a reader sees the catalog before or after it and
+nothing between.
 
     look        discover, with the upstream's secrets if it asks for them
-    judge       every definition against what was pinned, what others serve, and the conditions of admission (`judging`)
-    settle      in one transaction, if the book still says what was judged by; otherwise judge again
+    judge       every definition against the pinned ones, those of others, and the conditions of admission (`decisions`)
+    settle      in one transaction, if the stored state is still the one that was judged by; otherwise judge again
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _TRIES = 5
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _RESERVED = frozenset({"interlock"})
 
-# What a person looks at before they accept a definition.
+# The parts that a person compares before they accept a definition.
 _COMPARED = ("tool_id", "title", "description", "parameters", "result_schema", "mutation_class")
 
 Make = Callable[[str, str, Json, Callable[[], None]], Connector]
@@ -62,7 +63,7 @@ class Upstreams:
     """The upstreams of one home, and this process's connections to them.
 
     `lend` fetches secrets for a look, `look` tells the gateway that something may be in quarantine, and `answers` that
-    an upstream was found to be there.
+    an upstream has answered.
     """
 
     def __init__(
@@ -95,18 +96,18 @@ class Upstreams:
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
         self._known: dict[str, Upstream] = {}
-        self._away: set[str] = set()  # upstreams that did not answer this process when it asked last
+        self._away: set[str] = set()  # upstreams that did not answer the last request of this process
         self._changes = journal.changes
         self._changes.watch(("upstreams",), repository.upstreams, self._follow)
         self._busy: dict[str, asyncio.Lock] = {}
-        self._changed: dict[str, asyncio.Event] = {}  # upstreams that said so and are being looked at again
+        self._changed: dict[str, asyncio.Event] = {}  # upstreams that announced a change and are being looked at again
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # Connections
 
     def connect(self, name: str) -> Connector:
-        """The connection to an upstream; E3502 at once for one that is away, E3108 for one that was removed."""
+        """Return the connection to an upstream; E3502 at once for one that is away, E3108 for one that was removed."""
         trying = self._trying.get(name)
         if trying is not None:
             return trying
@@ -130,7 +131,7 @@ class Upstreams:
             if name in self._trying:
                 self._missed.add(name)  # looked at again once it is added
                 return
-            # However often it says so: one look at a time, and one more for what was said during the last.
+            # However often it announces changes: one look at a time, and one more for announcements during the last.
             again = self._changed.get(name)
             if again is not None:
                 again.set()
@@ -156,11 +157,13 @@ class Upstreams:
             self._changes.catch_up()
 
     def _follow(self, upstreams: Sequence[Upstream]) -> None:
-        """Know what the book says; let go of connections to what is there no longer, or under the same name anew."""
+        """Apply the stored state; close connections to upstreams that were removed, or added again
+        under the same name.
+        """
         self._known = {one.name: one for one in upstreams}
         for name, (meant, connector) in list(self._connectors.items()):
             known = self._known.get(name)
-            # One that did not answer us and answers others is connected to anew: ours may be given up.
+            # One that did not answer us but answers others is connected to anew: our connection may be given up.
             if (
                 known is None
                 or (known.added_ms, known.kind, known.config) != (meant.added_ms, meant.kind, meant.config)
@@ -179,11 +182,11 @@ class Upstreams:
     # Looking
 
     def list(self) -> list[Upstream]:
-        """Every upstream there is, by name."""
+        """Return every upstream, by name."""
         return repository.upstreams(self._journal.reader)
 
     def get(self, name: str) -> Upstream:
-        """One upstream; E3101 when there is none of that name."""
+        """Return one upstream; E3101 if there is none of that name."""
         found = next((one for one in self.list() if one.name == name), None)
         if found is None:
             words, advice = f"there is no upstream `{name}`", "see which there are: interlock upstream list"
@@ -191,22 +194,22 @@ class Upstreams:
         return found
 
     def answers(self, name: str) -> bool:
-        """Whether an upstream answered when it was last asked."""
+        """Whether an upstream answered its last request."""
         self._refresh()
         known = self._known.get(name)
         return known is not None and known.state == "available"
 
     def unanswered(self) -> frozenset[str]:
-        """The upstreams that did not answer when they were last asked, by this process or another."""
+        """The upstreams that did not answer their last request, of this process or another."""
         self._refresh()
         return frozenset(name for name, known in self._known.items() if known.state != "available")
 
     def offers(self, name: str) -> tuple[Offered, ...]:
-        """What an upstream was last seen to offer, and what became of each."""
+        """Return the tools that an upstream was last seen to offer, and the decision on each."""
         return repository.offers(self._journal.reader, name)
 
     def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
-        """Of the tools that changed, each part that is otherwise: as it was admitted, and as it is offered now."""
+        """For the tools that changed, return each part that differs: as admitted, and as offered now."""
         known = self.get(name)
         return {one.name: self._otherwise(known, one) for one in self.offers(name) if one.state == "changed"}
 
@@ -231,7 +234,7 @@ class Upstreams:
         return {part: [was.get(part), new.get(part)] for part in _COMPARED if was.get(part) != new.get(part)}
 
     def document(self, name: str) -> Json:
-        """One upstream, each of its tools, and of those that changed what is otherwise than when they were admitted."""
+        """Return one upstream, its tools, and the differences of those that changed."""
         changes = self.changes(name)
         tools = [
             one.document() | ({"changes": changes[one.name]} if one.name in changes else {})
@@ -240,7 +243,7 @@ class Upstreams:
         return {**self.get(name).document(), "tools": tools}
 
     async def try_connecting(self, name: str, kind: str, config: Json, overlay: Json | None = None) -> Report:
-        """What adding an upstream would bring. Connects to it and changes nothing."""
+        """Report the result of adding an upstream. Connects to it and changes nothing."""
         wanted = self._wanted(name, kind, config, overlay, "")
         connector = self._make(name, kind, config, _nobody)
         try:
@@ -261,7 +264,7 @@ class Upstreams:
         return found
 
     async def _with_secrets(self, known: Upstream, look: Callable[[Mapping[str, str]], Awaitable[T]]) -> T:
-        """What a look gives. Secrets are lent for it if it asks for them, and only then."""
+        """Look at an upstream. Secrets are lent for it only if it asks for them."""
         try:
             return await look({})
         except Failure as failure:
@@ -298,12 +301,12 @@ class Upstreams:
         return report
 
     async def refresh(self, name: str, *, by: Caller | None = None, overlay: Json | None = None) -> Report:
-        """Look again at what an upstream offers. What changed is quarantined, what is new is offered for admission."""
+        """Look again at the tools of an upstream. Changed ones are quarantined, new ones are offered for admission."""
         if by is not None:
             _may(by)
         known = self.get(name)
         if by is not None and name in self._away and (held := self._connectors.pop(name, None)) is not None:
-            await held[1].close()  # whoever asks has mended it perhaps, so what was given up is tried again
+            await held[1].close()  # perhaps it was repaired, so a connection that was given up is tried again
         try:
             discovered = await self._discover(known, self._connector(known))
         except Failure as failure:
@@ -320,10 +323,10 @@ class Upstreams:
         reason: str,
         shown: Mapping[str, str] | None = None,
     ) -> Report:
-        """A person has looked at changed definitions: they become new versions, and are pinned.
+        """Accept changed definitions that a person has reviewed: they become new versions, and are pinned.
 
-        `shown` are the digests (`seen`) of the definitions they looked at; unsaid, the ones seen last. A definition
-        that is another by now is accepted by nobody: E3103, and it is there to be looked at.
+        `shown` are the digests (`seen`) of the definitions they looked at; by default, the ones seen last. A definition
+        that has changed again is not accepted: E3103, and it is there to be looked at.
         """
         _may(by)
         if by.kind != "human" or by.agent not in (None, by.id):
@@ -337,7 +340,7 @@ class Upstreams:
         accepted = {one: (shown or {}).get(one, changed[one]) for one in (*tools, *(shown or {})) or changed}
         discovered = await self._discover(known, self._connector(known))
         there = {one.name: known.pin(one) for one in discovered.tools}
-        # INVARIANT: nothing is accepted that nobody has looked at. What is there now is written down, to be looked at.
+        # INVARIANT: nothing is accepted that nobody has reviewed. The current definition is stored, to be reviewed.
         again = sorted(one for one, seen in accepted.items() if one in there and there[one] != seen)
         report = await self._take_in(known, discovered, by=f"{by.acting}: {reason}", accepted={} if again else accepted)
         if again:
@@ -347,7 +350,7 @@ class Upstreams:
         return report
 
     async def remove(self, name: str, *, by: Caller) -> None:
-        """Let go of an upstream. Its tools are sunset; what they did stays on record."""
+        """Remove an upstream. Its tools are sunset; their calls stay on record."""
         _may(by)
         self.get(name)
         async with self._busy.setdefault(name, asyncio.Lock()):
@@ -361,11 +364,11 @@ class Upstreams:
     # Liveness
 
     async def probe_all(self) -> None:
-        """Ask every upstream whether it is there, all at once."""
+        """Probe all upstreams concurrently."""
         await asyncio.gather(*(self.probe(one.name) for one in self.list()))
 
     async def probe(self, name: str) -> str:
-        """Ask one; its state, which is written down where it changed."""
+        """Probe one upstream and return its state, which is stored if it changed."""
         known = self.get(name)
         try:
             async with asyncio.timeout(PROBE_LIMIT_S):
@@ -374,7 +377,7 @@ class Upstreams:
             reason = error.message if isinstance(error, Failure) else "it did not answer a probe in time"
             await self._mark(known, "unavailable", reason)
             return "unavailable"
-        if name in self._looks:  # it offers something else than before; the answer is there once that is known
+        if name in self._looks:  # its offer has changed; the result is available once that is known
             await asyncio.wait((self._looks[name],), timeout=LOOK_LIMIT_S)
         await self._mark(known, "available", "")
         if self._answers is not None:
@@ -395,7 +398,7 @@ class Upstreams:
         (self._away.discard if state == "available" else self._away.add)(name)
 
     async def finish(self) -> None:
-        """Let the looks that are under way come to their end, within reason."""
+        """Let the looks under way finish, within a time limit."""
         if self._looks:
             await asyncio.wait(self._looks.values(), timeout=FINISH_S)
 
@@ -406,7 +409,7 @@ class Upstreams:
         connectors, self._connectors = [one for _, one in self._connectors.values()], {}
         await asyncio.gather(*(connector.close() for connector in connectors), return_exceptions=True)
 
-    # Taking in
+    # Admission
 
     def _wanted(self, name: str, kind: str, config: Json, overlay: Json | None, by: str) -> Upstream:
         if not _NAME.fullmatch(name) or name in _RESERVED:
@@ -435,7 +438,7 @@ class Upstreams:
         overlay: Json | None = None,
         accepted: Mapping[str, str] | None = None,
     ) -> Report:
-        """Judge a look and settle what follows from it; again if the book was changed meanwhile."""
+        """Judge a look and store the consequences; again if the stored state changed meanwhile."""
         async with self._busy.setdefault(known.name, asyncio.Lock()):
             tries = 1
             while True:
@@ -481,7 +484,7 @@ class Upstreams:
 
 
 def _alike(name: str) -> str:
-    """A name as somebody reads it who is in a hurry."""
+    """Normalise a name so that similar ones are detected."""
     return name.replace("-", "").replace("_", "")
 
 
@@ -491,9 +494,9 @@ def _may(by: Caller) -> None:
 
 
 def _plain(overlay: Json | None) -> Json:
-    """An overlay as it is stored: what was said, checked."""
+    """Check an overlay and return its stored form."""
     return parse_overlay(overlay).model_dump(mode="json", exclude_unset=True)
 
 
 def _nobody() -> None:
-    """Nobody waits for news of an upstream that is only looked at."""
+    """Default listener for changes of an upstream that is only looked at: does nothing."""

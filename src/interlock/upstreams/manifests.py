@@ -1,7 +1,7 @@
-"""From a foreign definition to a contract: what the upstream says, with what the operator says of it (`overlay`).
+"""Converts a foreign definition to a manifest: the upstream's statements, combined with the operator's (`overlay`).
 
-The upstream's names, descriptions and schemas are taken, cleaned. A definition becomes a manifest that admission takes,
-or is refused by name with what it needs; the others go on.
+The upstream's names, descriptions and schemas are used after cleaning. A definition becomes a manifest that admission
+accepts, or is refused by name with what it needs; the others go on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from interlock.upstreams.schemas import cleaned, mcp_result, visible
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of one definition: a manifest that admission takes, or the reason there is none.
+    """The result of importing one definition: a manifest that admission accepts, or the reason why there is none.
 
-    `needs` lists what was made up for want of the upstream's word, for the operator to say better in the overlay.
+    `needs` lists what was invented because the upstream does not state it, so that the operator can state it in the
+    overlay.
     """
 
     definition: Definition
@@ -57,7 +58,7 @@ def import_all(
     credentials: Sequence[str] = (),
     known: Mapping[str, str] | None = None,
 ) -> list[Imported]:
-    """What becomes of everything an upstream offers. `known` are the ids its tools were given before, by their names.
+    """Import everything that an upstream offers. `known` are the ids that its tools have already, by their names.
 
     `versions` is the version to publish under: one for all, or one for each by the upstream's name.
     """
@@ -99,7 +100,7 @@ def to_manifest(
     credentials: Sequence[str] = (),
     tool_id: str | None = None,
 ) -> Imported:
-    """The manifest of a foreign definition, or why it has none."""
+    """Make the manifest of a foreign definition, or the reason why it has none."""
     said = overlay.of(definition.name)
     judged = classify(definition, overlay, accept_hints=accept_hints)
     given = tool_id or said.rename or clean_id(definition.name)
@@ -123,7 +124,7 @@ def to_manifest(
         )
     except Failure as failure:
         return _refusal(done, failure.message.removeprefix("manifest refused: "), needs)
-    # What stands against it, but for the contract tests, which nobody has run yet.
+    # All conditions except for the contract tests, which have not run yet.
     verdict = examine(manifest, done.digest, {}, None)
     against = [
         fault for name, faults in verdict.refused.items() if name != "contract_tests_passing" for fault in faults
@@ -134,7 +135,7 @@ def to_manifest(
 
 
 def _contract(done: Imported, upstream: str, kind: Kind, said: ToolOverlay, needs: list[str]) -> Json:
-    """All of the manifest that follows from the definition and what is said of it."""
+    """The parts of the manifest that follow from the definition and the overlay."""
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
     own: Json = {"idempotent_by_key": True} if said.idempotent_by_key else {}
@@ -173,7 +174,7 @@ def _refusal(done: Imported, reason: str, needs: Sequence[str] = ()) -> Imported
 
 
 def definition_digest(definition: Definition) -> str:
-    """The digest by which a definition is pinned: over all that the upstream said, in one form."""
+    """The digest by which a definition is pinned: over everything that the upstream stated, in one form."""
     return digest_of(
         {
             "name": definition.name,
@@ -196,7 +197,7 @@ def _effects(tool_id: str, upstream: str, judged: Judged, said: ToolOverlay) -> 
 
 
 def _time(judged: Judged, said: ToolOverlay) -> Json:
-    """How long it may take: half a minute unless said. A write that must not run twice is then of class async."""
+    """Its timeouts: half a minute by default. A write that must not run twice is then of class async."""
     if said.timeout_class is not None and said.timeout_default is None:
         return {"timeout_class": said.timeout_class}
     seconds = said.timeout_default or _TIMEOUT_S
@@ -214,7 +215,7 @@ _COPIED = (
 
 
 def _as_said(said: ToolOverlay) -> Json:
-    """What goes into the manifest as the operator said it."""
+    """The parts of the manifest that the operator stated."""
     facts: Json = {name: getattr(said, name) for name in _COPIED if name in said.model_fields_set}
     facts = {name: fact for name, fact in facts.items() if fact is not None}
     if said.restart_safe or said.idempotent_by_key:
@@ -245,7 +246,7 @@ def _parameters(schema: Any, said: ToolOverlay, needs: list[str]) -> Json:
     if kind != "object":
         raise Failure("E3105", f"its input schema must have type `object`, not `{kind}`")
     root = {"type": "object", **resolve_ref(root, root)}
-    # A property may be described by `true`: anything goes.
+    # A property may be described by `true`: anything is allowed.
     known: Json = {
         name: {} if part is True else {"not": {}} if part is False else part
         for name, part in cast("Json", root.get("properties") or {}).items()
@@ -265,7 +266,7 @@ def _parameters(schema: Any, said: ToolOverlay, needs: list[str]) -> Json:
 
 
 def _document(root: Json, name: str, part: Json, said: ParameterOverlay | None, needs: list[str]) -> None:
-    """Give one parameter the words it lacks, and take from it a default or examples that do not fit it."""
+    """Add the description that a parameter lacks, and remove a default or examples that do not fit it."""
     whole = resolve_ref(root, part)
     if said is not None and said.description:
         part["description"] = said.description
@@ -290,7 +291,7 @@ def _document(root: Json, name: str, part: Json, said: ParameterOverlay | None, 
 
 
 def _alone(root: Json, part: Json) -> Json:
-    """One property as a schema by itself, with what its references lead to."""
+    """Return one property as a schema by itself, with the definitions it refers to."""
     beside = {word: root[word] for word in ("$schema", "$defs", "definitions") if word in root}
     return {**part, **beside}
 

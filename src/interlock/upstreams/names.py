@@ -1,4 +1,4 @@
-"""The names of an upstream's tools, as our ids are written and as people say them."""
+"""Names of an upstream's tools, in the form of our ids and as words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_ID = 200
 
 
 def clean_id(name: str) -> str:
-    """A name as our ids are written: `getUserByName`, `get-user.by name` and `Get_User_By_Name` are one."""
+    """Convert a name to an id: `getUserByName`, `get-user.by name` and `Get_User_By_Name` are one."""
     cleaned = _UNFIT.sub("_", _HUMPS.sub("_", name).lower()).strip("_")
     if len(cleaned) < 3 or not cleaned[0].isalpha():
         cleaned = f"tool_{cleaned}".rstrip("_")
@@ -21,10 +21,10 @@ def clean_id(name: str) -> str:
 
 
 def tool_ids(names: Iterable[str], overlay: Overlay, known: Mapping[str, str]) -> dict[str, str]:
-    """An id for every name, whatever the order they come in.
+    """Assign an id to every name, independently of their order.
 
-    INVARIANT: a newcomer never takes the id of a tool that has one: first come what the operator said, then the ids
-    that were given before, then the names that are ids already, then the others, numbered where they collide.
+    INVARIANT: a new tool never takes the id of an existing one: first come the operator's names, then the ids that were
+    assigned before, then the names that are ids already, then the others, numbered where they collide.
     """
     left = sorted(set(names), key=lambda name: (clean_id(name) != name, name))
     given = {name: rename for name in left if (rename := overlay.of(name).rename) is not None}
@@ -43,5 +43,5 @@ def tool_ids(names: Iterable[str], overlay: Overlay, known: Mapping[str, str]) -
 
 
 def in_words(name: str) -> str:
-    """A name as words: `issueNumber` is `issue number`."""
+    """Convert a name to words: `issueNumber` is `issue number`."""
     return " ".join(_UNFIT.sub(" ", _HUMPS.sub(" ", name).lower()).split()) or name

@@ -51,11 +51,11 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
 class _Unmapped(Exception):  # noqa: N818 - an outcome of reading one operation, caught where they are listed
-    """Why one operation cannot become a tool."""
+    """The reason why one operation cannot become a tool."""
 
 
 def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discovered:
-    """What an OpenAPI 3 document offers. `base_url` is what its relative servers are relative to."""
+    """Read the operations of an OpenAPI 3 document. `base_url` is the base of its relative servers."""
     root = parse(document)
     version = str(root.get("openapi", root.get("swagger", "")))
     if not re.match(r"3\.[0-2](\.|\Z)", version):
@@ -85,7 +85,7 @@ def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discov
 
 
 def parse(document: Json | str | bytes) -> Json:
-    """A document from its text, in JSON or YAML; refuses with E3105."""
+    """Parse a document in JSON or YAML; refuses with E3105."""
     found: Any = document
     if isinstance(document, str | bytes):
         try:
@@ -109,7 +109,7 @@ def _from_yaml(text: str | bytes) -> Any:
 
 
 def _plain(value: Any, left: list[int]) -> Any:
-    """What YAML reads, as JSON has it: names are text (`200:` is not), and dates are."""
+    """Convert YAML values to JSON: names become text (`200:` is not), and dates too."""
     left[0] -= 1
     if left[0] < 0:
         raise Failure("E3105", "the document unfolds into one that is too large; write it without aliases")
@@ -181,7 +181,7 @@ class _Reader:
         )
 
     def resolved(self, node: Any) -> Json:
-        """The node a reference leads to, however many it takes."""
+        """Follow references to their final node."""
         for _ in range(50):
             found = _mapping(node)
             ref = found.get("$ref")
@@ -216,7 +216,9 @@ class _Reader:
         return found
 
     def _parameters(self, item: Json, operation: Json) -> list[Json]:
-        """Those of the path and of the operation, which wins; in the order path, query, header, cookie."""
+        """Return the parameters of the path and of the operation, which wins; in the order path,
+        query, header, cookie.
+        """
         found: dict[tuple[str, str], Json] = {}
         for raw in (*_sequence(item.get("parameters")), *_sequence(operation.get("parameters"))):
             one = self.resolved(raw)
@@ -285,7 +287,7 @@ class _Reader:
         return native | {"properties": properties}
 
     def _responses(self, method: str, operation: Json) -> tuple[Json, Json]:
-        """The schema of what a success gives back, and how each status is read."""
+        """Return the schema of a success, and how each status is read."""
         scribe = _Scribe(self, request=False)
         modes: Json = {}
         schemas: list[Json] = []
@@ -320,7 +322,7 @@ class _Reader:
         return scribe.finished(distinct[0] if len(distinct) == 1 else {"anyOf": distinct}), modes
 
     def _security(self, operation: Json) -> list[list[Json]]:
-        """The alternatives, each a list of what is needed together."""
+        """Return the alternatives, each a list of schemes that are needed together."""
         schemes = _mapping(_mapping(self._root.get("components")).get("securitySchemes"))
         found: list[list[Json]] = []
         for alternative in _sequence(operation.get("security", self._root.get("security"))):
@@ -353,7 +355,9 @@ class _Fields:
         self._required: list[str] = []
 
     def add(self, name: str, where: str, schema: Json, *, required: bool) -> str:
-        """The argument for a name; a name that is taken gets the place behind it, and a number if need be."""
+        """Return the argument for a name; if it is taken, the part of the request is appended, and a
+        number if need be.
+        """
         argument, number = name, 2
         if argument in self._properties:
             argument = f"{name}_{where}"
@@ -376,7 +380,7 @@ _DESCRIBING = frozenset({"type", "properties", "required", "description", "title
 
 
 class _Scribe:
-    """Writes schemas of a document as JSON Schema, and collects the definitions they refer to."""
+    """Converts schemas of a document to JSON Schema, and collects the definitions they refer to."""
 
     def __init__(self, reader: _Reader, *, request: bool) -> None:
         self._reader = reader
@@ -395,7 +399,9 @@ class _Scribe:
         return schema | ({"$defs": dict(sorted(self._definitions.items()))} if self._definitions else {})
 
     def plain_object(self, schema: Json, *, required: bool) -> Json | None:
-        """The schema of a body whose properties can be arguments of their own; None if that would lose something."""
+        """Return the schema of a body whose properties can be arguments of their own; None if that would lose
+        something.
+        """
         ref = schema.get("$ref")
         found = _mapping(self._definitions.get(str(ref).rpartition("/")[2])) if ref is not None else schema
         said = {word for word in found if not word.startswith("x-")}
@@ -413,7 +419,7 @@ class _Scribe:
             return {"$ref": f"#/$defs/{self._name(ref)}", **beside}
         example, nullable = node.get("example"), node.get("nullable") is True
         node = {word: value for word, value in node.items() if word not in _NOT_OF_SCHEMAS}
-        # Examples teach whoever makes a request; in what comes back they are bulk.
+        # Examples help to make a request; in answers they only take space.
         if example is not None and "examples" not in node:
             node["examples"] = [example]
         if not self._request or not isinstance(node.get("examples"), list):
@@ -425,7 +431,7 @@ class _Scribe:
         return node
 
     def _drop_unsent(self, node: Json) -> None:
-        """A request has no properties that only responses have, and the other way round."""
+        """Remove properties that only responses have from requests, and vice versa."""
         properties = _mapping(node.get("properties"))
         unsent = [name for name, part in properties.items() if _mapping(part).get(self._unsent) is True]
         if unsent:
@@ -435,7 +441,7 @@ class _Scribe:
             del node["required"]
 
     def _name(self, ref: str) -> str:
-        """The name under which what a reference leads to is kept; it is written when first met."""
+        """Return the name under which the target of a reference is stored; it is written when first met."""
         if ref in self._names:
             return self._names[ref]
         target = self._reader.target(ref)
@@ -450,7 +456,7 @@ class _Scribe:
 
 
 def _bounded(node: Json) -> None:
-    """OpenAPI 3.0 marks a bound as exclusive; JSON Schema has exclusive bounds."""
+    """Convert bounds: OpenAPI 3.0 marks a bound as exclusive; JSON Schema has exclusive bounds."""
     for word, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(node.get(word), bool):
             exclusive = node.pop(word)

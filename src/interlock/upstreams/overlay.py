@@ -1,8 +1,8 @@
-"""What the operator says of an upstream's tools, and which word counts: the upstream's or theirs.
+"""The operator's overlay on an upstream's tools, and the rules on whose statement counts.
 
-An upstream describes its tools as it likes. Its word about safety is not taken: until the operator says otherwise, in
-an overlay kept under version control or by accepting the upstream's hints, every tool is irreversible, and asked for as
-such. The overlay may also supply whatever a definition lacks.
+An upstream describes its tools as it likes. Its statements about safety are not trusted: until the operator says
+otherwise, in an overlay kept under version control or by accepting the upstream's hints, every tool is irreversible,
+and needs approval as such. The overlay may also supply whatever a definition lacks.
 
     defaults:
       required_scopes: [github]
@@ -34,10 +34,10 @@ from interlock.data.schema import Fault, Json, pointer
 
 
 class ParameterOverlay(Part):
-    """What the operator says of one parameter.
+    """The operator's statements about one parameter.
 
-    `kind` says what its texts are, so that rules see them in normal form: a path, a URL, a host or a command. Of a list
-    or an object it holds for every text in it; a list that is a command is one program and its words.
+    `kind` states what its texts are, so that rules see them in normal form: a path, a URL, a host or a command. For a
+    list or an object it applies to every text in it; a list that is a command is one program and its words.
     """
 
     description: str | None = None
@@ -47,12 +47,13 @@ class ParameterOverlay(Part):
 
 
 class ToolOverlay(Part):
-    """What the operator says of one tool; unsaid, the upstream's word or the safe value stands.
+    """The operator's statements about one tool; where they are silent, the upstream's statement or the safe value
+    applies.
 
-    `restart_safe` says that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
-    upstream takes the caller's key and acts once under it, `stale_s` that a read may be answered with what its caller
-    was told up to so many seconds ago while the upstream does not answer; such an answer is marked. Calls of a batch
-    run beside others when `concurrency_safe` and, because an upstream is another system, `isolated_calls` are set.
+    `restart_safe` states that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
+    upstream takes the idempotency key and acts once under it, `stale_s` that a read may be answered with an answer of
+    up to that age while the upstream does not answer; such an answer is marked. Calls of a batch run beside others if
+    `concurrency_safe` and, because an upstream is another system, `isolated_calls` are set.
     """
 
     mutation_class: MutationClass | None = None
@@ -73,7 +74,7 @@ class ToolOverlay(Part):
     estimated_cost: float | None = Field(None, ge=0)
     stale_s: int | None = Field(None, ge=1, le=604_800)
     hide: bool | None = None
-    # Of one tool only: said of all of them they would make no sense.
+    # For one tool only: as defaults for all they would make no sense.
     rename: ToolIdText | None = None
     title: str | None = None
     description: str | None = Field(None, min_length=10, max_length=2000)
@@ -87,7 +88,7 @@ _OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "resul
 
 
 class Overlay(Part):
-    """What the operator says of an upstream's tools, by the upstream's own names."""
+    """The operator's statements about an upstream's tools, by the upstream's own names."""
 
     defaults: ToolOverlay = ToolOverlay()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
     tools: dict[str, ToolOverlay] = Field(default_factory=dict[str, ToolOverlay])
@@ -101,7 +102,7 @@ class Overlay(Part):
         return said
 
     def of(self, name: str) -> ToolOverlay:
-        """All that is said of one tool: its own entry, and the defaults where that is silent."""
+        """Return all statements about one tool: its own entry, then the defaults."""
         own = self.tools.get(name)
         if own is None:
             return self.defaults
@@ -109,7 +110,7 @@ class Overlay(Part):
         return own.model_copy(update={field: getattr(self.defaults, field) for field in silent})
 
     def faults(self, names: Iterable[str]) -> list[Fault]:
-        """Tools the overlay speaks of that the upstream does not have."""
+        """List the tools of the overlay that the upstream does not have."""
         known = list(names)
         return [
             Fault(pointer(["tools", name]), unknown(name, known, "not a tool of this upstream"))
@@ -156,7 +157,7 @@ def _fault(entry: Any) -> Fault:
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    """The fields that may stand at a place of an overlay, where it is one of its own."""
+    """Return the fields that are allowed at a place of an overlay, if it is a part of its own."""
     match place:
         case ():
             return list(Overlay.model_fields)
@@ -169,24 +170,24 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
 
 
 def unknown(name: str, known: Sequence[str], words: str) -> str:
-    """Words about a name that nothing has, and the one that was perhaps meant."""
+    """Describe an unknown name, with the one that was perhaps meant."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"{words}; did you mean `{near[0]}`?" if near else words
 
 
-# What is believed
+# Trust
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The class a tool gets, and why, in one line for people."""
+    """The class of a tool, and the reason in one line for people."""
 
     mutation_class: MutationClass
     why: str
 
 
 def classify(definition: Definition, overlay: Overlay, *, accept_hints: bool) -> Judged:
-    """Which class a tool gets. INVARIANT: nothing but the operator's word makes a tool less than irreversible."""
+    """Determine the class of a tool. INVARIANT: only the operator's statement makes a tool less than irreversible."""
     own = overlay.tools.get(definition.name)
     if own is not None and own.mutation_class is not None:
         return Judged(own.mutation_class, "the overlay says so")

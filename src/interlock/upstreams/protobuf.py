@@ -1,8 +1,8 @@
-"""Protobuf messages as JSON: what a gRPC method takes and gives, pinned so that a call needs nothing else.
+"""Protobuf messages as JSON: the request and response of a gRPC method, pinned so that a call needs nothing else.
 
-A pin holds the descriptors of a method's two messages and of all they refer to, and nothing else of the files they came
-from; the well-known messages are our own. Schemas are in the JSON form of protobuf, and read from the pin, so that what
-is offered is what a call can do. Nothing here opens a connection.
+A pin holds the descriptors of a method's two messages and of all they refer to, and nothing else of their files; the
+well-known messages are our own. Schemas are in the JSON form of protobuf, and read from the pin, so that they describe
+exactly what a call can do. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PINS_KEPT = 1024
 MAX_PIN_BYTES = 4_194_304
 _WELL_KNOWN = "google/protobuf/"
 _ANY_WIDTH = 1000
-# By the type of a field, how many bytes a number takes where numbers are packed; one where it is not said.
+# Bytes per number in packed fields, by the type of the field; 1 for others.
 _LEAST_PACKED = {1: 8, 2: 4, 6: 8, 7: 4, 15: 4, 16: 8}
 
 
 def lacking(files: Mapping[str, FileDescriptorProto]) -> set[str]:
-    """The files that these need and that only their server knows."""
+    """Return the files that these need and that only their server knows."""
     needed = {name for file in files.values() for name in file.dependency}
     return {name for name in needed if name not in files and not name.startswith(_WELL_KNOWN)}
 
@@ -44,10 +44,10 @@ class Method(NamedTuple):
     request: type[Message]
     response: type[Message]
     pool: DescriptorPool
-    widest: int  # the most values that one field on the wire can become
+    widest: int  # the largest number of values that one field on the wire can become
 
     def encode(self, arguments: Json) -> bytes:
-        """The request's bytes; E3301 for arguments that the message cannot hold."""
+        """Encode the request; E3301 for arguments that the message cannot hold."""
         from google.protobuf import json_format
         from google.protobuf.message import EncodeError
 
@@ -58,11 +58,13 @@ class Method(NamedTuple):
             raise Failure("E3301", f"the arguments do not fit the message: {wire.excerpt(str(error), None)}") from None
 
     def most_values(self, size: int) -> int:
-        """The most values that so many bytes can become: a field takes two bytes, packed numbers one each."""
+        """Return the largest number of values that a number of bytes can become: a field takes two bytes, packed
+        numbers one each.
+        """
         return (size + 1) * self.widest
 
     def count_values(self, data: bytes, limit: int) -> int:
-        """How many values the JSON form of a message holds, from its bytes; stops counting above `limit`."""
+        """Count the values in the JSON form of a message, from its bytes; stops above `limit`."""
         return count_values(data, _descriptor(self.response), self.pool, limit)
 
     def decode(self, data: bytes) -> Any:
@@ -80,7 +82,7 @@ class Method(NamedTuple):
 
 @lru_cache(maxsize=PINS_KEPT)
 def pinned(descriptors: str, request: str, response: str) -> Method:
-    """The messages of a method, from what was pinned."""
+    """Load the messages of a method from its pin."""
     from google.protobuf import message_factory
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -95,7 +97,7 @@ def pinned(descriptors: str, request: str, response: str) -> Method:
 
 
 def _widest(root: Descriptor) -> int:
-    """The number of fields of the widest message that a message can hold, and one for itself."""
+    """Return the number of fields of the widest message that a message can hold, plus one for itself."""
     widest, seen, left = 1, {root.full_name}, [root]
     while left:
         one = left.pop()
@@ -111,10 +113,10 @@ def _widest(root: Descriptor) -> int:
 
 
 def count_values(data: bytes, root: Descriptor, pool: DescriptorPool, limit: int) -> int:
-    """Count the values of a message's JSON form in its bytes, without making a message of them.
+    """Count the values of a message's JSON form in its bytes, without parsing a message.
 
-    Every message counts as one value and one for each field that is written even when it is not there. Bytes that are
-    no message are counted as far as they go: the parser refuses them. Stops above `limit`.
+    Every message counts as one value plus one for each field that is written even if absent. Invalid bytes are counted
+    as far as they go: the parser refuses them. Stops above `limit`.
     """
     count = _written(root)
     left = [(root, memoryview(data))]
@@ -131,7 +133,7 @@ def _count_one(
     count: int,
     limit: int,
 ) -> int:
-    """The count with the fields of one message; the messages in it are added to `left`."""
+    """Add the fields of one message to the count; the messages in it are added to `left`."""
     message: Descriptor | None = root
     groups: list[Descriptor | None] = []
     packed: dict[int, memoryview] = {}  # the two fields of an Any, of which the last ones are read
@@ -174,12 +176,12 @@ def _count_one(
 
 @lru_cache(maxsize=PINS_KEPT)
 def _written(message: Descriptor) -> int:
-    """How many values an empty message is written with."""
+    """Return the number of values that an empty message is written with."""
     return 1 + sum(field.is_repeated or not field.has_presence for field in message.fields)
 
 
 def _varint(body: memoryview, at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it. At the end of the bytes it is zero."""
+    """Return the number at a place, and the place after it; zero at the end of the bytes."""
     value = shift = 0
     while at < len(body) and shift < 70:
         byte = body[at]
@@ -192,7 +194,9 @@ def _varint(body: memoryview, at: int) -> tuple[int, int]:
 
 
 def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
-    """A pool of these files and the well-known ones, each after what it needs; KeyError or TypeError for nonsense."""
+    """Make a pool of these files and the well-known ones, each after what it needs; KeyError or
+    TypeError if invalid.
+    """
     from google.protobuf import (
         any_pb2,
         api_pb2,
@@ -216,7 +220,7 @@ def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
     for module in known:
         waiting[module.DESCRIPTOR.name] = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
     pool = descriptor_pool.DescriptorPool()
-    # An explicit stack: how deep files need one another is the server's choice.
+    # An explicit stack: the server determines how deep files depend on one another.
     while waiting:
         stack = [next(iter(waiting))]
         while stack:
@@ -233,7 +237,7 @@ def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
 
 
 def definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> Iterable[tuple[str, Definition | str]]:
-    """A definition for each method of a service, or why there is none."""
+    """Yield a definition for each method of a service, or why there is none."""
     from google.protobuf.message import DecodeError
 
     try:
@@ -258,7 +262,7 @@ def all_definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> l
 
 
 def _closure(service: str, files: Mapping[str, FileDescriptorProto]) -> list[FileDescriptorProto]:
-    """The file of a service and all that it needs."""
+    """Return the file of a service and all that it needs."""
     found: dict[str, FileDescriptorProto] = {}
     left = [file.name for file in files.values() if service in _services(file)]
     while left:
@@ -276,7 +280,7 @@ def _services(file: FileDescriptorProto) -> set[str]:
 def _definition(service: str, method: MethodDescriptor, files: Mapping[str, FileDescriptorProto]) -> Definition:
     given, gives = method.input_type, method.output_type
     descriptors = _pin((given, gives), files)
-    # What is pinned must do for a call, so it is what the schemas are read from.
+    # The pin must suffice for a call, so the schemas are read from it.
     kept = pinned(descriptors, given.full_name, gives.full_name)
     streams = bool(method.server_streaming)
     native: Json = {
@@ -306,7 +310,7 @@ def _descriptor(message: type[Message]) -> Descriptor:
 
 
 def _pin(roots: Iterable[Descriptor], files: Mapping[str, FileDescriptorProto]) -> str:
-    """The files that describe some messages, with nothing else in them, packed as text."""
+    """Pack the files that describe some messages, with nothing else in them, as text."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     used: dict[str, set[str]] = {}  # by file, the names of its types at the top
@@ -349,14 +353,14 @@ def _keep_only(file: FileDescriptorProto, names: set[str]) -> None:
 
 
 def _drop_extensions(message: DescriptorProto) -> None:
-    """Extensions extend types that are not kept; nothing of the JSON form needs them."""
+    """Remove extensions, which extend types that are not kept; the JSON form does not need them."""
     message.ClearField("extension")
     for inner in message.nested_type:
         _drop_extensions(inner)
 
 
 def _referred(one: Descriptor | EnumDescriptor) -> Iterable[Descriptor | EnumDescriptor]:
-    """The types that the fields of a message refer to, those of its nested messages too."""
+    """Return the types that the fields of a message refer to, including its nested messages."""
     left: list[Any] = [one]
     while left:
         inner = left.pop()
@@ -390,14 +394,17 @@ _WRAPPERS = frozenset(
 
 
 class _Scribe:
-    """Writes messages as JSON Schema, in the JSON form of protobuf. What is `taken` is strict, what is given is not."""
+    """Converts messages to JSON Schema, in the JSON form of protobuf.
+
+    Requests (`taken`) are strict, responses are not.
+    """
 
     def __init__(self, *, taken: bool) -> None:
         self._taken = taken
         self._defs: Json = {}
 
     def document(self, message: Descriptor, *, many: bool = False) -> Json:
-        # The outermost message stands at the top, and among the definitions only if something refers to it.
+        # The outermost message is at the top, and among the definitions only if something refers to it.
         root = self._message(message) if many else self._special(message) or self._body({}, message)
         if many:
             listed: Json = {"type": "array", "items": root}
@@ -433,7 +440,7 @@ class _Scribe:
         return body
 
     def _is_there(self, field: FieldDescriptor) -> bool:
-        """Whether a field is always there: a value that we write has every field that cannot be absent."""
+        """Whether a field is always present: a value that we write has every field that cannot be absent."""
         return field.is_required or (not self._taken and (field.is_repeated or not field.has_presence))
 
     def _field(self, field: FieldDescriptor) -> Json:
@@ -450,7 +457,7 @@ class _Scribe:
             if field.enum_type.full_name == "google.protobuf.NullValue":
                 return {"type": "null"}
             named: Json = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
-            # A newer server may give a value that was not known when the method was pinned.
+            # A newer server may return a value that was unknown when the method was pinned.
             return named if self._taken else {"anyOf": [named, {"type": "integer"}]}
         match field.cpp_type:
             case field.CPPTYPE_BOOL:

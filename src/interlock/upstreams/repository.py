@@ -1,11 +1,11 @@
-"""The book of upstreams as it is written: which there are, what each was seen to offer, and what of it is served.
+"""Stored state of upstreams: their configuration, the tools last seen, and those that are served.
 
-Theory of operation. A look at an upstream is judged against a page of the book, which takes time; then all that it
-changes is written in one transaction. Others look and write meanwhile, also from other processes. So a `Page` says what
-the judgement was made from, and `settle` writes only if the book still says the same; otherwise it raises `Outdated`
-before it has written anything, and whoever judged judges again.
+Theory of operation. A look at an upstream is judged against the stored state, which takes time; then all changes are
+written in one transaction. Others look and write meanwhile, also from other processes. A `Page` therefore holds the
+state that the judgement was based on, and `settle` writes only if the stored state is still the same; otherwise it
+raises `Outdated` before it has written anything, and the judgement is repeated.
 
-Two facts about a tool are read from where they are in force and not noted twice: whether its version is in quarantine
+Two facts about a tool are read from where they are in force and not stored twice: whether its version is in quarantine
 because its definition changed, and whether it can be called at all.
 """
 
@@ -40,7 +40,7 @@ _COUNTED = ("admitted", "changed", "gone", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One upstream as it is stored."""
+    """One upstream as stored."""
 
     name: str
     kind: str
@@ -55,18 +55,20 @@ class Upstream:
 
     @property
     def origin(self) -> str:
-        """Where the catalog says that its tools come from."""
+        """The origin of its tools in the catalog."""
         return f"upstream:{self.name}"
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """The secrets its calls are lent."""
+        """The secrets that its calls are lent."""
         found = {str(name) for name in cast("Json", self.config.get("credentials") or {}).values()}
         auth = cast("Json | None", self.config.get("auth"))
         return tuple(sorted(found | ({str(auth["secret"])} if auth and "secret" in auth else set())))
 
     def pin(self, definition: Definition) -> str:
-        """What is admitted: a definition as its upstream gave it, and what the operator says about it."""
+        """The digest of what is admitted: a definition as its upstream gave it, and the operator's
+        statements about it.
+        """
         said = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
         return digest({"definition": definition_digest(definition), "overlay": said})
 
@@ -85,9 +87,9 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One tool of an upstream, and what became of it: offered, admitted, refused, changed or gone.
+    """One tool of an upstream, and the decision on it: offered, admitted, refused, changed or gone.
 
-    `seen` is the digest of the definition that was seen last, by which a person says which one they have looked at;
+    `seen` is the digest of the definition that was seen last, by which a person states which one they have reviewed;
     `definition` is that definition.
     """
 
@@ -120,7 +122,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one look at an upstream found, tool by tool."""
+    """The result of one look at an upstream, tool by tool."""
 
     upstream: str
     tools: tuple[Offered, ...]
@@ -134,10 +136,10 @@ class Report:
 
 
 class Pinned(NamedTuple):
-    """A tool that was admitted: as what, from which definition, and what was seen of it last.
+    """An admitted tool: its address and version, the definition it was made from, and the one seen last.
 
-    `definition` is the digest of that definition, without what the operator says of it. `held`: it is in quarantine
-    because either changed. `served`: its version can be called, but for that.
+    `definition` is the digest of that definition, without the operator's statements. `held`: it is in quarantine
+    because either changed. `served`: its version can be called, apart from that.
     """
 
     address: str
@@ -151,14 +153,14 @@ class Pinned(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What the book says of one upstream. `overlay` is None where there is no such upstream."""
+    """The stored state of one upstream. `overlay` is None if there is no such upstream."""
 
     overlay: str | None
     tools: Mapping[str, Pinned]
 
 
 class Outdated(Failure):
-    """The book has changed since it was read; nothing was written."""
+    """The stored state has changed since it was read; nothing was written."""
 
     def __init__(self, name: str) -> None:
         words = f"the upstream `{name}` is being changed by somebody else"
@@ -169,12 +171,12 @@ class Outdated(Failure):
 
 
 def upstreams(reader: Reader) -> list[Upstream]:
-    """Every upstream there is, by name."""
+    """Return every upstream, by name."""
     return [_upstream(row) for row in store.every(reader)]
 
 
 def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
-    """What an upstream was last seen to offer, and what became of each."""
+    """Return the tools that an upstream was last seen to offer, and the decision on each."""
     known = store.find(reader, name)
     if known is None:
         return ()
@@ -200,7 +202,7 @@ def _seen(row: store.ToolRow, overlay: Overlay, *, accept_hints: bool) -> Offere
 
 
 def page(reader: Reader, name: str) -> Page:
-    """What the book says of an upstream, to judge a look at it by."""
+    """Return the stored state of an upstream, to judge a look at it."""
     tools = {row.name: _pinned(row) for row in store.published(reader, name, _CHANGED)}
     return Page(store.overlay(reader, name), tools)
 
@@ -219,7 +221,7 @@ def _implementation(manifest: str | None) -> str:
 
 
 def foreign(reader: Reader, origin: str, addresses: Collection[str]) -> dict[str, str]:
-    """Of some addresses, those under which others serve a tool or an alias, and who."""
+    """Return those of some addresses under which others serve a tool or an alias, with their origins."""
     others = [*stored_tools.of_other_origins(reader, origin), *stored_tools.all_aliases(reader)]
     return {address: by for address, by in others if address in addresses}
 
@@ -237,8 +239,8 @@ def settle(
     new: bool,
     lift: Collection[str] = (),
 ) -> Unit[None]:
-    """A unit that writes down all that one look at an upstream changes. `lift` are the tools that a person has found
-    to be what was admitted.
+    """Unit that writes all changes of one look at an upstream. `lift` are the tools that a person has found to be what
+    was admitted.
     """
     fresh = [one for one in looked if one.state == "admitted" and one.manifest is not None]
 
@@ -270,7 +272,7 @@ def settle(
 
 
 def removal(name: str, by: str) -> Unit[None]:
-    """A unit that strikes an upstream out and sunsets its tools."""
+    """Unit that removes an upstream and sunsets its tools."""
 
     def unit(transaction: Transaction) -> None:
         stored_tools.sunset_of_upstream(transaction, name)
@@ -282,7 +284,7 @@ def removal(name: str, by: str) -> Unit[None]:
 
 
 def marking(known: Upstream, state: str, reason: str) -> Unit[None]:
-    """A unit that notes whether an upstream answers."""
+    """Unit that stores whether an upstream answers."""
 
     def unit(transaction: Transaction) -> None:
         store.mark_probed(transaction, known.name, state, reason, transaction.now_ms)
@@ -298,7 +300,7 @@ def note(transaction: Transaction, ref: str, event: str, **facts: Any) -> None:
 
 
 def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinned, by: str, *, lift: bool) -> None:
-    """What a look means for a version that is published already: back, changed, or not to be had."""
+    """Apply a look to a version that is published already: available again, changed, or unavailable."""
     ref = f"{before.address}@{before.version}"
     if one.state == "admitted":
         if lift:
@@ -314,7 +316,7 @@ def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinne
 
 
 def _lift(transaction: Transaction, ref: str, by: str) -> None:
-    """A person has looked at a definition that is what was admitted: it is in quarantine for nothing any more."""
+    """Release a definition from quarantine, because a person found it to be what was admitted."""
     held = stored_quarantine.held(transaction, ref)
     if held is None or not held.reason.startswith(_CHANGED):
         return
@@ -338,7 +340,7 @@ def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None
     address, version, pinned, discovered_ms = found or (one.address, None, None, transaction.now_ms)
     if one.state == "admitted":
         address, version, pinned = one.address, one.version, one.seen
-    # What was refused is not kept: nobody looks at it again, and it may be of a form that cannot be written down.
+    # A refused definition is not stored: nobody reviews it, and its form may be unstorable.
     definition = {} if one.definition is None or one.state == "refused" else _definition(one.definition)
     row = store.ToolRow(
         one.name, one.state, address, version, one.reason, one.seen, orjson.dumps(definition).decode()

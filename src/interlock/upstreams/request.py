@@ -1,8 +1,8 @@
-"""Requests of operations: how arguments are written into the path, query, headers, cookies and body.
+"""Requests of operations: writes arguments into the path, query, headers, cookies and body.
 
-`build` follows the mapping that was pinned when the operation was read (see `openapi`), to the letter of the styles
-that OpenAPI defines. An argument is data wherever it goes: it cannot leave its segment of the path, nor add a
-parameter, a cookie or a header.
+`build` follows the mapping that was pinned when the operation was read (see `openapi`), exactly by the styles that
+OpenAPI defines. An argument is data wherever it goes: it cannot leave its segment of the path, nor add a parameter, a
+cookie or a header.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACE = re.compile(r"\{([^{}/]+)\}")
 
 
 def is_json(media: str) -> bool:
-    """Whether a media type is written as JSON; one that may be anything is."""
+    """Whether a media type is written as JSON; a wildcard is."""
     kind = media.split(";")[0].strip().lower()
     return kind in ("application/json", "*/*", "application/*") or kind.endswith("+json")
 
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 def build(native: Json, arguments: Json, base_url: str) -> Request:
-    """The request of a call. Refuses with E3305 an argument that would be more than data where it goes."""
+    """Build the request of a call. Refuses with E3305 an argument that would be more than data."""
     query: list[str] = []
     cookies: list[str] = []
     headers: dict[str, str] = {"Accept": _accepted(native["responses"])}
@@ -62,7 +62,7 @@ def build(native: Json, arguments: Json, base_url: str) -> Request:
 
 
 def _names(native: Json, where: str) -> set[str]:
-    """The names that are spoken for in a part of the request: those of its parameters and of its credentials."""
+    """Return the names that are taken in a part of the request: those of its parameters and of its credentials."""
     schemes = [scheme for alternative in native.get("security", ()) for scheme in alternative]
     return {one["name"] for one in (*native["parameters"], *schemes) if one.get("in") == where and "name" in one}
 
@@ -74,7 +74,7 @@ def _accepted(responses: Mapping[str, str]) -> str:
 
 def _path(template: str, filled: Mapping[str, str]) -> str:
     path = PLACE.sub(lambda match: filled[match[1]], template)
-    # INVARIANT: a request goes to the path of its operation: no argument takes a segment away or adds one.
+    # INVARIANT: a request goes to the path of its operation: no argument removes or adds a segment.
     if any(segment in (".", "..") for segment in path.split("/")):
         raise Failure("E3305", "an argument would lead the request to another path")
     return path
@@ -94,7 +94,7 @@ def _json(value: Any) -> bytes:
 
 
 def _scalar(value: Any) -> str:
-    """Text as it is, anything else as JSON writes it."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else _json(value).decode()
 
 
@@ -145,12 +145,12 @@ def _header(one: Json, value: Any) -> str:
 
 
 _DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
-# What `allowReserved` leaves as it is, but for what would end the value.
+# Characters that `allowReserved` leaves unchanged, except those that would end the value.
 _RESERVED = "/:?@!$'()*,"
 
 
 def _pairs(one: Json, value: Any, others: Callable[[], set[str]]) -> list[str]:
-    """`name=value` for a query, a cookie or a form, as the parameter's style has it. `others` are spoken for."""
+    """Return `name=value` for a query, a cookie or a form, in the parameter's style. `others` are taken names."""
     name, style, explode = _encoded(one["name"]), one.get("style", "form"), one.get("explode", True)
     safe = _RESERVED if one.get("reserved") else ""
     if style == "json":
@@ -203,7 +203,7 @@ def _body_bytes(body: Json | None, arguments: Json) -> bytes | None:
 
 
 def _form(value: Json, known: Mapping[str, Json]) -> Iterator[str]:
-    """A form: lists repeat their name, and objects are written as JSON unless the document says how."""
+    """Encode a form: lists repeat their name, and objects are written as JSON unless the document says how."""
     for name, part in value.items():
         said = {"argument": name, **known.get(name, {}), "name": name}
         if isinstance(part, dict) and "style" not in said:

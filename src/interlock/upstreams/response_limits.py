@@ -32,19 +32,19 @@ from interlock.data.bounds import LONGEST_NUMBER, MOST_VALUES, long_number, more
 T = TypeVar("T")
 
 MAX_BYTES = 10_485_760
-# Parsing keeps the interpreter's lock, in whichever thread it runs: about 50 ms for so many values.
+# Parsing holds the interpreter's lock, in whichever thread it runs: about 50 ms for this many values.
 MAX_VALUES = MOST_VALUES
 # Answers up to this size are parsed on the event loop, which takes well under a millisecond.
 SMALL = 65_536
-# So many frames, lines or events are handled in one turn of the event loop.
+# The number of frames, lines or events handled in one turn of the event loop.
 PER_TURN = 200
-# Messages that answer no call: so many at once, and so many per second from then on. Every 4 KiB count as one more.
+# Messages that answer no call: this many at once, and this many per second from then on. Every 4 KiB count as one more.
 BURST = 10_000
 PER_SECOND = 2_000
 _UNIT = 4096
 _THREADS = 2
 _PEEK = 256
-# A line so many times longer than an answer may be has no end.
+# A line this many times longer than the limit on answers counts as endless.
 _ENDLESS = 8
 
 
@@ -72,7 +72,7 @@ class Intake:
         )
 
     def flooded(self) -> Failure:
-        """The failure of the calls that were waiting on a link that was cut because of a flood."""
+        """The failure of the calls that were waiting on a connection that was cut because of a flood."""
         return Failure(
             "E3502",
             f"`{self.name}` sent far more messages than it was asked for, so the connection was closed",
@@ -101,7 +101,7 @@ class Intake:
 
 
 def addressee(data: bytes, key: str, waiting: Collection[str]) -> str | None:
-    """The call that a message which is too large to be parsed belongs to, as far as can be seen from outside.
+    """Find the call that a message which is too large to be parsed belongs to, as far as it shows.
 
     Its id stands near the beginning or the end of the message, or there is only one call that it can belong to.
     """
@@ -115,7 +115,7 @@ def addressee(data: bytes, key: str, waiting: Collection[str]) -> str | None:
 
 
 class Allowance:
-    """How many messages a link may send that answer no call. Refilled by time, and by answers."""
+    """The number of messages without a call that a connection may send. Refilled by time, and by answers."""
 
     __slots__ = ("_left", "_monotonic", "_most", "_since")
 
@@ -126,7 +126,7 @@ class Allowance:
         self._since = monotonic()
 
     def take(self, messages: int, size: int = 0) -> bool:
-        """Charge so many messages of so many bytes; False when the allowance is spent, which makes it a flood."""
+        """Charge messages of some bytes; False if the allowance is spent, which makes it a flood."""
         self._left -= messages + size // _UNIT
         if self._left >= 0:
             return True
@@ -136,16 +136,16 @@ class Allowance:
         return self._left >= 0
 
     def give(self, messages: int, size: int = 0) -> None:
-        """Take back the charge for what a call was waiting for."""
+        """Return the charge for an answer that a call was waiting for."""
         self._left = min(self._most, self._left + messages + size // _UNIT)
 
 
 class Lines:
-    """Splits what arrives into lines, and hands on a bounded number of them in one turn of the event loop.
+    """Splits input into lines, and passes on a bounded number of them in one turn of the event loop.
 
-    `hear` is handed each line and may return a future, for which the next line waits. A line over the limit is not
-    kept: `oversize` is handed its beginning and its end. `flood` is called once, when the allowance is spent or a line
-    has no end; nothing is heard after it. `flow` is told whether there is too much here to read on.
+    `hear` receives each line and may return a future, for which the next line waits. A line over the limit is not
+    stored: `oversize` receives its beginning and its end. `flood` is called once, when the allowance is spent or a line
+    has no end; nothing is passed on after it. `flow` is called to pause and resume reading.
     """
 
     __slots__ = (
@@ -171,14 +171,14 @@ class Lines:
         self._flow = flow
         self.when_idle: Callable[[], None] | None = None
         self._buffer = bytearray()
-        self._searched = 0  # so much of the buffer has no end of a line
+        self._searched = 0  # this part of the buffer has no end of a line
         self._head = b""  # of a line that is skipped
         self._skipped = 0
         self._scheduled = self._waits = self._paused = self._ended = False
 
     @property
     def idle(self) -> bool:
-        """Whether every whole line was heard."""
+        """Whether every whole line was passed on."""
         return not self._scheduled and not self._waits
 
     def feed(self, data: bytes) -> None:
@@ -189,7 +189,7 @@ class Lines:
             self._turn()
 
     def _turn(self) -> None:
-        """Hear the lines of one turn, and come again for the rest."""
+        """Pass on the lines of one turn, and schedule the rest."""
         self._scheduled = False
         count = start = end = 0
         while count < PER_TURN and not self._waits and not self._ended:
@@ -264,7 +264,7 @@ _threads = Threads("intake", _THREADS)
 in_thread = _threads.run
 
 
-# Charsets that decode in linear time. Others are not looked up: Python knows codecs that are quadratic or no charsets.
+# Charsets that decode in linear time. Others are not looked up: Python has codecs that are quadratic or no charsets.
 _CHARSETS = {
     "utf-8": "utf-8", "utf8": "utf-8", "utf-8-sig": "utf-8-sig",
     "ascii": "ascii", "us-ascii": "ascii",
@@ -283,6 +283,6 @@ _CHARSETS = {
 
 
 def decoded(body: bytes, charset: str | None) -> str | None:
-    """A body as text in the charset that its sender names; None for a charset that is not read as text."""
+    """Decode a body in the charset that its sender names; None for an unsupported one."""
     codec = _CHARSETS.get((charset or "utf-8").strip().lower().replace("_", "-"))
     return None if codec is None else body.decode(codec, errors="replace")

@@ -1,4 +1,4 @@
-"""Foreign JSON Schemas, made fit to be used: without what is not theirs to say, and in the place they are to have."""
+"""Prepares foreign JSON Schemas for use: removes what upstreams may not state, and moves references."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NODES = frozenset(
 
 
 def rewrite(schema: Any, change: Callable[[Json], Json], *, deep: int = 0) -> Any:
-    """A copy in which `change` was applied to every schema, those inside first. Values and names are left alone."""
+    """Copy a schema and apply `change` to every subschema, innermost first. Values and names are left alone."""
     if deep > DEEPEST:
         raise Failure("E3105", "its schema is nested too deeply")
     if not isinstance(schema, dict):
@@ -40,7 +40,7 @@ def rewrite(schema: Any, change: Callable[[Json], Json], *, deep: int = 0) -> An
 
 
 def rebased(schema: Json, base: str) -> Json:
-    """The schema as it must be written where another holds it at the pointer `base`: its references start there."""
+    """Rewrite a schema's references for its place at the pointer `base` within another."""
 
     def change(node: Json) -> Json:
         ref = node.get("$ref")
@@ -51,14 +51,14 @@ def rebased(schema: Json, base: str) -> Json:
     return cast("Json", rewrite(schema, change))
 
 
-# Control characters, marks that turn the direction of a text, and characters that show nothing at all.
+# Control characters, direction marks, and invisible characters.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
 )
 
 
 def visible(text: str) -> str:
-    """A text as people see it. INVARIANT: a model is told nothing about a tool that its operator could not read."""
+    """Remove invisible characters. INVARIANT: a model is told nothing about a tool that its operator could not read."""
     return _HIDDEN.sub("", text)
 
 
@@ -68,7 +68,7 @@ _FLAGS = ("deprecated", "readOnly", "writeOnly")
 
 
 def _disarmed(node: Json) -> Json:
-    """Without what Interlock would act upon, and without notes that are not of the form a schema's notes have.
+    """Remove keywords that Interlock would act upon, and annotations of an invalid form.
 
     INVARIANT: no upstream hides a parameter, or has a value kept from the log or shown in it, by a mark in its schema.
     """
@@ -89,7 +89,7 @@ _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2
 
 
 def cleaned(schema: Json, what: str) -> Json:
-    """A schema that can be compiled. One that names no dialect we know is read as today's."""
+    """Clean a schema so that it can be compiled. One of an unknown dialect is read as the current one."""
     fit = cast("Json", rewrite(schema, _disarmed))
     fit.pop("$id", None)
     if "$schema" in fit and not _DIALECT.match(str(fit["$schema"])):
@@ -101,7 +101,7 @@ def cleaned(schema: Json, what: str) -> Json:
     return fit
 
 
-# What an MCP tool gives back, whatever else it says: blocks of content, and structured content where it declared some.
+# The result of an MCP tool: blocks of content, and structured content if it declared some.
 _BLOCKS: Json = {
     "type": "array",
     "description": "What the tool gave back, block by block.",

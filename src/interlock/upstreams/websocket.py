@@ -1,16 +1,16 @@
-"""WebSocket services: many calls at once over a few kept connections, each answer matched to its call by an id.
+"""WebSocket services: many concurrent calls over a few connections, each answer matched to its call by an id.
 
-Theory of operation. A connection is opened with a credential and belongs to those who hold that credential; nobody
-else's call goes over it. A call is one message out and one message in. The message is JSON-RPC, or a template that the
-operator wrote down; the id in it is ours, new for every call on a connection, and the answer that carries it in
-`id_field` is the call's. Whatever answers nothing that is waiting is dropped: events, and answers that came too late.
+Theory of operation. A connection is opened with a credential and serves only calls with that credential. A call is one
+message out and one message in. The message is JSON-RPC, or a template that the operator wrote; the id in it is ours,
+new for every call on a connection, and the answer that carries it in `id_field` belongs to the call. Messages that
+answer no waiting call are dropped: events, and late answers.
 
     no connection, or all have their share of calls    open one, while there may be another
-    as many as there may be                            one that nobody uses gives way; else the least busy is shared
+    as many as there may be                            an unused one is closed; else the least busy is shared
 
 A connection that breaks fails every call on it: each may have been carried out. One that cannot be opened is tried
-again with pauses that grow, whichever call comes; until then calls fail at once and say how long. A connection on which
-the service floods us is cut (`intake`), and the same pauses follow.
+again with growing pauses, whichever call comes; until then calls fail at once with the time to wait. A connection on
+which the service floods us is cut (`response_limits`), and the same pauses follow.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from interlock.upstreams.frames import MeteredConnection
 
 CLOSE_S = 2.0
-# Services cut large answers into frames; pieces of this size and more are not charged.
+# Services split large answers into frames; fragments of this size and more are not charged.
 _FRAGMENT = 256
 _TOO_BIG = 1009  # the close code of a message that is too large
-# The library writes headers, and so credentials, at the level of debugging.
+# The library writes headers, and so credentials, at the debug level.
 _log = logging.getLogger("interlock.upstreams.websocket.wire")
 _log.setLevel(logging.WARNING)
 
 
 class WebSocketTool(Part):
-    """An operation: a JSON-RPC `method`, or the message to `send` with `{id}` where the id belongs.
+    """An operation: a JSON-RPC `method`, or the message to `send` with `{id}` in the place of the id.
 
-    In a template, `{name}` stands for the argument `name` and `{*}` for those it does not name. `result` and `error`
-    say where in the answer these are, as names with dots; an empty `result` is the whole answer.
+    In a template, `{name}` stands for the argument `name` and `{*}` for all others. `result` and `error` are their
+    paths in the answer, as names with dots; an empty `result` is the whole answer.
     """
 
     name: str = pydantic.Field(min_length=1, max_length=128)
@@ -92,8 +92,8 @@ class WebSocketTool(Part):
 
 
 class WebSocketConfig(RemoteConfig):
-    """A WebSocket service. `context` names the member of each message in which trace, deadline and key go along; empty
-    for a service that does not stand a member it does not know.
+    """A WebSocket service. `context` names the member of each message for trace, deadline and idempotency key; empty
+    for a service that does not accept an unknown member.
     """
 
     urls: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
@@ -117,7 +117,7 @@ class WebSocketConfig(RemoteConfig):
 
 
 class _Whose(NamedTuple):
-    """To whom a connection belongs: an endpoint, and whoever holds a credential."""
+    """The owner of a connection: an endpoint, and the holder of a credential."""
 
     url: str
     credential: str
@@ -161,7 +161,7 @@ class _Link:
         finally:
             self.waiting.pop(str(ident), None)
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # where sending failed as well, nobody else asks for it
+                answer.exception()  # retrieved, because nobody else will if sending failed as well
 
     async def close(self) -> None:
         self.open = False
@@ -195,7 +195,7 @@ class _Link:
                 self._on_flood()
 
     def _broken(self, *, alone: bool = False) -> Failure:
-        """The failure of the calls that wait. A message that is too large belongs to the one call there is, if any."""
+        """The failure of the waiting calls. A message that is too large belongs to the call if there is exactly one."""
         if self.socket.flooded:
             return self._intake.flooded()
         protocol = self.socket.protocol
@@ -216,14 +216,14 @@ class _Link:
             return
         for message in cast("list[Any]", heard) if isinstance(heard, list) else [heard]:
             ident = _within(message, self._id_field)
-            # INVARIANT: an id is a number or a text. Nothing else is made a text of, however deep it is nested.
+            # INVARIANT: an id is a number or a text. No other value is converted to text, however deep it is nested.
             answer = self.waiting.pop(str(ident), None) if type(ident) in (int, str) else None
             if answer is not None and not answer.done():
                 self.socket.allowance.give(1 + len(text) // _FRAGMENT, len(text))
                 answer.set_result(message)
 
     def _refuse(self, text: bytes, refused: Failure) -> None:
-        """Fail the call whose answer exceeds the limits; all of them where that cannot be said."""
+        """Fail the call whose answer exceeds the limits; all of them if it cannot be determined."""
         ident = addressee(text, self._id_field.rpartition(".")[2], self.waiting.keys())
         for one in [ident] if ident is not None else list(self.waiting):
             answer = self.waiting.pop(one)
@@ -253,7 +253,8 @@ class WebSocketUpstream:
         self._links: list[_Link] = []
         self._opening: WeakValueDictionary[_Whose, asyncio.Lock] = WeakValueDictionary()
         self._reserved = 0
-        self._failed: dict[str, tuple[int, float]] = {}  # by url, how often in a row, and until when it is left alone
+        # by url: failures in a row, and until when no connection is opened
+        self._failed: dict[str, tuple[int, float]] = {}
 
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
@@ -283,7 +284,7 @@ class WebSocketUpstream:
             raise wire.unreached(self._name, "does not answer") from None
         except Failure as failure:
             if "status" not in (failure.details or {}):
-                raise  # who asks for a credential that a probe does not have, has answered
+                raise  # a service that asks for a credential which a probe lacks has answered
 
     async def close(self) -> None:
         self._sender.close()
@@ -291,7 +292,7 @@ class WebSocketUpstream:
         await asyncio.gather(*(link.close() for link in links))
 
     async def _ask(self, call: RemoteCall, url: str) -> Any:
-        """One attempt at one endpoint."""
+        """Make one attempt at one endpoint."""
         link = await self._link(call, url)
         ident = link.next_id()
         native = call.native
@@ -322,7 +323,7 @@ class WebSocketUpstream:
     # Connections
 
     async def _link(self, call: RemoteCall, url: str) -> _Link:
-        """A connection for a call: of its own credential, and not busier than need be."""
+        """Return a connection for a call: of its own credential, and no busier than necessary."""
         wire.check_egress(call, url)
         auth = self._config.auth
         credential = "" if auth is None else auth.value(call)
@@ -351,7 +352,7 @@ class WebSocketUpstream:
             return link
 
     def _free(self, whose: _Whose) -> _Link | None:
-        """The least busy connection of its own, if it has less than its share of calls."""
+        """Return the least busy connection of its own, if it has less than its share of calls."""
         link = self._least_busy(whose)
         return link if link is not None and len(link.waiting) < self._config.calls_per_connection else None
 
@@ -367,9 +368,9 @@ class WebSocketUpstream:
         return min(own, key=lambda link: len(link.waiting), default=None)
 
     async def _reserve(self) -> bool:
-        """Take a place for another connection, for which one that nobody uses may have to go. False: there is none."""
+        """Reserve another connection, for which an unused one may be closed. False if there is none."""
         idle = None
-        # INVARIANT: there are never more connections, open and being opened, than the operator said.
+        # INVARIANT: there are never more connections, open and being opened, than the operator allowed.
         if len(self._links) + self._reserved >= self._config.max_connections:
             idle = next((link for link in self._links if not link.waiting), None)
             if idle is None:
@@ -387,7 +388,7 @@ class WebSocketUpstream:
     async def _guarded_connect(
         self, url: str, headers: dict[str, str], query: str, policy: RetryPolicy
     ) -> MeteredConnection:
-        """A new connection, unless the last attempt failed too short a while ago."""
+        """Open a connection, unless the last attempt failed too recently."""
         until = self._failed.get(url, (0, 0.0))[1]
         left_s = until - self._clock.monotonic()
         if left_s > 0:
@@ -408,7 +409,7 @@ class WebSocketUpstream:
         raise Failure(failure.code, failure.message, details=failure.details, retry_after_ms=_ms(pause_s))
 
     def _leave_alone(self, url: str, policy: RetryPolicy) -> float:
-        """Open no connection to an endpoint for a while, longer each time; how long."""
+        """Open no connection to an endpoint for a while, longer each time; returns how long."""
         times = self._failed.get(url, (0, 0.0))[0] + 1
         pause_s = delay_s(policy, self._sender.pacing, times)
         self._failed[url] = (times, self._clock.monotonic() + pause_s)
@@ -467,7 +468,7 @@ class WebSocketUpstream:
             raise Failure("E3406", f"`{self._name}` redirects, which is not followed") from None
 
     def _refusal(self, status: int, retry_after: str | None) -> Failure:
-        """What a status in the place of a connection means. Nothing was asked yet."""
+        """Convert a status in place of a connection to a failure. Nothing was sent yet."""
         pause_ms = wire.retry_after_ms(retry_after, self._clock.now_ms())
         details: Json = {"status": status, "sent": False}
         if status == 429 or (status == 503 and pause_ms is not None):
@@ -482,12 +483,12 @@ class WebSocketUpstream:
 
 
 def _ms(seconds: float) -> int:
-    """So many milliseconds that the time has passed for sure."""
+    """Convert seconds to milliseconds, rounded up."""
     return int(seconds * 1000) + 1
 
 
 def _within(message: Any, path: str) -> Any:
-    """What is at a path of names; the message itself at the empty one, None where there is nothing."""
+    """Return the value at a path of names; the message itself for the empty path, None if there is none."""
     for name in path.split(".") if path else ():
         if not isinstance(message, dict):
             return None
@@ -496,5 +497,5 @@ def _within(message: Any, path: str) -> Any:
 
 
 def make(name: str, config: Json, site: Site) -> WebSocketUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return WebSocketUpstream(name, read_config(WebSocketConfig, config), clock=site.clock, services=site.services)

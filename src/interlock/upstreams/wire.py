@@ -1,21 +1,21 @@
-"""What the connectors of HTTP, gRPC and WebSocket services share.
+"""Shared code of the connectors for HTTP, gRPC and WebSocket services.
 
-Theory of operation. Every call ends in one of a few ways, and what may follow is decided by one question: can the
-upstream have seen it?
+Theory of operation. Every call ends in one of a few ways, and what may follow depends on one question: can the upstream
+have received it?
 
-    E3502, sent: False   nobody was reached          anything may be sent again, to another endpoint too
+    E3502, sent: False   nothing was reached         anything may be sent again, to another endpoint too
     E3502, sent: True    it broke off, or said 5xx   only what may be done twice is sent again
     E3503                no answer in time           the same
-    E3504                asked too often             the same, and not before the time it named
+    E3504                rate limited                the same, and not before the time it named
     E3401, E3416         an answer that will not change by asking again
 
-What may be done twice is a read, or a write that carries a key to an upstream whose operator said that it honours keys
-(`idempotent`, or `idempotent_by_key` of one tool). A caller's key is sent on as a digest that also covers who the
-caller is and which tool was called: two callers who choose the same key must not be handed each other's answers by an
-upstream that knows them both as us.
+A read may be done twice, and so may a write that carries an idempotency key to an upstream whose operator stated that
+it honours keys (`idempotent`, or `idempotent_by_key` of one tool). A caller's key is sent as a digest that also covers
+the caller and the tool: two callers who choose the same key must not receive each other's answers from an upstream that
+knows them both as us.
 
-Credentials come with each call and are never kept; whatever an upstream says about a failure is cleaned of them before
-anybody reads it.
+Credentials come with each call and are never stored; they are removed from everything an upstream says about a failure
+before anybody reads it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Part(pydantic.BaseModel):
 
 
 class Tls(Part):
-    """Whom we trust and who we are. Without a word here, the system's authorities count and we are nobody."""
+    """The trusted authorities and our certificate. By default, the system's authorities and no certificate."""
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -82,7 +82,7 @@ class Tls(Part):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """A new context for connections we make. It is costly: one for each connector, never one for each call."""
+        """Make a TLS context. It is costly: one for each connector, never one for each call."""
         import ssl
 
         try:
@@ -94,7 +94,7 @@ class Tls(Part):
         return context
 
     def read(self, which: Literal["ca_file", "cert_file", "key_file"]) -> bytes | None:
-        """The content of one of the files, for libraries that want it so."""
+        """Read one of the files, for libraries that want its content."""
         path: Path | None = getattr(self, which)
         try:
             return None if path is None else path.read_bytes()
@@ -103,20 +103,20 @@ class Tls(Part):
 
 
 class Lent(Protocol):
-    """Whoever holds credentials: a call, or a look."""
+    """A holder of credentials: a call, or a look."""
 
     @property
     def credentials(self) -> Mapping[str, str]: ...
 
 
 class Look(NamedTuple):
-    """A look at an upstream, which is nobody's call."""
+    """A look at an upstream, which belongs to no call."""
 
     credentials: Mapping[str, str]
 
 
 class Auth(Part):
-    """How a credential is shown to the upstream. `secret` is its name in the secrets store, never its value."""
+    """The way a credential is sent to the upstream. `secret` is its name in the secrets store, never its value."""
 
     kind: Literal["bearer", "header", "query", "basic"]
     secret: str = pydantic.Field(min_length=1)
@@ -132,14 +132,14 @@ class Auth(Part):
         return self
 
     def value(self, lent: Lent) -> str:
-        """The credential on loan; E3602 when there is none."""
+        """The credential on loan; E3602 if there is none."""
         found = lent.credentials.get(self.secret)
         if not found:
             raise Failure("E3602", f"the upstream asks for the credential `{self.secret}`: interlock secrets set")
         return found
 
     def header(self, lent: Lent) -> tuple[str, str] | None:
-        """The header that shows it; None where the query does."""
+        """The header that carries it; None if the query does."""
         if self.kind == "query":
             return None
         value = self.value(lent)
@@ -151,20 +151,20 @@ class Auth(Part):
         return ("authorization", f"Bearer {value}") if self.kind == "bearer" else (self.name.lower(), value)
 
     def query(self, lent: Lent) -> str:
-        """What to append to a query; empty where a header shows it."""
+        """The text to append to a query; empty if a header carries it."""
         return f"{quote(self.name, safe='')}={quote(self.value(lent), safe='')}" if self.kind == "query" else ""
 
 
 class RemoteConfig(Part):
-    """What all connectors are told about their upstream."""
+    """The configuration that all connectors share."""
 
     auth: Auth | None = None
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     tls: Tls = Tls()
     allow_private: bool = False
-    # Say for whom each call is made (x-interlock-caller, x-interlock-agent). Unless set: only on one's own networks.
+    # Send the caller with each call (x-interlock-caller, x-interlock-agent). By default only on one's own networks.
     send_caller: bool | None = None
-    idempotent: bool = False  # the upstream does a write only once under the key it is sent
+    idempotent: bool = False  # the upstream does a write only once under an idempotency key
     connect_timeout_s: float = pydantic.Field(5.0, gt=0, le=60)
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
     max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)  # numbers, texts, lists and objects
@@ -185,13 +185,13 @@ class RemoteConfig(Part):
 
 
 def keep_hidden(config: RemoteConfig, *, plain: bool) -> None:
-    """ValueError where a credential would cross the internet for all to read."""
+    """Refuse (ValueError) to send a credential over the internet in clear text."""
     if plain and config.auth is not None and not config.allow_private:
         raise ValueError("a credential is only sent under TLS, or on private networks that are allowed")
 
 
 def checked_url(url: str, schemes: Sequence[str]) -> str:
-    """An endpoint without its last slash; ValueError unless it is a plain address that holds no credential."""
+    """Return an endpoint without its last slash; ValueError unless it is a plain address without credentials."""
     parts = urlsplit(url)
     if parts.scheme not in schemes or not parts.hostname:
         raise ValueError(
@@ -206,12 +206,12 @@ def checked_url(url: str, schemes: Sequence[str]) -> str:
 
 
 def unreached(name: str, why: str = "cannot be reached", *, retry_after_ms: int | None = None) -> Failure:
-    """Nobody was asked anything."""
+    """The failure if nothing was sent."""
     return Failure("E3502", f"`{name}` {why}", details={"sent": False}, retry_after_ms=retry_after_ms)
 
 
 def broken(name: str) -> Failure:
-    """The upstream may have acted, and did not say."""
+    """The failure if the upstream may have acted, but did not answer."""
     return Failure("E3502", f"`{name}` broke off before it had answered", details={"sent": True})
 
 
@@ -220,7 +220,7 @@ def late(name: str) -> Failure:
 
 
 def look_at(name: str) -> str:
-    """What to do about a definition that is not the one that was admitted."""
+    """The advice for a definition that differs from the admitted one."""
     return f"look: interlock upstream show {name}, then: interlock upstream accept {name} --reason WHY"
 
 
@@ -230,7 +230,7 @@ def _redactor() -> Redactor:
 
 
 def excerpt(text: str, lent: Lent | None) -> str:
-    """The words of an upstream about a failure, as anybody may read them: short, one line, without credentials."""
+    """Shorten an upstream's message about a failure: one line, without credentials."""
     forms = [
         form
         for secret in (() if lent is None else lent.credentials.values())
@@ -238,19 +238,19 @@ def excerpt(text: str, lent: Lent | None) -> str:
         if form
     ]
     longest = max(map(len, forms), default=0)
-    # INVARIANT: texts are cut before anything looks at them; what follows takes time for each character.
+    # INVARIANT: texts are cut before anything else looks at them; what follows takes time for each character.
     whole = len(text) <= _LOOKED_AT
     text = text[: _LOOKED_AT + longest]
     for form in forms:
         text = text.replace(form, REDACTED)
     if not whole and longest:
-        text = text[:-longest]  # which may be the beginning of a credential that was cut in two
+        text = text[:-longest]  # it may end with the beginning of a credential that was cut in two
     text = safe_message(_redactor(), visible(text))
     return " ".join(text.split())[:EXCERPT]
 
 
 def retry_after_ms(given: str | None, now_ms: int) -> int | None:
-    """How long an upstream asks to be left alone, by its Retry-After: seconds or a date."""
+    """Read the pause that an upstream requests by its Retry-After: seconds or a date."""
     if not given:
         return None
     if given.isascii() and given.isdecimal():
@@ -263,7 +263,7 @@ def retry_after_ms(given: str | None, now_ms: int) -> int | None:
 
 
 def sent_key(call: RemoteCall) -> str | None:
-    """The key under which the upstream may recognise this write, for this caller and tool alone."""
+    """The idempotency key that the upstream receives, specific to this caller and tool."""
     if call.key is None or not call.writes:
         return None
     parts = (call.caller.tenant, call.caller.id, call.tool.partition("@")[0], call.key)
@@ -271,7 +271,7 @@ def sent_key(call: RemoteCall) -> str | None:
 
 
 def check_egress(call: RemoteCall, url: str) -> None:
-    """Refuse (E3406) an address that whoever calls may not reach."""
+    """Refuse (E3406) an address that the caller may not reach."""
     if call.objection is None:
         return
     parts = urlsplit(url)
@@ -285,7 +285,7 @@ def check_egress(call: RemoteCall, url: str) -> None:
 
 
 def context_headers(call: RemoteCall, config: RemoteConfig) -> dict[str, str]:
-    """What goes with a call besides its arguments: trace, caller, time left, key."""
+    """The headers of a call besides its arguments: trace, caller, time left, idempotency key."""
     headers = call.trace | call.identity if config.sends_caller else call.trace
     headers["x-interlock-deadline-ms"] = str(int(call.left_s * 1000))
     if (key := sent_key(call)) is not None:
@@ -297,18 +297,18 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 def header_safe(name: str, value: str) -> None:
-    """ValueError for a header that would not stay one line."""
+    """Refuse (ValueError) a header that would not stay one line."""
     if not _TOKEN.fullmatch(name) or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         raise ValueError(f"the header `{name}` cannot hold this")
 
 
 class Sender:
-    """Sends calls to the endpoints of one upstream, each until it is clear how it ended.
+    """Sends calls to the endpoints of one upstream, each until its outcome is known.
 
-    A read whose contract permits it (`stale_s`) is given its last good answer where no endpoint answers.
+    A read whose contract permits it (`stale_s`) gets its last good answer if no endpoint answers.
 
-    Where there are several, they are tried in turn, as far as that is safe, and each leaves time for those after it.
-    With `services`, each then has a breaker of its own, besides the one of the whole upstream, which is not ours.
+    Several endpoints are tried in turn, as far as that is safe, and each leaves time for those after it. With
+    `services`, each then has a breaker of its own, besides that of the whole upstream, which is not handled here.
     """
 
     def __init__(
@@ -332,9 +332,10 @@ class Sender:
             self._guarded = Endpoints(name, urls, services, cache=self._kept)
 
     async def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Any:
-        """The answer, or the last failure. `ask` is one attempt: it is handed the call as it is sent, and the endpoint.
+        """Return the answer, or raise the last failure. `ask` is one attempt: it receives the call as it is sent, and
+        the endpoint.
 
-        Of a call that is traced each attempt has a span, and the upstream is told its place in that.
+        Each attempt of a traced call has a span, and the upstream receives its position.
         """
         keyed = call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
         safe = keyed or not call.writes
@@ -343,7 +344,7 @@ class Sender:
         async def bounded(one: RemoteCall, url: str) -> Any:
             left = len(self._urls) - self._urls.index(url)
             if left == 1 or not safe:
-                return await ask(one, url)  # nobody comes after it
+                return await ask(one, url)  # the last attempt
             try:
                 async with asyncio.timeout(call.left_s / left):
                     return await ask(one, url)
@@ -356,7 +357,7 @@ class Sender:
             attempt = _traced(call, call.span, bounded if several else ask, lambda: limit)
 
         async def timed(until: float) -> Any:
-            """One attempt within its own deadline. The last one has the call's, which is kept elsewhere."""
+            """Make one attempt within its own deadline. The last one has the call's, which is enforced elsewhere."""
             nonlocal limit
             limit = until
             if until >= call.deadline:
@@ -368,7 +369,7 @@ class Sender:
                 raise late(self._name) from None
 
         def once() -> Awaitable[Any]:
-            # INVARIANT: a call that is still being tried does not connect anew to what was let go of.
+            # INVARIANT: a call that is still being retried does not connect again after the upstream was closed.
             if self._closed:
                 raise Failure("E3108", f"the upstream `{self._name}` was let go of while it was asked")
             if not several:
@@ -381,7 +382,7 @@ class Sender:
         return await (sent if self._guarded is not None else self._or_old(call, sent))
 
     def forget(self) -> None:
-        """Give nobody an answer from before now."""
+        """Drop all cached answers."""
         self._kept.forget()
 
     def close(self) -> None:
@@ -423,7 +424,7 @@ class Sender:
 def _traced(
     call: RemoteCall, span: Outbound, ask: Callable[[RemoteCall, str], Awaitable[Any]], limit: Callable[[], float]
 ) -> Callable[[str], Awaitable[Any]]:
-    """Attempts at a call that is traced. `limit` is the deadline of the present one."""
+    """Trace the attempts at a call. `limit` is the deadline of the present one."""
     number = 0
 
     async def attempt(url: str) -> Any:
@@ -444,7 +445,7 @@ def _traced(
 
 
 def _address(url: str) -> dict[str, str | int]:
-    """The host and port of an endpoint, as a span has them; nothing of what else an address may hold."""
+    """The host and port of an endpoint for a span; nothing else of the address."""
     try:
         host, port = urlsplit(url).hostname, urlsplit(url).port
     except ValueError:
@@ -453,9 +454,9 @@ def _address(url: str) -> dict[str, str | int]:
 
 
 def _cached_as(call: RemoteCall) -> tuple[str | None, float]:
-    """Under which name an answer may be kept, and for how long; no name for one that may not.
+    """Return the key under which an answer may be cached, and for how long; no key if it may not.
 
-    INVARIANT: nobody is given an answer that was somebody else's, or to another question.
+    INVARIANT: nobody receives an answer to another caller or to another request.
     """
     stale_s = call.native.get("stale_s")
     if stale_s is None or call.writes:
@@ -464,7 +465,7 @@ def _cached_as(call: RemoteCall) -> tuple[str | None, float]:
     return digest([call.tool, caller.tenant, caller.id, caller.agent, call.arguments]), float(stale_s)
 
 
-# What another endpoint may answer better.
+# Codes on which another endpoint may succeed.
 _ELSEWHERE = frozenset({"E3502", "E3503", "E3504"})
 
 
@@ -473,7 +474,7 @@ def _dice(clock: Clock) -> Callable[[float, float], float]:
 
 
 async def within(call: RemoteCall, name: str, work: Awaitable[T]) -> T:
-    """What `work` gives, if it does so before the call's deadline; E3503 otherwise."""
+    """Await `work` until the call's deadline; E3503 if it takes longer."""
     try:
         async with asyncio.timeout(call.left_s):
             return await work
@@ -482,7 +483,7 @@ async def within(call: RemoteCall, name: str, work: Awaitable[T]) -> T:
 
 
 async def dial(host: str, port: int, *, allow_private: bool, resolve: addresses.Resolve) -> socket.socket:
-    """A connected socket to the first address of a host that takes it. All of them are judged (E3406) before."""
+    """Connect a socket to the first address of a host that accepts it. All of them are checked (E3406) before."""
     loop = asyncio.get_running_loop()
     refused: OSError | None = None
     for address in await addresses.checked(host, allow_private=allow_private, resolve=resolve):
@@ -500,21 +501,21 @@ async def dial(host: str, port: int, *, allow_private: bool, resolve: addresses.
     raise refused or OSError("no address")
 
 
-# Templates: how the arguments of a call are laid out in an operation that was written down by hand.
+# Templates: how arguments are placed in an operation that was described by hand.
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_*][\w.*-]*)\}")
 REST = "{*}"
 
 
 class Absent:
-    """Stands for an argument that was not given."""
+    """Marks an argument that was not given."""
 
 
 ABSENT = Absent()
 
 
 def placeholders(template: Any) -> set[str]:
-    """The names that a template mentions."""
+    """Return the names that a template mentions."""
     if isinstance(template, str):
         return set(_PLACEHOLDER.findall(template))
     if isinstance(template, Mapping):
@@ -527,8 +528,8 @@ def placeholders(template: Any) -> set[str]:
 
 
 def fill(template: Any, values: Json, rest: Json) -> Any:
-    """A template with its placeholders filled. `{name}` alone becomes the value itself, within a text its text; `{*}`
-    becomes what no placeholder names. What was not given is left out.
+    """Fill the placeholders of a template. `{name}` alone becomes the value itself, within a text its text; `{*}`
+    becomes all other arguments. Absent arguments are left out.
     """
     if isinstance(template, str):
         if template == REST:
@@ -548,12 +549,12 @@ def fill(template: Any, values: Json, rest: Json) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as it stands in a text, a path or a query."""
+    """Format a value for a text, a path or a query."""
     return value if isinstance(value, str) else to_json(value).decode()
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON; E3302 for what JSON cannot carry to everybody."""
+    """Encode a value as JSON; E3302 for values that JSON cannot carry to everybody."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -561,7 +562,7 @@ def to_json(value: Any) -> bytes:
 
 
 def quoted(value: Any) -> str:
-    """A value as it stands in an address, where it is nothing but data."""
+    """Percent-encode a value for an address, so that it is only data."""
     text = text_of(value)
     if text.isalnum() and text.isascii():
         return text

@@ -1,8 +1,8 @@
 """One connection from the tool, from its first byte to its last.
 
 A turn is one request and its answer. It ends in one of four ways: the answer was passed on and another request may
-follow; the client is refused (403, 400 or 429, and remembered); the upstream failed it (502 or 504); or an answer was
-under way already, and all that can be done is to cut the connection.
+follow; the client is refused (403, 400 or 429, and recorded); the upstream failed (502 or 504); or an answer was
+already under way, and the connection is cut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Headers = list[tuple[bytes, bytes]]
 
-# What is between us and one end only. Where a body ends is not for a Connection header to take away.
+# Hop-by-hop headers. A Connection header must not remove the headers that delimit a body.
 _BETWEEN = frozenset(
     {
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authentication-info", b"proxy-authorization",
@@ -51,7 +51,7 @@ class Conversation:
         self._begun = False
 
     async def hold(self) -> None:
-        """Serve requests until either side has had enough."""
+        """Serve requests until either side closes the connection."""
         try:
             async with asyncio.timeout(self._limits.total_s) as self._total:
                 while await self._turn():
@@ -61,7 +61,7 @@ class Conversation:
             self._stream.abort()
 
     async def _turn(self) -> bool:
-        """One request and its answer; whether another may follow."""
+        """Serve one request and its answer; returns whether another may follow."""
         self._method, self._host, self._port, self._begun = "", "", None, False
         try:
             async with asyncio.timeout(self._limits.idle_s) as self._idle:
@@ -108,7 +108,7 @@ class Conversation:
             self._egress.end(seen)
 
     def _broken_off(self, seen: Seen, error: BaseException) -> str | None:
-        """Why a request did not come to its end, as the status of a span; None if it did."""
+        """Why a request was not completed, as the status of a span; None if it was."""
         if isinstance(error, RefusedError):
             return "RESOURCE_EXHAUSTED" if error.limit else "AUTHORIZATION_DENIED"
         if isinstance(error, TimeoutError) or self._idle.expired() or self._total.expired():
@@ -118,7 +118,7 @@ class Conversation:
         return "UPSTREAM_FAILURE" if isinstance(error, OSError) else "EXECUTION_FAILED"
 
     def _judge(self, request: h11.Request) -> Target:
-        """The place a request is for, if it is clear and allowed."""
+        """Return the target of a request, if it is unambiguous and allowed."""
         self._method, text = request.method.decode("ascii"), request.target.decode("ascii")
         self._host = shown(text)
         try:
@@ -138,7 +138,7 @@ class Conversation:
         return target
 
     async def _places(self, target: Target) -> Sequence[str]:
-        """The addresses of a target, every one of them checked."""
+        """Return the addresses of a target, every one of them checked."""
         egress = self._egress
         try:
             async with asyncio.timeout(self._limits.resolve_s):
@@ -149,8 +149,8 @@ class Conversation:
             raise RefusedError(f"`{target.host}` leads to an address that is not public") from None
 
     async def _dial(self, places: Sequence[str], port: int) -> Streams:
-        """A connection to the first that answers, in a fair share of the time for each."""
-        # INVARIANT: what is dialled is an address, and one of those just checked; no name is resolved again.
+        """Connect to the first address that answers, with an equal share of the time for each."""
+        # INVARIANT: only an address is dialled, and one of those just checked; no name is resolved again.
         each_s = self._limits.connect_s / len(places)
         for place in places[:-1]:
             try:
@@ -181,7 +181,7 @@ class Conversation:
             try:
                 await far.say(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
             except (OSError, h11.LocalProtocolError):
-                return  # an upstream may answer before it has heard everything
+                return  # an upstream may answer before it has read everything
 
     async def _download(self, far: Peer, seen: Seen) -> None:
         while True:
@@ -219,7 +219,7 @@ class Conversation:
             await until(pump(upstream, self._stream), pump(self._stream, upstream))
 
     async def _hello(self, target: Target) -> bytes:
-        """What the client said up to its TLS hello, which names the target; nothing if it never said anything."""
+        """Return the bytes of the client up to its TLS hello, which names the target; empty if it sent nothing."""
         data = self._client.http.trailing_data[0]
         while (hello := read_hello(data)) is None:
             more = await self._stream.read()
@@ -228,12 +228,14 @@ class Conversation:
             if not more:
                 raise NotTlsError("its TLS hello breaks off")
             data += more
-        # A client that wants an address names no server: there is no name that could be another's.
+        # A client that connects to an address names no server, so there is no name to check.
         hello.must_name(target.host if addresses.parse(target.host) is None else None)
         return data
 
     def _fail(self, status: int, text: str) -> None:
-        """Answer with a status if no answer has begun; else cut the connection, so that nobody takes it for whole."""
+        """Answer with a status if no answer has begun; else cut the connection, so that the answer is not taken for
+        complete.
+        """
         http = self._client.http
         if http.our_state is h11.SEND_BODY:
             self._stream.reset()
@@ -277,13 +279,13 @@ class Conversation:
             raise RefusedError("the call has moved as many bytes as it may", status=429, limit=True)
 
     def _touch(self, _size: int) -> None:
-        """Something moved: being idle begins anew."""
+        """Reset the idle timer after some bytes moved."""
         if not self._idle.expired():
             self._idle.reschedule(asyncio.get_running_loop().time() + self._limits.idle_s)
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers that are meant for the other end. The host is named anew by us."""
+    """Return the end-to-end headers. The Host header is written by us."""
     said = list(headers)
     named = {name.strip().lower() for key, value in said if key == b"connection" for name in value.split(b",")}
     return [(key, value) for key, value in said if key in _FRAMING or key not in _BETWEEN | named]

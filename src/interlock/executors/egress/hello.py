@@ -1,7 +1,7 @@
-"""The first thing a TLS client says, as far as it tells whom the client wants to speak to.
+"""Parses the TLS client hello as far as it names the server.
 
-A pure reader: it takes the bytes so far and gives the hello, or None while it is incomplete, which it never says of
-more than four full records. It is stricter than servers are: what a server might read otherwise is no hello.
+A pure reader: it takes the bytes so far and returns the hello, or None while it is incomplete, which is limited to four
+full records. It is stricter than servers are: bytes that a server might read differently are refused.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ _ENCRYPTED = frozenset({0xFE0D, 0xFFCE})  # the encrypted client hello, and the 
 _LARGEST_RECORD = 2**14
 _MOST_RECORDS = 4  # what a hello may be spread over; clients send one
 
-# What a client is told before it is cut off: a fatal alert, access denied.
+# The alert that a client receives before it is cut off: fatal, access denied.
 DENIED = bytes((21, 3, 1, 0, 2, 2, 49))
 
 
 class NotTlsError(Exception):
-    """These bytes are not the beginning of TLS, or not one that can be read in one way only."""
+    """These bytes are not the beginning of TLS, or are ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The name that a client says it wants, if any, and whether another is hidden behind it."""
+    """The server name that a client requests, if any, and whether another is hidden behind it."""
 
     server_name: str | None
     encrypted: bool
 
     def must_name(self, host: str | None) -> None:
-        """NotTlsError unless it is this server, for all to see, that the client wants."""
+        """Raise NotTlsError unless the client visibly requests this server."""
         if self.encrypted:
             raise NotTlsError("its TLS hello hides the server's name; switch encrypted client hello off")
         if (None if self.server_name is None else self.server_name.lower()) != host:
@@ -40,7 +40,7 @@ class Hello:
 
 
 def read_hello(data: bytes) -> Hello | None:
-    """The hello at the start of a connection; None when more bytes are needed."""
+    """Parse the hello at the start of a connection; None if more bytes are needed."""
     message = b""
     for _ in range(_MOST_RECORDS):
         if data[:1] not in (b"", _HANDSHAKE) or data[1:2] not in (b"", _VERSION_3):
@@ -95,7 +95,7 @@ def _server_name(content: _Bytes) -> str:
 
 
 class _Bytes:
-    """Bytes that are taken from the front."""
+    """Bytes that are consumed from the front."""
 
     def __init__(self, rest: bytes) -> None:
         self.rest = rest
@@ -113,5 +113,5 @@ class _Bytes:
         return int.from_bytes(self.take(size))
 
     def vector(self, size: int) -> _Bytes:
-        """So many bytes as a number of this size before them says."""
+        """Consume a vector whose length is a number of this size in front of it."""
         return _Bytes(self.take(self.number(size)))

@@ -1,4 +1,4 @@
-"""What a call may reach, how much of it, and what is remembered of its trying."""
+"""The egress policy of a call: the hosts it may reach, its limits, and the record of its attempts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from interlock.contract.manifest import NetworkPolicy
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_TOLD = 10  # refusals that a failure spells out
+_TOLD = 10  # refusals that a failure lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressPolicy:
-    """Two lists that must both name a host and its port, and the token of whoever acts, where it names resources.
+    """Two lists that must both name a host and its port, and the acting party's token if it names resources.
 
     `allow_private` is for tests and comes from no manifest.
     """
@@ -27,12 +27,12 @@ class EgressPolicy:
     agent: NetworkPolicy
     manifest: NetworkPolicy
     token: Capability | None = None
-    # The hosts and ports that the tool's permissions list, where they list any.
+    # The hosts and ports that the tool's permissions list, if they list any.
     listed: Sequence[tuple[str, int]] = ()
     allow_private: bool = False
 
     def objection(self, host: str, port: int) -> str | None:
-        """Why a call may not connect there; None when it may."""
+        """Return why a call may not connect there; None if it may."""
         address = addresses.parse(host)
         if address is not None and host != str(address):
             return f"`{host}` is an address in another form; use a name that is allowed"
@@ -53,10 +53,10 @@ class EgressPolicy:
 def upstream_objection(
     host: str, port: int, *, general: NetworkPolicy, own: NetworkPolicy | None, manifest: NetworkPolicy
 ) -> str | None:
-    """Why a call may not reach its upstream; None when it may.
+    """Return why a call may not reach its upstream; None if it may.
 
-    An operator who registers an upstream allows its address, for its tools and in general. So what can object is a
-    denial of all egress, and the list of the very agent that calls, where there is one.
+    An operator who registers an upstream allows its address, for its tools and in general. Therefore only a denial of
+    all egress, and the calling agent's own list, if there is one, can object.
     """
     allowance = general if own is None else own
     for whose, policy in (("the agent's allowance", allowance), ("the tool's manifest", manifest)):
@@ -78,11 +78,11 @@ def _covers(domain: str, host: str, address: addresses.Address | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the connections of one call may use."""
+    """Limits on the connections of one call."""
 
     connections: int = 32  # at a time; more wait
     requests: int = 10_000
-    refusals: int = 1_000  # remembered; more are only counted
+    refusals: int = 1_000  # recorded; more are only counted
     wire_bytes: int = 256 * 2**20  # to and from the world together
     head_bytes: int = 32 * 2**10  # of a request, and of an answer
     head_s: float = 10.0  # from the moment one is waited for
@@ -95,15 +95,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Something a call tried and was not let. What could not be read is empty."""
+    """An attempt of a call that was refused. Parts that could not be read are empty."""
 
     host: str
     port: int | None
     method: str
     reason: str
     at: int  # milliseconds since 1970
-    begun: bool = False  # whether the request was let through first and has been seen
-    code: Literal["E3406", "E3407"] = "E3406"  # the policy says no, or a limit is reached
+    begun: bool = False  # whether the request was let through first and is in `requests`
+    code: Literal["E3406", "E3407"] = "E3406"  # refused by the policy, or a limit was reached
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,19 +116,19 @@ class Seen:
     status: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
-    # Whether it came to its end: its answer was passed on whole, or its tunnel was set up.
+    # Whether it was completed: its answer was passed on whole, or its tunnel was set up.
     whole: bool = False
-    # Why it did not come to its end, as the status of a span says it.
+    # Why it was not completed, as the status of a span.
     error: str | None = None
 
     @property
     def safe(self) -> bool | None:
-        """Whether the method only reads; None for a tunnel, whose inside is not seen."""
+        """Whether the method only reads; None for a tunnel, whose content is not visible."""
         return None if self.method == "CONNECT" else self.method in SAFE_METHODS
 
 
 def violation(refusals: Sequence[Refusal]) -> Failure:
-    """What a call fails with after refusals: E3406, or E3407 where limits were all that it ran into."""
+    """The failure of a call after refusals: E3406, or E3407 if it only ran into limits."""
     first = next((refusal for refusal in refusals if refusal.code == "E3406"), refusals[0])
     more = f" (the first of {len(refusals)} refusals)" if len(refusals) > 1 else ""
     told = [

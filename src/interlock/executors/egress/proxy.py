@@ -1,4 +1,4 @@
-"""The proxy of one call: its listener, its connections, and the account of both."""
+"""The proxy of one call: its listener, its connections, and the record of both."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ async def dial_directly(address: str, port: int) -> Streams:
 
 
 class Egress:
-    """Lets one call connect where its policy says, through a listener that only that call can reach.
+    """Lets one call connect where its policy allows, through a listener that only that call can reach.
 
-    `on_begin` hears of every request before it leaves, `on_event` of every refusal at once and of every request when it
-    is over. Both are kept: `requests` whole,
-    `refusals` up to a limit, with `refused` counting them all.
+    `on_begin` is called for every request before it leaves, `on_event` for every refusal at once and for every request
+    when it is over. Both are recorded: `requests` whole, `refusals` up to a limit, with `refused` counting them all.
     """
 
     def __init__(
@@ -60,9 +59,9 @@ class Egress:
         self._closed = False
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve what connects until `close`. The listener is ours from here on, and is closed at the end.
+        """Serve connections until `close`. The listener belongs to us from here on, and is closed at the end.
 
-        INVARIANT: the tool holds no copy of it. Whoever does can make it blocking again, and us with it.
+        INVARIANT: the tool has no copy of the listener. A holder of a copy could make it blocking, and block us.
         """
         with listener:
             if self._closed:
@@ -77,7 +76,7 @@ class Egress:
                 self._accepting.result()
 
     async def close(self) -> None:
-        """Cut every connection and accept no more. What was seen stays."""
+        """Cut every connection and accept no more. The record stays."""
         self._closed = True
         if self._accepting is not None:
             self._accepting.cancel()
@@ -113,7 +112,7 @@ class Egress:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 task = connections.create_task(self._converse(connection))
-                # The socket is closed here even when the task was cancelled before it began.
+                # The socket is closed here even if the task was cancelled before it began.
                 task.add_done_callback(lambda _, connection=connection: (connection.close(), room.release()))
 
     async def _converse(self, connection: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """Spans of the requests that a sandboxed tool makes through the egress proxy.
 
-A span tells the host and port, the method, the status, the bytes in both directions and the time. It tells neither
-path nor query nor headers. Host and method are words of the tool, so a host is told only if it could be read as one
-and after it was redacted, and a method only if it is one that is registered.
+A span contains the host and port, the method, the status, the bytes in both directions and the time, but neither path
+nor query nor headers. Host and method come from the tool, so a host is included only if it was readable and after
+redaction, and a method only if it is registered.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _OTHER = "_OTHER"
 
 
 class RequestSpans:
-    """The spans of one call's requests. `hide` removes what is private in the call from a text."""
+    """The spans of one call's requests. `hide` removes the call's private values from a text."""
 
     def __init__(self, recording: Recording, deadline: float, hide: Callable[[str], str]) -> None:
         self._recording = recording
         self._deadline = deadline
         self._hide = hide
-        # By the identity of the request, which the proxy keeps for as long as this lives.
+        # By the identity of the request, which the proxy keeps for as long as this object lives.
         self._open: dict[int, Outbound] = {}
 
     def begin(self, seen: Seen) -> None:
-        """A request is about to leave."""
+        """Begin the span of a request that is about to leave."""
         span = self._started(seen.method, seen.host, seen.port)
         if span is not None:
             self._open[id(seen)] = span
 
     def end(self, seen: Seen) -> None:
-        """A request is over."""
+        """End the span of a request."""
         span = self._open.pop(id(seen), None)
         if span is None:
             return
@@ -43,7 +43,7 @@ class RequestSpans:
         span.end(seen.error)
 
     def refuse(self, refusal: Refusal) -> None:
-        """A request was refused. One that had left before has a span already."""
+        """Record a refused request. One that had left before has a span already."""
         if refusal.begun:
             return
         span = self._started(refusal.method, refusal.host, refusal.port)

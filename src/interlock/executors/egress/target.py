@@ -1,7 +1,7 @@
-"""Which place a request to a proxy is for, read in one way only.
+"""Parses the target of a proxy request, in one way only.
 
-Anything that two readers could take for two places is not read at all: user names, fragments, percent signs, empty
-ports, leading zeros, letters beyond ASCII. An international name comes in its ASCII form (`xn--…`), as lists hold it.
+Anything that two readers could take for two targets is refused: user names, fragments, percent signs, empty ports,
+leading zeros, letters beyond ASCII. An international name comes in its ASCII form (`xn--…`), as in the lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HTTP_PORT = 80
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A host in its one form, a port, and the path that is asked for there; None for a tunnel."""
+    """A host in normal form, a port, and the requested path; None for a tunnel."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Target:
         return self.host if self.port == _HTTP_PORT else f"{self.host}:{self.port}"
 
     def is_named_by(self, header: str) -> bool:
-        """Whether a Host header means this place. For a tunnel it may leave the port out."""
+        """Whether a Host header means this target. For a tunnel it may omit the port."""
         try:
             return _authority(header, self.port if self.path is None else _HTTP_PORT) == (self.host, self.port)
         except ValueError:
@@ -43,7 +43,7 @@ class Target:
 
 
 def read_target(method: str, text: str) -> Target:
-    """The place that a request line asks for; ValueError with the reason when it is not one."""
+    """Parse the target of a request line; ValueError with the reason if it is invalid."""
     if method == "CONNECT":
         return Target(*_authority(text, None), None)
     absolute = _ABSOLUTE.fullmatch(text)
@@ -54,7 +54,7 @@ def read_target(method: str, text: str) -> Target:
 
 
 def shown(text: str) -> str:
-    """As much of an unreadable target as may be kept: no path, no query, no user name or password."""
+    """The part of an unreadable target that may be recorded: no path, no query, no user name or password."""
     match = _SHOWN.match(text)
     return match[1][:_LONGEST] if match else ""
 

@@ -1,4 +1,4 @@
-"""Bytes and HTTP events to and from one end, and two directions at once."""
+"""Bytes and HTTP events of one end of a connection, and pumping in two directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVENTS_A_TURN = 32
 
 
 class RefusedError(Exception):
-    """What the client asks for is not done. The status is for the client, reason and code for the record."""
+    """A refused request. The status is for the client, reason and code for the record."""
 
     def __init__(self, reason: str, *, status: int = 403, limit: bool = False) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 
 class Stream:
-    """One end of a connection. Whoever counts hears of bytes after they were read and before they are written."""
+    """One end of a connection. Counters are called after bytes were read and before they are written."""
 
     def __init__(self, streams: Streams, on_read: Callable[[int], None], on_write: Callable[[int], None]) -> None:
         self._reader, self._writer = streams
@@ -47,11 +47,13 @@ class Stream:
         await self._writer.drain()
 
     def end(self) -> None:
-        """Say that nothing more will be written."""
+        """Signal that nothing more will be written."""
         self._writer.write_eof()
 
     async def farewell(self, last_words: bytes, seconds: float) -> None:
-        """End it so that the other side can read what was written: bytes of theirs left unread would destroy it."""
+        """Close it so that the other side can read what was written: unread bytes of theirs would
+        otherwise destroy it.
+        """
         try:
             async with asyncio.timeout(seconds):
                 if last_words:
@@ -61,16 +63,16 @@ class Stream:
                     if not await self._reader.read(PIECE):
                         break
         except OSError:
-            pass  # gone already, or in no hurry to go
+            pass  # gone already, or slow to close
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """Let go of it at once, whatever is still to be written."""
+        """Drop it at once, with everything that is still to be written."""
         self._writer.transport.abort()
 
     def reset(self) -> None:
-        """End it so that nobody takes it for an orderly end."""
+        """Close it with a reset, so that it is not taken for an orderly end."""
         connection: socket.socket = self._writer.get_extra_info("socket")
         if not self._writer.transport.is_closing():
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -78,7 +80,7 @@ class Stream:
 
 
 class Peer:
-    """One end of a conversation in HTTP: a stream, and the state machine that reads and writes it."""
+    """One end of an HTTP conversation: a stream, and the state machine that reads and writes it."""
 
     def __init__(self, role: type[h11.CLIENT] | type[h11.SERVER], stream: Stream, head_bytes: int) -> None:
         self.stream = stream
@@ -87,13 +89,16 @@ class Peer:
         self._events = 0
 
     async def hear(self) -> h11.Event | type[h11.PAUSED]:
-        """The next thing the other end says. RefusedError for a client's nonsense, OSError for an upstream's."""
+        """Return the next event of the other end.
+
+        RefusedError for an invalid client, OSError for an invalid upstream.
+        """
         try:
             while True:
                 event = self.http.next_event()
                 self._events += 1
                 if self._events % _EVENTS_A_TURN == 0:
-                    # Many small pieces are read without waiting for anything: others have a turn in between.
+                    # Many small pieces are read without waiting: yield to others in between.
                     await asyncio.sleep(0)
                 if event is not h11.NEED_DATA:
                     return event  # pyright: ignore[reportReturnType] - a sentinel that is a class does not narrow
@@ -112,7 +117,7 @@ class Peer:
 
 
 async def until(goal: Coroutine[Any, Any, None], aside: Coroutine[Any, Any, None]) -> None:
-    """Do both at once until the first is done or either fails."""
+    """Run both until the first is done or either fails."""
     main, side = asyncio.create_task(goal), asyncio.create_task(aside)
     try:
         await asyncio.wait((main, side), return_when=asyncio.FIRST_COMPLETED)

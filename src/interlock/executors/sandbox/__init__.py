@@ -1,1 +1,1 @@
-"""Runs code nobody trusts: isolated, bounded, and fast enough to be the default. See `supervisor` for how."""
+"""Runs untrusted code: isolated, bounded, and fast enough to be the default. See `supervisor` for how."""

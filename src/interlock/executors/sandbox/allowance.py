@@ -1,6 +1,6 @@
-"""What an agent's running calls may use together. The sum of their limits never exceeds it.
+"""Limits on what an agent's running calls use together. The sum of their limits never exceeds it.
 
-Calls of this process are counted in memory, where those that wait are woken when there is room. With a file that the
+Calls of this process are counted in memory, where waiting ones are woken when there is room. With a file that the
 processes of a home share, they are counted there too: see `shares`.
 """
 
@@ -19,7 +19,7 @@ from interlock.executors.sandbox.job import GIB, Limits
 from interlock.executors.sandbox.shares import Share, Shares
 
 Excess = Literal["wait", "refuse"]
-# How often a call that waits for one of another process looks whether that has ended.
+# How often a call that waits for one of another process checks whether that has ended.
 LOOK_S = 0.01
 
 
@@ -38,12 +38,12 @@ class _Use:
     waiting: deque[tuple[Limits, asyncio.Future[None]]] = field(
         default_factory=deque[tuple[Limits, "asyncio.Future[None]"]]
     )
-    # One call at a time looks for room among those of other processes, in the order in which they came.
+    # One call at a time searches for room among those of other processes, in the order in which they came.
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Allowances:
-    """Who uses how much now. Who waits is served in order, so that a large call is not starved by small ones."""
+    """Current use. Waiting calls are served in order, so that a large call is not starved by small ones."""
 
     def __init__(self, each: Allowance, shared: Path | None = None) -> None:
         self._each = each
@@ -52,7 +52,7 @@ class Allowances:
 
     @asynccontextmanager
     async def taken(self, agent: str, limits: Limits, excess: Excess) -> AsyncGenerator[None]:
-        """Hold a part of the agent's allowance. What does not fit now waits or is refused."""
+        """Hold a part of the agent's allowance. A call that does not fit now waits or is refused."""
         if limits.cpu_cores > self._each.cores or limits.memory_bytes > self._each.memory_bytes:
             raise Failure("E3407", "the call asks for more than its agent's whole allowance")
         use = self._uses.setdefault(agent, _Use())

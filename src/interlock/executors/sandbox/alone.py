@@ -1,6 +1,7 @@
-"""The inside of a call that another program isolated: confine oneself further, then serve the one request.
+"""The inside of a call that another program isolated: confines itself further, then serves the one request.
 
-Bubblewrap has made the namespaces and the root. As root it left us two rights, to change user; they end here.
+Bubblewrap has made the namespaces and the root. As root it left us two capabilities, to change user; they are dropped
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Json = dict[str, Any]
 
 
 def become(config: Json, argv: list[str]) -> None:
-    """Become another program, for which files of root in some directories belong to the user of the sandbox."""
+    """Execute another program in a namespace where files of root in some directories belong to the
+    user of the sandbox.
+    """
     try:
         ids = linux.namespace_of_ids(0, config["uid"])
         linux.unshare(linux.NEWNS)
@@ -62,7 +65,7 @@ def serve(config: Json, control: socket.socket) -> None:
 
 
 class _Standard:
-    """A socket behind a descriptor of which nothing else can be asked."""
+    """A socket behind a descriptor that supports no other operations."""
 
     def recv(self, size: int) -> bytes:
         return os.read(3, size)
@@ -73,7 +76,7 @@ class _Standard:
 
 
 def serve_contained(config: Json) -> None:
-    """The same where another kernel confines us: only the limits are ours to set."""
+    """The same where another kernel confines us: only the limits are set here."""
     os.dup2(0, 3)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

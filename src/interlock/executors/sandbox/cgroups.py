@@ -1,13 +1,13 @@
-"""Limits for a whole tree of processes, where the host lets us set them: cgroups, version 1 and 2.
+"""Limits for a whole tree of processes, where the host allows them: cgroups, version 1 and 2.
 
-Under the server's own groups we make one directory, and in it a slot per running child, used again and again. A slot
-bounds memory, processes and processor share, and counts what the kernel did about them: that a process was killed for
-memory, or a fork refused, is read here and nowhere else. Slots whose calls take long share a quarter of what one new
-call gets, however many they are, so that burning what one can get slows others little. They are never put behind all
-others: a stream of new calls would keep them from running until their time is up. Without the right to make groups,
-`Cgroups.open` says why and the sandbox goes on with limits per process.
+Under the server's own groups we make one directory, and in it a slot per running child, which is reused. A slot bounds
+memory, processes and processor share, and counts the kernel's reactions: that a process was killed for memory, or a
+fork refused, is read here and nowhere else. Slots whose calls take long share a quarter of what one new call gets,
+however many they are, so that a call that uses all it can get slows others little. They never get nothing: a stream of
+new calls would keep them from running until their time is up. Without the right to make groups, `Cgroups.open` raises
+the reason and the sandbox uses limits per process.
 
-Directories carry the server's pid and start time: those of a server that was killed are swept by the next one.
+Directories carry the server's pid and start time: those of a server that was killed are removed by the next one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PREFIX = "interlock-sandbox-"
 _PERIOD_US = 100_000
 # Share of the processor while others want it too, in the units of version 1 and 2: the kernel's default, and the least.
 _SHARES, _WEIGHT = (1024, 2), (100, 1)
-_SHARE_OF_LONG = 4  # what all long calls have together: the default by this
+_SHARE_OF_LONG = 4  # all long calls together get the default divided by this
 _NEEDED, _WANTED = ("memory", "pids"), ("memory", "pids", "cpu")
 _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the kernel did to a slot's processes since the slot was taken, and their peak of memory."""
+    """Events of a slot's processes since the slot was taken, and their peak memory."""
 
     killed_for_memory: int
     forks_refused: int
@@ -58,10 +58,10 @@ class Slot:
             _write(directory / "cgroup.procs", pid)
 
     def offer(self, pid: int, limits: Limits) -> list[int]:
-        """As `take`, but the process has yet to enter by itself: by writing a nought into each of these descriptors.
+        """Like `take`, but the process enters by itself: by writing a zero into each of these descriptors.
 
-        To be put there by another takes a lock against every fork on the host: some milliseconds, and among processes
-        that fork without end, seconds. Version 2 knows no other way.
+        To be moved there by another process takes a lock against every fork on the host: some milliseconds, and among
+        processes that fork endlessly, seconds. Version 2 has no other way.
         """
         if self._unified:
             self.take(pid, limits)
@@ -83,7 +83,7 @@ class Slot:
         self._kills_before, self._refused_before = self._kills(), self._refused()
 
     def _share(self, quota_us: int | None) -> None:
-        """So much of the processor in every period, or whatever there is; and a whole share again."""
+        """Set the processor quota per period, or none, and restore a whole share."""
         if "cpu" not in self._of:
             return
         cpu = self._of["cpu"]
@@ -102,7 +102,7 @@ class Slot:
             self._weight = weight
 
     def yield_to_others(self) -> None:
-        """From now on leave most of the processor to calls that have just begun. Called again, it counts anew."""
+        """From now on leave most of the processor to calls that have just begun. Calling it again resets the count."""
         if "cpu" in self._of:
             self._yielding.add(self)
             least = (_WEIGHT if self._unified else _SHARES)[1]
@@ -110,13 +110,13 @@ class Slot:
                 self._weigh(max(least, self._whole // (_SHARE_OF_LONG * len(self._yielding))))
 
     def hurry(self) -> None:
-        """Let processes that were killed end at once: until they have, they hold locks that others wait for."""
+        """Let killed processes end at once: until then they hold locks that others wait for."""
         with contextlib.suppress(OSError):
             self._share(None)
 
     @property
     def deserted(self) -> bool:
-        """A killed tree is counted here until the kernel has buried the last of it."""
+        """Whether no process is left. A killed tree is counted until the kernel has removed the last of it."""
         return int(_read(self._of["pids"] / "pids.current")) == 0
 
     @property
@@ -144,7 +144,7 @@ class Cgroups:
 
     @classmethod
     def open(cls) -> Cgroups:
-        """Raises OSError with the reason where groups cannot be made."""
+        """Create the groups of this server. Raises OSError with the reason if groups cannot be made."""
         unified, parents = _own_groups()
         for parent in parents.values():
             _sweep(parent)
@@ -192,7 +192,7 @@ class Cgroups:
 
 
 def _own_groups() -> tuple[bool, dict[str, Path]]:
-    """Where our own groups are: by controller, and whether they are one tree (version 2) or several."""
+    """Return our own groups by controller, and whether they are one tree (version 2) or several."""
     own = {names: path for _, names, path in (line.split(":", 2) for line in _lines("/proc/self/cgroup"))}
     by_controller = {name: path for names, path in own.items() for name in names.split(",")}
     mounts = [line.split()[1:4] for line in _lines("/proc/self/mounts") if " cgroup" in line]
@@ -215,7 +215,7 @@ def _below(point: str, path: str) -> Path:
 
 
 def _delegated(group: Path) -> dict[str, Path]:
-    """Version 2: hand the controllers on to groups below ours. A group that does so may hold no process itself."""
+    """Version 2: delegate the controllers to groups below ours. A group that does so may hold no process itself."""
     offered = set((group / "cgroup.controllers").read_text().split())
     missing = set(_NEEDED) - offered
     if missing:

@@ -22,12 +22,15 @@ _HEAVY = ("interlock", "pydantic", "async")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What has to be known before a process is made. Calls of one shape can use one another's spare processes."""
+    """Properties that must be known before a process is made.
+
+    Calls of one shape can use one another's spare processes.
+    """
 
     tier: Tier
     mounts: tuple[Mount, ...]
     limits: Limits
-    heavy: bool  # its source seems to need modules that cost a good part of a second to import, if not imported yet
+    heavy: bool  # its source seems to need modules that take a good part of a second to import, if not imported yet
 
     @classmethod
     def of(cls, job: Job) -> Shape:
@@ -47,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended, from the one who waited for it."""
+    """The end of a process, reported by the process that waited for it."""
 
     status: int | None
     cpu_ns: int | None = None
@@ -60,9 +63,9 @@ class IsolationError(Exception):
 
 @dataclass(slots=True)
 class Child:
-    """The ends we hold. `over` becomes readable when the process has ended, and `ended` then says how.
+    """Our ends of a child process. `over` becomes readable when it has ended, and `ended` then says how.
 
-    `all` watches every end at once, so that a call has the event loop watch one descriptor, not five.
+    `all` watches every end at once, so that the event loop watches one descriptor per call, not five.
     """
 
     pid: int
@@ -82,8 +85,8 @@ class Child:
         self.all = select.epoll()
 
     def make_ready(self) -> None:
-        """From now on only the event loop touches it."""
-        self.control.setblocking(False)  # which ends the time limit too, under which it would wait
+        """From now on only the event loop uses it."""
+        self.control.setblocking(False)  # this also ends the time limit of blocking reads
         for one in (self.out, self.err):
             os.set_blocking(one, False)
         for one in (self.control.fileno(), self.out, self.err, self.over, self.refusals):
@@ -91,7 +94,7 @@ class Child:
                 self.all.register(one, select.EPOLLIN)
 
     def listen_again(self) -> None:
-        """Watch the control socket, which was not watched for a while."""
+        """Watch the control socket again."""
         self.all.register(self.control.fileno(), select.EPOLLIN)
 
     @property
@@ -104,7 +107,7 @@ class Child:
         return bool(poll.poll(wait_s * 1000))
 
     def kill(self) -> None:
-        """End the process and, since it is the first of its namespace, everything it ever started."""
+        """Kill the process and, since it is the first of its namespace, everything it ever started."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -119,12 +122,12 @@ class Child:
             await asyncio.sleep(_LOOK_S)
 
     def hurry(self) -> None:
-        """It has been killed and is not to wait for its share of the processor any more."""
+        """Let a killed process end without waiting for its share of the processor."""
         if self.slot is not None:
             self.slot.hurry()
 
     def drop(self) -> None:
-        """Make sure that it is gone, then let go of everything. Blocks for as long as the kernel takes."""
+        """Make sure that it has ended, then release everything. Blocks for as long as the kernel takes."""
         self.kill()
         if not self._ended_within(_SOON_S):
             self.hurry()
@@ -140,7 +143,7 @@ class Child:
 
 
 class Backend(Protocol):
-    """Makes children. Two real ones: a zygote that forks them, and programs that start them one by one."""
+    """Makes children. There are two: a zygote that forks them, and programs that start them one by one."""
 
     @property
     def name(self) -> str: ...
@@ -156,10 +159,10 @@ class Backend(Protocol):
 
 
 class Evidence:
-    """What the zygote sends when it has waited for a child, and the child's mounts, which are let go of last.
+    """The zygote's message about a child's end, and the child's mounts, which are released last.
 
-    Taking mounts down is the slow part of an end, and whoever holds them last has to wait for it. That is to be us,
-    when the evidence has been heard: for the zygote, all its next children would wait too.
+    Unmounting is the slow part of an end, and the last holder has to wait for it. That must be us, after the message
+    was read: if it were the zygote, all its next children would wait too.
     """
 
     def __init__(self, source: socket.socket, mounts: int) -> None:
@@ -167,7 +170,7 @@ class Evidence:
         self._mounts = mounts
 
     def ended(self) -> Ended:
-        """How the child ended; nothing if the zygote is gone itself."""
+        """The end of the child; None if the zygote itself is gone."""
         try:
             data = self._source.recv(4096)
         except OSError:

@@ -1,4 +1,4 @@
-"""The bonds that a process lays on itself, once it is in its namespaces and before it runs anything it was given."""
+"""The restrictions that a process applies to itself, in its namespaces and before it runs anything it was given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bonds:
-    """What is the same for every process of one maker: made once, laid on many."""
+    """Restrictions that are the same for every process of one maker: prepared once, applied to many."""
 
     metered: bool
     landlock: int
@@ -39,16 +39,16 @@ class Bonds:
 
 
 def address_space() -> int:
-    """What this process has mapped so far: a bound on memory must leave room for it."""
+    """The memory that this process has mapped so far: a memory limit must leave room for it."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def confine(bonds: Bonds, tier: int, limits: Json, control: socket.socket, inside: socket.socket | None) -> None:
-    """Lay every bond on this process, and hand out the descriptor that hears of refused system calls.
+    """Apply every restriction to this process, and hand out the descriptor that reports refused system calls.
 
-    Landlock goes before capabilities do, for it needs one of them or the promise never to gain any; the filter goes
-    last, because it forbids all of this.
+    Landlock comes before capabilities are dropped, because it needs one of them or the promise never to gain any; the
+    filter comes last, because it forbids all of this.
     """
     _limit(bonds, limits)
     os.chdir("/tmp")  # noqa: S108 - inside
@@ -73,10 +73,10 @@ def confine(bonds: Bonds, tier: int, limits: Json, control: socket.socket, insid
 
 def _limit(bonds: Bonds, limits: Json) -> None:
     memory: int = limits["memory_bytes"]
-    # With a cgroup this bound only has to stop what no machine could give; without one it is the bound.
+    # With a cgroup this limit only has to stop the impossible; without one it is the limit.
     headroom = memory if bonds.metered else 64 << 20
     for kind, most in (
-        # One byte is no core either; and unlike nought it keeps the kernel from piping one to a program of the host.
+        # One byte is no core either, and unlike zero it keeps the kernel from piping one to a program of the host.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
@@ -94,7 +94,7 @@ def _limit(bonds: Bonds, limits: Json) -> None:
         resource.setrlimit(kind, (lower, lower))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
     if not bonds.metered:
-        # Without a share of the processor: some of the processors, and not everybody's the same.
+        # Without a share of the processor: some of the processors, and not the same for every call.
         cores = sorted(os.sched_getaffinity(0), key=lambda _: os.urandom(1))
         os.sched_setaffinity(0, cores[: max(1, round(limits["cpu_cores"]))])
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -102,7 +102,7 @@ def _limit(bonds: Bonds, limits: Json) -> None:
 
 
 def limit_in_container(limits: Json, *, writes: bool) -> None:
-    """The limits that gVisor keeps for each process; the container as a whole has its own."""
+    """Apply the limits that gVisor enforces for each process; the container as a whole has its own."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
@@ -118,7 +118,7 @@ def limit_in_container(limits: Json, *, writes: bool) -> None:
 
 
 def listen_inside() -> socket.socket:
-    """Raise the loopback of this network, in which there is nothing else, and listen where the proxy will answer."""
+    """Bring up the loopback of this otherwise empty network, and listen where the proxy will answer."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     fcntl.ioctl(listener, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP_RUNNING))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

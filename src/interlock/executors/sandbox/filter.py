@@ -1,9 +1,9 @@
-"""Which system calls sandboxed code may make, as a seccomp program.
+"""The system calls that sandboxed code may make, as a seccomp program.
 
 Four answers, from a table of names. *Allowed* calls go through. *Recorded* ones (attempts at the network, at other
-processes, at mounts, at the kernel) wait until the supervisor has written them down and then fail; without a supervisor
-that listens they just fail. *Quiet* ones fail without a record, because the C library tries them of its own accord.
-Every other call, known or not yet invented, does not exist (ENOSYS), which is what libraries expect of an old kernel.
+processes, at mounts, at the kernel) wait until the supervisor has recorded them and then fail; without a listening
+supervisor they just fail. *Quiet* ones fail without a record, because the C library tries them of its own accord. Every
+other call, known or not yet invented, does not exist (ENOSYS), which is what libraries expect of an old kernel.
 
 The program is a binary search over ranges of call numbers: some eight comparisons for any call.
 """
@@ -51,7 +51,7 @@ process_mrelease memfd_secret shmget shmat shmctl shmdt semget semop semctl semt
 mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
 """.split()  # noqa: SIM905 - a table of names reads better as words
 
-# What a call reaches for when it wants the network.
+# System calls for the network.
 NETWORK = frozenset(("socket", "connect", "bind", "listen", "accept", "accept4", "socketpair"))
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
@@ -59,7 +59,7 @@ _NAMESPACES = 0x7E020000
 _PUSH_INPUT, _LINUX_CONSOLE = 0x5412, 0x541C
 _CURRENT_PERSONALITY = 0xFFFFFFFF
 _STREAM, _PACKETS, _NONBLOCK, _CLOEXEC = 1, 5, 0x800, 0x80000
-# Kinds of sockets that send to nobody but the other end.
+# Kinds of sockets that can only send to their other end.
 _CONNECTED = tuple(kind | flags for kind in (_STREAM, _PACKETS) for flags in (0, _NONBLOCK, _CLOEXEC, 0x80800))
 _SHARED, _ANONYMOUS = 0x01, 0x20
 _SET_PIPE_SIZE = 1031
@@ -89,7 +89,7 @@ def _fails(error: int) -> Code:
 
 
 def _if_argument(index: int, values: Sequence[int], then: Code, otherwise: Code) -> Code:
-    """One answer when an argument is among the values, another when it is not."""
+    """Return one answer if an argument is among the values, another if it is not."""
     assert len(then) == len(otherwise) == 1
     tests = [_step(_IF_EQUAL, value, len(values) - place) for place, value in enumerate(values)]
     return (_step(_LOAD, _ARGUMENTS + 8 * index), *tests, *otherwise, *then)
@@ -98,7 +98,7 @@ def _if_argument(index: int, values: Sequence[int], then: Code, otherwise: Code)
 def _if_either(
     index: int, values: Sequence[int], then: Code, others: Sequence[int], instead: Code, otherwise: Code
 ) -> Code:
-    """One answer for some values of an argument, another for others, a third for the rest."""
+    """Return one answer for some values of an argument, another for others, a third for the rest."""
     assert len(then) == len(instead) == len(otherwise) == 1
     count = len(values) + len(others)
     tests = [_step(_IF_EQUAL, value, count - place) for place, value in enumerate(values)]
@@ -107,24 +107,24 @@ def _if_either(
 
 
 def _if_both(first: tuple[int, Sequence[int]], second: tuple[int, Sequence[int]], then: Code, otherwise: Code) -> Code:
-    """One answer when two arguments are each among their values, another when either is not."""
+    """Return one answer if two arguments are each among their values, another if either is not."""
     (index, (value,)), inner = first, _if_argument(*second, then, otherwise)
     # The answer for the rest stands before the last of the inner test.
     return (_step(_LOAD, _ARGUMENTS + 8 * index), _step(_IF_EQUAL, value, 0, len(inner) - 2), *inner)
 
 
 def _if_all_bits(index: int, bits: Sequence[int], then: Code, otherwise: Code) -> Code:
-    """One answer when an argument has all these bits, another when it lacks one."""
+    """Return one answer if an argument has all these bits, another if it lacks one."""
     assert len(then) == len(otherwise) == 1
     tests = [_step(_IF_ANY_BIT, bit, 0, len(bits) - place) for place, bit in enumerate(bits)]
     return (_step(_LOAD, _ARGUMENTS + 8 * index), *tests, *then, *otherwise)
 
 
 def build(tier: int, *, metered: bool, recording: bool, machine: str | None = None) -> bytes:
-    """The program for a tier.
+    """Build the program for a tier.
 
-    `metered`: a cgroup counts the memory of the whole tree and shares out the processor. Where none does, memory that
-    belongs to no process cannot be had, nor can the processors be chosen.
+    `metered`: a cgroup counts the memory of the whole tree and shares the processor. Without it, memory that belongs to
+    no process is not available, and the processors cannot be chosen.
     """
     machine = machine or platform.machine()
     numbers = syscalls.NUMBERS[machine]
@@ -132,7 +132,7 @@ def build(tier: int, *, metered: bool, recording: bool, machine: str | None = No
         (numbers[name], code) for name, code in _rules(tier, metered, recording).items() if name in numbers
     )
     start = (_step(_LOAD, _ARCHITECTURE), _step(_IF_EQUAL, _AUDIT_ARCHITECTURE[machine], 1), *_answer(_KILL))
-    # The second call table of x86_64 would go round every number in ours.
+    # The second call table of x86_64 would bypass every number in ours.
     no_x32 = (_step(_IF_AT_LEAST, _X32, 0, 1), *_answer(_KILL)) if machine == "x86_64" else ()
     return b"".join((*start, _step(_LOAD, _NUMBER), *no_x32, *_search(_ranges(answers))))
 
@@ -158,7 +158,7 @@ def _rules(tier: int, metered: bool, recording: bool) -> Mapping[str, Code]:
         rules["socket"] = _if_argument(0, (_UNIX, _INET, _INET6, _NETLINK), allow, refuse)
         rules["socketpair"] = _if_argument(0, (_UNIX,), allow, refuse)
     if not metered:
-        # Memory that belongs to no process is memory that nobody counts.
+        # Memory that belongs to no process is not counted.
         rules["memfd_create"] = _fails(errno.ENOSYS)
         rules["mmap"] = _if_all_bits(3, (_ANONYMOUS, _SHARED), _fails(errno.EPERM), allow)
         rules["fcntl"] = _if_argument(1, (_SET_PIPE_SIZE,), _fails(errno.EPERM), allow)
@@ -167,9 +167,9 @@ def _rules(tier: int, metered: bool, recording: bool) -> Mapping[str, Code]:
 
 
 def no_messages(machine: str | None = None) -> bytes:
-    """A program that lets no descriptors be sent, and everything else be.
+    """Build a program that prevents only the sending of descriptors.
 
-    A descriptor that is on its way belongs to no process, and neither does what is in the buffer behind it.
+    A descriptor in flight belongs to no process, and neither does the content of the buffer behind it.
     """
     numbers = syscalls.NUMBERS[machine or platform.machine()]
     sending = [_step(_IF_EQUAL, numbers["sendmsg"], 2), _step(_IF_EQUAL, numbers["sendmmsg"], 1)]
@@ -177,7 +177,8 @@ def no_messages(machine: str | None = None) -> bytes:
 
 
 def plain_files(machine: str | None = None) -> bytes:
-    """A program for a call that writes to a directory of the host: it can make files and directories, nothing else.
+    """Build a program for a call that writes to a directory of the host: it can make files and directories, nothing
+    else.
 
     No symbolic link, which somebody outside could follow; no FIFO, socket or device; no file that runs with the rights
     of its owner, which is the server's user; no lease, which makes others wait for a file.
@@ -202,13 +203,13 @@ def plain_files(machine: str | None = None) -> bytes:
 
 
 def _if_any_bit(index: int, bits: int, then: Code, otherwise: Code) -> Code:
-    """One answer when an argument has any of these bits, another when it has none."""
+    """Return one answer if an argument has any of these bits, another if it has none."""
     assert len(then) == len(otherwise) == 1
     return (_step(_LOAD, _ARGUMENTS + 8 * index), _step(_IF_ANY_BIT, bits, 0, 1), *then, *otherwise)
 
 
 def _ranges(answers: Sequence[tuple[int, Code]]) -> list[tuple[int, Code]]:
-    """Every number there is, as ranges: where each begins and what it gets. Gaps are calls that do not exist."""
+    """Return all numbers as ranges: the start and the answer of each. Gaps are calls that do not exist."""
     missing = _fails(errno.ENOSYS)
     ranges: list[tuple[int, Code]] = []
     following = 0

@@ -1,11 +1,11 @@
-"""What crosses the boundary: one request in, then frames out, each a kind, a length and a body.
+"""The frames that cross the sandbox boundary: one request in, then frames out, each a kind, a length and a body.
 
 Only a checkpoint is answered, by a frame of a kind that nothing else has in either direction, with the checkpoint's own
-number: the code inside waits until it knows that what it saved is on disk.
+number: the code inside waits until what it saved is on disk.
 
-The reader believes nothing. A frame of unknown kind, or longer than its kind may be, or longer than what is left of the
-allowance, ends the call. Every frame is charged at least `LEAST_CHARGE`, so that many small ones are as dear as a few
-large ones. Checkpoints are kept one by one as they come, so each has the whole of an allowance of its own.
+The reader trusts nothing. A frame of unknown kind, or longer than its kind may be, or longer than what is left of the
+allowance, ends the call. Every frame is charged at least `LEAST_CHARGE`, so that many small ones cost as much as a few
+large ones. Checkpoints are saved one by one as they come, so each has an allowance of its own.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 REQUEST, PROGRESS, PARTIAL, FILE, RESULT = b"Q", b"P", b"V", b"F", b"R"
 CHECKPOINT, ANSWER = b"C", b"A"
 _HEAD = struct.Struct("<cI")
-# The longest path of a file: nobody should need to cut one off to keep it.
+# Limits on the path of a file, so that it never has to be cut.
 LONGEST_PATH, DEEPEST_PATH = 1024, 16
-# How much a checkpoint says besides its state, and a file besides its content (a path in JSON, escaped).
+# The sizes of a checkpoint without its state, and of a file without its content (a path in JSON, escaped).
 CHECKPOINT_HEAD, FILE_HEAD = 1024, 16 << 10
 LEAST_CHARGE = 256
 
 
 class Malformed(Exception):  # noqa: N818 - a finding about the other side, not an error of ours
-    """What was received is no frame; its text says what is wrong with it."""
+    """Received bytes that are not a frame; the text says what is wrong."""
 
 
 class TooMuch(Exception):  # noqa: N818 - likewise
-    """More was received than is allowed; of what, is its text."""
+    """More was received than is allowed; the text says of what."""
 
 
 def frame(kind: bytes, body: bytes) -> bytes:
@@ -37,7 +37,7 @@ def frame(kind: bytes, body: bytes) -> bytes:
 
 
 def head(data: bytes) -> tuple[bytes, int]:
-    """Kind and length of what follows."""
+    """Return kind and length of what follows."""
     kind, length = _HEAD.unpack(data)
     return kind, length
 
@@ -47,9 +47,9 @@ HEAD_SIZE = _HEAD.size
 
 @dataclass(slots=True)
 class Reader:
-    """Cuts a stream of bytes into frames, within an allowance for all of them together.
+    """Splits a stream of bytes into frames, within an allowance for all of them together.
 
-    `most` names the kinds that may come, and the longest body of each.
+    `most` lists the allowed kinds, and the longest body of each.
     """
 
     allowance: int
@@ -60,7 +60,7 @@ class Reader:
         self._held += data
 
     def next(self) -> tuple[bytes, bytes] | None:
-        """The next whole frame; None when there is none yet."""
+        """Return the next whole frame; None if there is none yet."""
         if len(self._held) < HEAD_SIZE:
             return None
         kind, length = head(bytes(self._held[:HEAD_SIZE]))

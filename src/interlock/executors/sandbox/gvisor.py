@@ -1,9 +1,9 @@
-"""The back end with a kernel of its own: gVisor's `runsc` answers the call's system calls in a process of ours.
+"""The back end with a kernel of its own: gVisor's `runsc` handles the call's system calls in a process of ours.
 
 Every call is a container from an OCI bundle in a directory of its own: the same root as everywhere, no network, no
-rights. The interpreter inside hears its request on the socket that is its standard input. The host's kernel sees gVisor
-and never the code, so there is no filter of ours and no record of what the code tried: it just fails. Limits lie on
-the container as a whole, with room for gVisor itself. Needs root, and starts in a good part of a second.
+rights. The interpreter inside receives its request on the socket that is its standard input. The host's kernel sees
+gVisor and never the code, so there is no filter of ours and no record of what the code tried: it just fails. Limits
+apply to the container as a whole, with room for gVisor itself. Needs root, and starts in a good part of a second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BOOT = (
     "import json,os,sys;c=json.loads(os.read(0,1<<16));sys.path.extend(c['paths']);"
     "from interlock.executors.sandbox import alone;alone.serve_contained(c)"
 )
-# Waits to be put in its cgroup before it starts anything that would have to follow.
+# Waits to be put in its cgroup before it starts anything.
 _HELD = 'kill -STOP $$; exec "$@"'
 
 
@@ -132,8 +132,8 @@ class Gvisor(OneShot):
             for mode, places in (("ro", bound), ("rw", writable))
             for host, inside in places
         ]
-        # gVisor gives a file to the user who makes it, and files in a writable mount are to be root's. Inside, root has
-        # no capability and no kernel of the host's.
+        # gVisor assigns a file to the user who makes it, and files in a writable mount must belong to root. Inside,
+        # root has no capability and no kernel of the host's.
         user = 0 if writable else root.USER
         size = f"size={shape.limits.tmp_bytes}"
         mounts += [
@@ -160,7 +160,7 @@ class Gvisor(OneShot):
 
 
 def _sweep() -> None:
-    """Bundles of servers that were killed are nobody's any more."""
+    """Remove bundles of servers that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         if not Path("/proc", left.name.removeprefix(PREFIX).partition("-")[0]).exists():
             shutil.rmtree(left, ignore_errors=True)

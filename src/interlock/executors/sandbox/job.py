@@ -1,7 +1,7 @@
-"""What is run, within which limits, and what came of it.
+"""Jobs of the sandbox: the code, its limits, and its outcome.
 
-A job is code of one of two kinds at one of four tiers. An outcome says how it ended. Which way it ended is decided by
-evidence that the code cannot touch: how its process died, what the kernel counted, what the supervisor itself did.
+A job is code of one of two kinds at one of four tiers. An outcome states how it ended. That is decided by evidence that
+the code cannot influence: how its process died, what the kernel counted, what the supervisor itself did.
 
 INVARIANT: what the code says about itself can choose between two failures, and can never make a success of one.
 """
@@ -30,14 +30,14 @@ Status = Literal[
     "ok", "error", "crashed", "timeout", "memory", "limit", "network", "no_result", "killed", "isolation"
 ]  # fmt: skip
 
-# Takes the socket that listens inside the call's network, serves it until it is left, and gives the list to which it
-# adds every request that it refuses.
+# Takes the socket that listens inside the call's network, serves it until the context ends, and returns the list to
+# which it adds every refused request.
 Egress = Callable[[socket.socket], AbstractAsyncContextManager[list[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a call may use. Storage is memory here: it counts towards both."""
+    """Limits on the use of a call. Storage is memory here: it counts towards both."""
 
     memory_bytes: int = 512 * MIB
     cpu_cores: float = 1.0
@@ -47,21 +47,21 @@ class Limits:
     tmp_bytes: int = 100 * MIB
     output_bytes: int = 1 * MIB
     result_bytes: int = 4 * MIB
-    # How many files it may leave, with as much in them together as it may print; none are looked for if it is 0.
+    # The number of files it may produce, with as much content together as it may print; 0: none are collected.
     files: int = 0
 
     @property
     def confining(self) -> tuple[int, float, int, int, int]:
-        """The limits that are laid on a process before it is known what it will run."""
+        """The limits that are applied to a process before it is known what it will run."""
         return self.memory_bytes, self.cpu_cores, self.cpu_s, self.pids, self.tmp_bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mount:
-    """A file or directory of the host that the call may read, and where it finds it; or a directory it may write to.
+    """A file or directory of the host that the call may read, and its place inside; or a directory it may write to.
 
-    What is only read lies below `/in`. A directory that is written to is found at its own path. Links on the way are
-    followed when the mount is described, and what they lead to then is what the call gets.
+    Read-only ones lie below `/in`. A writable directory is at its own path. Links on the way are followed when the
+    mount is described, and their target then is what the call gets.
     """
 
     host: Path
@@ -108,13 +108,13 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonJob(_Job):
-    """A function in a module given as source. `call` is what its context knows of the call it serves."""
+    """A function in a module given as source. `call` is the data of its context."""
 
     source: str
     entry: str
     arguments: Json = field(default_factory=dict[str, Any])
     filename: str = "tool.py"
-    # The package that the source is of, and modules that it may import, by name: their text, and whether a package.
+    # The package of the source, and modules that it may import, by name: their text, and whether a package.
     package: str = ""
     modules: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, tuple[str, bool]])
     imports: frozenset[str] = frozenset()
@@ -136,7 +136,9 @@ Job = PythonJob | ProgramJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended. What only a finished process can tell (`exit_code` to `max_rss`) is None where nobody waited."""
+    """The outcome of a job. Facts of a finished process (`exit_code` to `max_rss`) are None if it was
+    not waited for.
+    """
 
     status: Status
     why: str = ""
@@ -154,14 +156,14 @@ class Outcome:
     files: tuple[File, ...] = ()
 
 
-# The codes with which a tool may itself say what kind of failure it met.
+# The codes with which a tool may itself state the kind of its failure.
 _OWN_CODES = frozenset((
     "E3109", "E3308", "E3401", "E3407", "E3410", "E3411", "E3502", "E3503", "E3504", "E3602", "E3902", "E3906",
 ))  # fmt: skip
 
 
 def failure_of(outcome: Outcome, ref: str) -> Failure:
-    """An outcome that is not a success, as callers hear of it: no path, no output, nothing of the host."""
+    """Convert an outcome that is not a success to a failure for callers: no path, no output, nothing of the host."""
     signal = None if outcome.signal is None else f"signal {outcome.signal}"
     match outcome.status:
         case "error":

@@ -1,7 +1,7 @@
-"""The ways of isolating that this program knows, best first, and which of them this host offers.
+"""The supported ways of isolation, best first, and which of them this host offers.
 
-A rung is not believed because its parts seem to be there. It is climbed: a probe runs on it and looks about. Only if
-the probe runs, sees no process but its own, cannot write to its root and cannot open a socket does the rung hold.
+A rung is not trusted because its parts seem to exist. It is tried: a probe runs on it and inspects its surroundings.
+The rung holds only if the probe runs, sees no process but its own, cannot write to its root and cannot open a socket.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main():
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One way of isolating: what it is made of, which tiers it covers, and why it does not hold if it does not."""
+    """One way of isolation: its parts, the tiers it covers, and why it does not hold if it does not."""
 
     backend: str
     words: str
@@ -66,7 +66,7 @@ class Rung:
 async def climb(
     host: Host, backends: Sequence[str], *, cgroups: bool, spares: int, recycle_after: int
 ) -> tuple[Backend | None, list[Rung]]:
-    """The first back end that holds, and what was found on the way to it."""
+    """Find the first back end that holds, and return it with the rungs tried."""
     rungs: list[Rung] = []
     for name in backends:
         backend, rung = await _try(name, host, cgroups=cgroups, spares=spares, recycle_after=recycle_after)
@@ -77,7 +77,7 @@ async def climb(
 
 
 async def probe_all(host: Host, known: Sequence[Rung]) -> list[Rung]:
-    """What is known, and the rungs that nobody has tried yet."""
+    """Try the rungs that were not tried yet and return all."""
     found = {rung.backend: rung for rung in known}
     for name in BACKENDS:
         if name not in found:
@@ -115,7 +115,7 @@ async def _try(name: str, host: Host, *, cgroups: bool, spares: int, recycle_aft
 
 
 async def _probe(backend: Backend) -> str:
-    """Empty if the probe ran and found itself confined; else why not."""
+    """Run a probe. Returns an empty text if it found itself confined; else why not."""
     try:
         child = await backend.take(Shape.of(_PROBE))
     except IsolationError as error:

@@ -1,11 +1,10 @@
-"""The system calls that isolate, for which Python has no function: namespaces, mounts, capabilities, Landlock, seccomp.
+"""System calls for isolation that Python does not offer: namespaces, mounts, capabilities, Landlock, seccomp.
 
 Everything here raises OSError with the name of the call that failed, so that a host that denies one says which. The
-processor's tables are those of x86_64 and aarch64; on any other machine the module says so when it is asked for a
-number, and nothing is run.
+tables cover x86_64 and aarch64; on any other machine looking up a number fails, and nothing is run.
 
-`fork_into` is the one delicate function: a raw clone3 behind Python's back would leave the interpreter's and the C
-library's idea of the thread wrong. The interpreter is told before and after, as its own fork does, and the kernel
+`fork_into` is the one delicate function: a raw clone3 without Python's knowledge would leave the interpreter's and the
+C library's idea of the thread wrong. The interpreter is told before and after, as its own fork does, and the kernel
 writes the new thread id where the C library keeps it.
 """
 
@@ -72,12 +71,12 @@ def _prctl(option: int, first: int = 0, second: int = 0) -> int:
 
 
 def die_with_parent() -> None:
-    """End when the thread that started this process ends. A change of user clears it: say it again afterwards."""
+    """End when the thread that started this process ends. A change of user clears it: repeat it afterwards."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether this process's entries under /proc belong to its own user."""
+    """Set whether this process's entries under /proc belong to its own user."""
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
@@ -86,7 +85,7 @@ def no_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability, now and for whatever is executed later."""
+    """Drop every capability, now and for programs executed later."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     drop_bounding_set()
     _call("capset", struct.pack("<Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24))
@@ -131,7 +130,7 @@ def restrict_mount(target: str, attributes: int, *, recursive: bool = True) -> N
 
 
 def bind_writable(source: str, target: str, ids: int | None) -> None:
-    """Mount a directory, and what is mounted below it, on another place so that it can be written to there.
+    """Mount a directory, and what is mounted below it, writable at another place.
 
     `ids`: a user namespace (see `namespace_of_ids`) by which the owners of files are translated.
     """
@@ -148,7 +147,7 @@ def bind_writable(source: str, target: str, ids: int | None) -> None:
 
 
 def namespace_of_ids(stored: int, used: int) -> int:
-    """A descriptor of a user namespace that translates one id: files of `stored` belong to `used`. One thread only.
+    """Return a user namespace that translates one id: files of `stored` belong to `used`. One thread only.
 
     Needs root, and the process namespace that /proc shows.
     """
@@ -181,7 +180,7 @@ def namespace_of_ids(stored: int, used: int) -> int:
 
 
 def map_own_user(inner: int, outer_uid: int, outer_gid: int) -> None:
-    """Let one id exist in this new user namespace, and let it be the one that made the namespace."""
+    """Map one id into this new user namespace: the one that made the namespace."""
     for file, line in (
         ("setgroups", "deny"),
         ("uid_map", f"{inner} {outer_uid} 1\n"),
@@ -214,7 +213,7 @@ def fork_into(flags: int) -> tuple[int, int]:
     return pid, pidfd.value
 
 
-# Landlock. Rights came with versions of its interface: one that this kernel does not know must not be asked for.
+# Landlock. Rights were added with versions of its interface: one that this kernel does not know must not be requested.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = 1, 2, 4, 8, 1 << 14, 1 << 15
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
@@ -225,14 +224,14 @@ _BIND_AND_CONNECT, _SCOPED = 3, 3
 
 
 def landlock_version() -> int:
-    """The version of Landlock's interface; 0 where the kernel has none."""
+    """The version of Landlock's interface; 0 if the kernel has none."""
     nothing, zero, version = None, ctypes.c_long(0), ctypes.c_long(1)
     found: int = _libc.syscall(ctypes.c_long(number("landlock_create_ruleset")), nothing, zero, version)
     return max(found, 0)
 
 
 def landlock(version: int, *, readable: Iterable[str], writable: Iterable[str], ports: Iterable[int]) -> None:
-    """Confine this process's file access to paths, its TCP connections to ports, its signals to its own kind."""
+    """Confine this process's file access to paths, its TCP connections to ports, its signals to its own domain."""
     rights = _FIRST_RIGHTS
     for since, right in _LATER_RIGHTS.items():
         rights |= right if version >= since else 0
@@ -262,14 +261,14 @@ class _Program(ctypes.Structure):
 
 
 def load_filter(program: bytes, *, listening: bool) -> int:
-    """Put this process under a seccomp program, for good. Returns the descriptor that hears of what it refuses."""
+    """Apply a seccomp program to this process, for good. Returns the descriptor that reports refused calls."""
     code = ctypes.create_string_buffer(program, len(program))
     given = _Program(len(program) // 8, ctypes.addressof(code))
     return _call("seccomp", _SET_MODE_FILTER, _NEW_LISTENER if listening else 0, ctypes.byref(given))
 
 
 def add_filter(program: bytes) -> None:
-    """Put this process under one more seccomp program. Unlike `load_filter` it works under our own."""
+    """Apply one more seccomp program to this process. Unlike `load_filter` it works under our own."""
     code = ctypes.create_string_buffer(program, len(program))
     given = _Program(len(program) // 8, ctypes.addressof(code))
     _prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(given))
@@ -286,7 +285,7 @@ class Refusal:
 
 
 def hear_refusal(listener: int) -> Refusal | None:
-    """The next system call that waits; None if its process is gone."""
+    """Return the next system call that waits; None if its process is gone."""
     heard = bytearray(80)
     try:
         fcntl.ioctl(listener, _RECEIVE, heard)
@@ -297,7 +296,7 @@ def hear_refusal(listener: int) -> Refusal | None:
 
 
 def answer_refusal(listener: int, notification: int, error: int) -> None:
-    """Let the waiting system call fail with this error; with 0, let it go on."""
+    """Let the waiting system call fail with this error; with 0, let it continue."""
     try:
         fcntl.ioctl(listener, _ANSWER, struct.pack("<QqiI", notification, 0, -error, 0 if error else 1))
     except OSError:

@@ -1,7 +1,7 @@
-"""How much memory a call holds, where no cgroup counts it: looked up in /proc, for the whole tree of its processes.
+"""The memory of a call where no cgroup counts it: read from /proc, for the whole tree of its processes.
 
-Counted are the pages of its processes, those that were swapped out, its own file system, and the buffers behind its
-pipes and sockets. What a buffer holds cannot be seen from outside, so every pipe and socket is counted as full. The
+It includes the pages of its processes, those that were swapped out, its own file system, and the buffers behind its
+pipes and sockets. The fill of a buffer is not visible from outside, so every pipe and socket is counted as full. The
 filter keeps a call from holding memory in any other way: no shared memory without a file, no larger pipes, no
 descriptors in flight (see `filter.build`).
 """
@@ -18,7 +18,7 @@ _KIB = 1024
 _TMP = "/tmp"  # noqa: S108 - the call's own, and the host's to tell it from
 _PIPE = 64 * _KIB
 _SOCKET = 208 * _KIB
-_FULL = 2  # a socket may hold twice what its limit says, for the limit is about data and this is about memory
+_FULL = 2  # a socket may hold twice its limit, because the limit is about data and this is about memory
 
 
 class _Held(NamedTuple):
@@ -29,10 +29,11 @@ class _Held(NamedTuple):
 
 
 def of_tree(pid: int, most: int) -> int:
-    """The memory of a process and all that it started, in bytes. Orphans are its children too: it is their first.
+    """Return the memory of a process and all that it started, in bytes. Orphans count too, because it is their first
+    process.
 
-    Pages that a fork shares count once for each who shares them. Only if that sum is over the bound is it worth the
-    while to ask for shares, which the kernel has to walk the pages for.
+    Pages that a fork shares count once for each process. Only if that sum exceeds the limit are proportional shares
+    read, for which the kernel has to walk the pages.
     """
     tree = _tree(pid)
     buffers, files = _buffers(tree), _files(pid)
@@ -42,7 +43,7 @@ def of_tree(pid: int, most: int) -> int:
 
 
 def _together(held: list[_Held], files: int) -> int:
-    # A page of the call's file system that is mapped is in both sums.
+    # A mapped page of the call's file system is in both sums.
     return sum(one.own for one in held) + max(files, sum(one.shared for one in held))
 
 
@@ -72,7 +73,7 @@ def _share(pid: int) -> _Held:
 
 
 def _facts(path: str) -> dict[str, int]:
-    """The lines of a file in /proc that name an amount in kB, in bytes."""
+    """Return the lines of a file in /proc that contain an amount in kB, in bytes."""
     try:
         with open(path) as file:
             lines = [line.split() for line in file]
@@ -102,7 +103,7 @@ def _socket_bytes() -> int:
 
 
 def _files(pid: int) -> int:
-    """What is in the file system that a call has to itself, if it has one."""
+    """Return the size of the file system that a call has to itself, if it has one."""
     root = f"/proc/{pid}/root"
     own = root + _TMP
     try:

@@ -1,8 +1,8 @@
-"""The back end for hosts on which our own namespaces cannot be had but bubblewrap's can: one program start per call.
+"""The back end for hosts that allow bubblewrap namespaces but not our own: one program start per call.
 
-Distributions give bubblewrap what they deny to others (a setuid bit, an AppArmor profile). It makes namespaces and
-root, then starts an interpreter that lays the same bonds on itself as a zygote's child does and serves one request. It
-costs an interpreter's start per call, and covers tiers 0 and 1.
+Distributions allow bubblewrap what they deny to others (a setuid bit, an AppArmor profile). It makes namespaces and
+root, then starts an interpreter that applies the same restrictions as a zygote's child and serves one request. It costs
+the start of an interpreter per call, and covers tiers 0 and 1.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from interlock.executors.sandbox.child import Child, Ended, IsolationError, Shap
 from interlock.executors.sandbox.pool import Host
 
 _READY_S = 20.0
-_USERS = 4096  # as root, calls have no user namespace of their own: so that limits do not add up, each is another user
+_USERS = 4096  # as root, calls have no user namespace of their own: each is another user, so that limits do not add up
 _BOOT = (
     "import json,socket,sys;s=socket.socket(fileno=0);c=json.loads(s.recv(1<<16));sys.path.extend(c['paths']);"
     "from interlock.executors.sandbox import alone;alone.serve(c,s)"
 )
-# As root: has the owners of files in some directories translated, for itself and what it becomes, then becomes bwrap.
+# As root: translates the owners of files in some directories, for itself and what it becomes, then becomes bwrap.
 _MAPPED = (
     "import json,sys;c=json.loads(sys.argv[1]);sys.path.extend(c['paths']);"
     "from interlock.executors.sandbox import alone;alone.become(c,sys.argv[2:])"
@@ -42,7 +42,7 @@ _AS_ROOT = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "
 
 
 class OneShot:
-    """A back end that starts a program for every call. Which one and how is the subclass's to say."""
+    """A back end that starts a program for every call. The subclass defines which one."""
 
     name: ClassVar[str]
     program: ClassVar[str]
@@ -88,7 +88,7 @@ class OneShot:
 
     @abstractmethod
     def _start(self, program: str, shape: Shape) -> Child:
-        """In a thread: a child, confined and waiting."""
+        """Start a child, confined and waiting. Runs in a thread."""
 
     def _release(self, process: subprocess.Popen[bytes], over: int, slot: Slot | None) -> None:
         process.kill()
@@ -105,7 +105,9 @@ class Bubblewrap(OneShot):
     program = "bwrap"
 
     def _start(self, program: str, shape: Shape) -> Child:
-        """In a thread: start bwrap, put its first process in a cgroup, let it go on, hear that it is confined."""
+        """Start bwrap, put its first process in a cgroup, let it continue, and wait until it is confined. Runs in a
+        thread.
+        """
         user = self._host.uid + 1 + next(self._turns) % _USERS
         with contextlib.ExitStack() as theirs:
             control, their_control = socket.socketpair()
@@ -178,7 +180,9 @@ class Bubblewrap(OneShot):
         return child
 
     def _mapping(self, shape: Shape, user: int) -> list[str]:
-        """What comes before bwrap's own words: as root, files in a writable mount are to be root's, not this user's."""
+        """The arguments before those of bwrap: as root, files in a writable mount must belong to root, not to this
+        user.
+        """
         directories = [str(one.host) for one in shape.mounts if one.writable]
         if not directories or os.getuid() != 0:
             return []
@@ -199,7 +203,7 @@ class Bubblewrap(OneShot):
         else:
             arguments += ["--unshare-user", "--uid", str(root.USER), "--gid", str(root.USER)]
         readable = root.outermost(self._host.readable)
-        # Directories that bwrap makes on the way would be for its own user alone.
+        # Directories that bwrap makes on the way would be readable by its own user only.
         inside = (*map(root.inside, readable), "/etc/ssl/certs", *(one.inside for one in shape.mounts))
         above = {str(one) for path in inside for one in Path(path).parents}
         for path in sorted(above - {"/"}):
@@ -220,13 +224,13 @@ class Bubblewrap(OneShot):
         size = str(shape.limits.tmp_bytes)
         arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/tmp"]  # noqa: S108
         if self._cgroups is None:
-            # What is mapped of /dev/zero is memory that belongs to no process, so nobody would count it.
+            # Mapped pages of /dev/zero belong to no process, so they would not be counted.
             arguments += ["--dev-bind", "/dev/null", "/dev/zero"]
         return [*arguments, "--chdir", "/tmp"]  # noqa: S108 - inside
 
 
 def pipe(theirs: contextlib.ExitStack, *, ours_reads: bool) -> tuple[int, int]:
-    """Our end, which stays, and theirs, which we close once it is handed over."""
+    """Make a pipe: our end, and theirs, which we close once it is handed over."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     ours, other = (reading, writing) if ours_reads else (writing, reading)
     theirs.callback(os.close, other)
@@ -249,7 +253,7 @@ def _raise(reason: str) -> int:
 
 
 def why(err: int) -> str:
-    """What was said on the error stream by whoever has just failed."""
+    """Read the error stream of a process that has just failed."""
     os.set_blocking(err, False)
     try:
         return os.read(err, 2000).decode(errors="replace").strip() or "it ended without a word"
@@ -258,7 +262,7 @@ def why(err: int) -> str:
 
 
 def ended(process: subprocess.Popen[bytes]) -> Ended:
-    """bwrap ends as its program did; a death by signal it can only tell as 128 and the signal."""
+    """Return how bwrap ended, which is how its program did; it reports a death by signal as 128 plus the signal."""
     _, status, used = os.wait4(process.pid, 0)
     code = process.returncode = os.waitstatus_to_exitcode(status)
     if code > 128:

@@ -1,14 +1,14 @@
 """Zygotes as the supervisor holds them, and the spare children that make a call cost less than a millisecond.
 
-Starting a zygote takes a good part of a second, forking a child from it some milliseconds, most of them the kernel's:
-namespaces, mounts, cgroups. None of that has to happen while a caller waits. So for every shape of call that is in use
-a few children stand ready, confined and idle; a call takes one, and another is made once the call is over. A child
+Starting a zygote takes a good part of a second, forking a child from it some milliseconds, most of them in the kernel:
+namespaces, mounts, cgroups. None of that has to happen while a caller waits. For every shape of call in use a few
+children are therefore ready, confined and idle; a call takes one, and another is made once the call is over. A child
 serves one call. A zygote serves a bounded number of them, because its children share its memory layout and hash seed.
 
 All blocking work is done by a few named threads; the event loop only ever takes from a deque.
 
-INVARIANT: zygotes are started by threads that live as long as the pool does. The bond between parent and child that
-ends the child is with the thread, not with the process.
+INVARIANT: zygotes are started by threads that live as long as the pool does. The parent-death signal that ends a child
+is tied to the thread, not to the process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ USER = 231072  # a user that no account of the host has
 THREADS = 4
 SHAPES = 4
 _START_S, _BEAR_S = 30.0, 10.0
-# The interpreter's own arguments are for everybody to read; what matters is said over the socket.
+# The interpreter's own arguments are visible to everybody; sensitive data goes over the socket.
 BOOT = (
     "import json,socket,sys;s=socket.socket(fileno=0);c=json.loads(s.recv(1<<20));sys.path.extend(c['paths']);"
     "from interlock.executors.sandbox import zygote;zygote.launch(c,s)"
@@ -51,7 +51,7 @@ BOOT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What of this host goes into sandboxes: the interpreter, where it finds modules, and the user they run as."""
+    """The parts of this host that go into sandboxes: the interpreter, its module paths, and the user they run as."""
 
     python: str = field(default_factory=lambda: os.path.realpath(sys.executable))
     paths: tuple[str, ...] = field(default_factory=lambda: _import_paths())
@@ -63,12 +63,12 @@ class Host:
     def readable(self) -> list[str]:
         """Directories that are bound into the root: programs, the interpreter's home, modules."""
         home = str(Path(self.python).parent.parent)
-        # Of a checkout only our own package goes in, for more than modules lies beside it.
+        # Of a checkout only our own package goes in, because it contains more than modules.
         packages = [path for path in self.paths if path != _source() or path in _installed()]
         return ["/usr", home, *packages, str(Path(_source()) / "interlock")]
 
     def unfit(self, mount: Mount) -> str | None:
-        """Why a directory cannot be mounted for writing; None if it can, or is only read."""
+        """Return why a directory cannot be mounted for writing; None if it can, or is only read."""
         if not mount.writable:
             return None
         place, real = f"`{mount.inside}` cannot be written to", str(mount.host)
@@ -142,7 +142,7 @@ class Zygote:
         return not self._broken and self._process.poll() is None
 
     def bear(self, shape: Shape) -> Child:
-        """A new child, confined and waiting. Raises IsolationError where any bond does not hold."""
+        """Fork a child, confined and waiting. Raises IsolationError if any restriction does not hold."""
         with self._lock:
             self.borne += 1
             self._living += 1
@@ -182,7 +182,7 @@ class Zygote:
         return child
 
     def _settle(self, child: Child, shape: Shape) -> None:
-        """Let the child enter its cgroup and go on, and take what it hands out."""
+        """Let the child enter its cgroup and continue, and take what it hands out."""
         ways_in = [] if child.slot is None else child.slot.offer(child.pid, shape.limits)
         socket.send_fds(child.control, [b"G"], ways_in)
         for one in ways_in:
@@ -210,7 +210,7 @@ class Zygote:
             self._close()
 
     def retire(self) -> None:
-        """Bear no more; end when the last child has gone."""
+        """Fork no more; end when the last child has gone."""
         with self._lock:
             last = not self._retired and self._living == 0
             self._retired = True
@@ -235,14 +235,14 @@ def _close(one: socket.socket | int) -> None:
 
 
 def _refusal(answer: bytes) -> Exception:
-    """The zygote could not fork, and said so; or we have no room for what it handed out; or it is gone."""
+    """Convert a failed fork: the zygote said so, we have no room for its descriptors, or it is gone."""
     if not answer:
         return ConnectionResetError("the zygote ended")
     return IsolationError(json.loads(answer).get("failed", "the server has too many open files"))
 
 
 def _pid_of(pidfd: int) -> int:
-    """The pid in our own terms: the zygote counts in others."""
+    """Return the pid in our namespace: the zygote counts in its own."""
     for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
         if line.startswith("Pid:"):
             return int(line.split()[1])
@@ -251,7 +251,7 @@ def _pid_of(pidfd: int) -> int:
 
 @dataclass(slots=True)
 class _Ready:
-    """The spare children of one shape, and who waits for one."""
+    """The spare children of one shape, and the waiting calls."""
 
     shape: Shape
     children: deque[Child] = field(default_factory=deque[Child])
@@ -260,7 +260,9 @@ class _Ready:
 
 
 class Zygotes:
-    """The back end that forks. Spares for the shapes used last; a zygote for every set of inputs among them."""
+    """The back end that forks. Keeps spares for the shapes used last, and a zygote for every set of
+    inputs among them.
+    """
 
     name = "zygote"
     tiers = frozenset((0, 1, 2, 3))
@@ -270,7 +272,7 @@ class Zygotes:
         self._host = host
         self._spares = spares
         self._recycle_after = recycle_after
-        # Two sorts, so that no call waits for a new child behind the end of another's tree.
+        # Two pools, so that no call waits for a new child behind the end of another's tree.
         self._births = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-sandbox-birth")
         self._ends = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-sandbox-end")
         self._ready: OrderedDict[object, _Ready] = OrderedDict()
@@ -292,7 +294,7 @@ class Zygotes:
         return child
 
     def _lives(self, spare: Child) -> bool:
-        """Whether a spare is still there: it ends with its zygote, whatever ended that."""
+        """Whether a spare is still alive: it ends with its zygote, whatever ended that."""
         if spare.lives:
             return True
         self._ends.submit(spare.drop)
@@ -310,7 +312,7 @@ class Zygotes:
             raise
 
     def give_back(self, child: Child) -> None:
-        """The call is over: let go of its child and make another."""
+        """Release the child of a finished call and make another."""
         _, shape = self._busy.pop(id(child))
         self._ends.submit(child.drop)
         if self._closed:
@@ -320,7 +322,7 @@ class Zygotes:
             self._fill(self._ready[shape.key])
 
     def _fill(self, ready: _Ready) -> None:
-        """Have as many children coming as are waited for and missing."""
+        """Start as many children as are waited for and missing."""
         loop = asyncio.get_running_loop()
         while len(ready.children) + ready.coming < self._spares + len(ready.waiting):
             ready.coming += 1
@@ -345,7 +347,7 @@ class Zygotes:
             ready.children.append(made.result())
 
     def _make(self, shape: Shape) -> Child:
-        """In a thread: a child from the zygote of its kind. One that has died is replaced, once."""
+        """Fork a child from the zygote of its kind, in a thread. A zygote that has died is replaced, once."""
         zygote = self._zygote(shape)
         try:
             return zygote.bear(shape)
@@ -376,11 +378,11 @@ class Zygotes:
                 self._ends.submit(self._zygotes.pop(kind).retire)
 
     async def close(self) -> None:
-        """End everything: running calls too."""
+        """End everything, including running calls."""
         self._closed = True
         if self._making:
             await asyncio.wait(self._making)
-        await asyncio.sleep(0)  # who was given a child takes it now; what arrived last is put away
+        await asyncio.sleep(0)  # let waiting calls take their child now; the last arrivals are stored
         for child, _ in self._busy.values():
             child.kill()
         if self._busy:
@@ -401,7 +403,9 @@ class Zygotes:
 
 
 def _kind(shape: Shape) -> object:
-    """Which zygote a shape needs: what it sees of the host and has imported is settled when the zygote starts."""
+    """Return the kind of zygote that a shape needs: its view of the host and its imports are fixed when the zygote
+    starts.
+    """
     return shape.mounts, shape.tier == 3, shape.heavy
 
 

@@ -1,8 +1,8 @@
-"""What the code inside says, as the host takes it: typed, bounded and cleaned before anything else looks at it.
+"""Reports of the code inside, as the host accepts them: typed, bounded and cleaned before anything else uses them.
 
-One function for each kind of frame. What does not have the form of its kind ends the call (`Malformed`, `TooMuch`);
-nothing is repaired, because honest code cannot say it. Only the words of an error are cut and cleaned instead: honest
-code may raise any text.
+There is one function for each kind of frame. A body of another form ends the call (`Malformed`, `TooMuch`); nothing is
+repaired, because honest code cannot send it. Only error messages are cut and cleaned instead: honest code may raise any
+text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Check = Callable[[Any], Any]
 
 
 def reader_for(job: Job) -> frames.Reader:
-    """A reader of the frames that this job may send."""
+    """Make a reader of the frames that this job may send."""
     limits = job.limits
     most = {frames.RESULT: limits.result_bytes}
     if isinstance(job, PythonJob):
@@ -44,7 +44,7 @@ def reader_for(job: Job) -> frames.Reader:
 
 
 def document(body: bytes) -> Any:
-    """The JSON of a frame."""
+    """Parse the JSON of a frame."""
     try:
         return parse(body)
     except TooManyValues:
@@ -57,7 +57,7 @@ def document(body: bytes) -> Any:
 
 
 def progress(body: bytes) -> Json:
-    """The facts of a progress report: a message, a percentage, and others under short names."""
+    """Read a progress report: a message, a percentage, and further facts under short names."""
     facts = _fields(document(body), "a progress report")
     if len(facts) > _MOST_FACTS:
         raise TooMuch("the facts in a progress report")
@@ -70,7 +70,7 @@ def progress(body: bytes) -> Json:
 
 
 def file(body: bytes, limits: Limits) -> File:
-    """A file, if its path is one that anybody could keep it under."""
+    """Read a file, if its path is acceptable."""
     line, _, content = body.partition(b"\n")
     try:
         path = document(line)
@@ -89,7 +89,7 @@ def file(body: bytes, limits: Limits) -> File:
 
 
 def checkpoint(body: bytes) -> tuple[int, str, Any]:
-    """The number, the label and the state of a checkpoint."""
+    """Read the number, the label and the state of a checkpoint."""
     line, _, text = body.partition(b"\n")
     said = _fields(document(line), "a checkpoint")
     number, label = said.get("number"), said.get("label")
@@ -99,7 +99,9 @@ def checkpoint(body: bytes) -> tuple[int, str, Any]:
 
 
 def result(body: bytes, job: Job) -> Json:
-    """How the code says that it ended: `ok` with a value and reports, or an error; a program with its exit code."""
+    """Read the result as the code reports it: `ok` with a value and reports, or an error; a program
+    with its exit code.
+    """
     said = _fields(document(body), "a result")
     ok = said.get("ok")
     if ok is not True and ok is not False:
@@ -124,7 +126,7 @@ def _program(said: Json) -> Json:
 
 
 def _error(said: Any) -> Json:
-    """What the code says went wrong. Its words are cut, then cleaned."""
+    """Read the error as the code reports it. Its message is cut, then cleaned."""
     given = _fields(said, "an error")
     kind, message = given.get("type"), given.get("message", "")
     if not isinstance(kind, str) or not isinstance(message, str):
@@ -181,7 +183,7 @@ def _attestation(said: Any) -> Json:
 
 
 def _cost(said: Any) -> dict[str, int]:
-    """Whole millionths by part. INVARIANT: no part is negative, and all together are within what a budget can count."""
+    """Read whole millionths by part. INVARIANT: no part is negative, and their sum fits a budget."""
     given = _fields(said, "a cost")
     if not given.keys() <= set(CALL_PARTS):
         raise Malformed("it reports a cost of an unknown kind")
@@ -191,7 +193,7 @@ def _cost(said: Any) -> dict[str, int]:
 
 
 def _named(what: str) -> Check:
-    """An object whose names are short and plain. Its values are data."""
+    """Accept an object with short, plain names. Its values are data."""
 
     def check(said: Any) -> Json:
         given = _fields(said, what)
@@ -213,7 +215,7 @@ _REPORTS: Mapping[str, Check] = {
     "modifiers": _named("a modifier"),
     "cost": _cost,
     "session": _named("a session value"),
-    # The context of the host looks at each of these again, by the same rules as for a tool in this process.
+    # The context of the host checks each of these again, by the same rules as for a tool in this process.
     "content": _each(_named("an item of content"), "an item of content"),
     "views": _named("a view"),
     "handoffs": _each(_named("a handoff"), "a handoff"),
@@ -237,7 +239,7 @@ def _list(said: Any, what: str) -> list[Any]:
 
 
 def _name(said: Any, what: str, most: int = _NAME) -> str:
-    # Most names are plain ASCII, which is quickly seen; thousands of them come in one frame.
+    # Most names are plain ASCII, which is a fast test; thousands of them come in one frame.
     if not isinstance(said, str) or not 0 < len(said) <= most or not _is_plain(said):
         raise Malformed(f"{what} in it has a name that is too long or not plain text")
     return said
@@ -252,7 +254,7 @@ def _is_number(said: Any) -> bool:
 
 
 def _cleaned(said: Any, depth: int) -> Any:
-    """Small data without texts that could steer a terminal."""
+    """Clean small data of texts that control a terminal."""
     if isinstance(said, str):
         return plain_text(said, _MESSAGE)
     if depth == 0 and isinstance(said, dict | list):

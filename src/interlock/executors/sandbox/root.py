@@ -1,9 +1,9 @@
-"""The file system that sandboxed code sees: programs and libraries, read-only, and nothing of the host besides.
+"""The file system of sandboxed code: programs and libraries, read-only, and nothing else of the host.
 
-A small tmpfs becomes the root. Into it go, at their own paths, the directories that hold programs and modules; the
+A small tmpfs becomes the root. It contains, at their own paths, the directories that hold programs and modules; the
 inputs of the call below `/in`; the directories that it may write to, at their own paths; five harmless devices; and an
-`/etc` with the few files that libraries look for. Then
-the host's tree is detached and the root is made read-only. `/tmp` is empty here: every call mounts its own over it.
+`/etc` with the few files that libraries look for. Then the host's tree is detached and the root is made read-only.
+`/tmp` is empty here: every call mounts its own over it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _HOST, _STAGE = "/host", "/tmp"  # noqa: S108 - a mount point that every system 
 
 
 def inside(path: str) -> str:
-    """Where a directory of the host is found inside: at its own path, unless that is where the call's own files are."""
+    """Return where a directory of the host is found inside: at its own path, unless the call's own files are there."""
     return f"/opt/host{path}" if path == "/tmp" or path.startswith("/tmp/") else path  # noqa: S108
 
 
 def build(readable: Sequence[str], mounts: Sequence[tuple[str, str, bool]], *, metered: bool, ids: int | None) -> None:
     """Make and enter the root. Needs a mount namespace of its own and the right to mount in it.
 
-    `mounts`: paths of the host, where each is found inside, and whether it can be written to. `ids`: translates the
-    owners of files in those that can. `metered`: memory is counted by a cgroup. Where none does, there is no
-    `/dev/zero`, for what is mapped of it is memory that belongs to no process.
+    `mounts`: paths of the host, where each is found inside, and whether it is writable. `ids`: translates the owners of
+    files in writable ones. `metered`: memory is counted by a cgroup. Without one there is no `/dev/zero`, because its
+    mapped pages belong to no process.
     """
     os.umask(0o022)
     linux.mount(None, "/", None, linux.REC | linux.PRIVATE)
@@ -67,7 +67,7 @@ def build(readable: Sequence[str], mounts: Sequence[tuple[str, str, bool]], *, m
             _bind(host, wanted)
     for directory in ("/in", "/proc", "/tmp"):  # noqa: S108 - inside
         os.makedirs(directory, exist_ok=True)
-    # The kernel lets an ordinary user mount a new /proc only while a whole one is in sight.
+    # The kernel lets an ordinary user mount a new /proc only while a whole one is visible.
     linux.mount("proc", "/proc", "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC)
     linux.detach(_HOST)
     os.rmdir(_HOST)
@@ -75,13 +75,13 @@ def build(readable: Sequence[str], mounts: Sequence[tuple[str, str, bool]], *, m
 
 
 def stay() -> None:
-    """Keep the host's files in sight, as tier 3 is agreed to; only processes are one's own."""
+    """Keep the host's files, as tier 3 allows; only processes are isolated."""
     linux.mount(None, "/", None, linux.REC | linux.PRIVATE)
     linux.mount("proc", "/proc", "proc", linux.NOSUID | linux.NODEV | linux.NOEXEC)
 
 
 def outermost(paths: Sequence[str]) -> list[str]:
-    """The paths that lie in none of the others."""
+    """Return the paths that lie in none of the others."""
     kept: list[str] = []
     for path in sorted(set(paths)):
         if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in kept):

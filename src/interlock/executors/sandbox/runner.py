@@ -1,7 +1,7 @@
-"""The last thing inside: takes one request, runs what it names, says what came of it, and ends.
+"""The code inside the sandbox: takes one request, runs what it names, reports the result, and ends.
 
 Everything before this module is trusted; everything after the request is read may be hostile, and shares this process.
-So nothing here is a guard. The guards are in place already, and the supervisor believes nothing that is said here.
+Nothing here is a guard. The guards are in place already, and the supervisor trusts nothing that is reported here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ask = Callable[[bytes, bytes], Json]
 
 
 class Control(Protocol):
-    """The way to the supervisor: a socket, or what stands for one."""
+    """The channel to the supervisor: a socket, or a replacement for one."""
 
     def recv(self, bufsize: int, /) -> bytes: ...
 
@@ -44,7 +44,7 @@ _OUT_OF_MEMORY = b'{"ok":false,"error":{"type":"MemoryError","message":"out of m
 
 
 class _Line:
-    """What the code says, and what it asks and waits for, one frame at a time whichever thread has it."""
+    """Frames from the code, and requests with answers, one at a time whichever thread sends them."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -55,7 +55,7 @@ class _Line:
             self._control.sendall(frames.frame(kind, body))
 
     def ask(self, kind: bytes, body: bytes) -> Json:
-        """Say something and wait for the answer; nothing is said meanwhile."""
+        """Send a frame and wait for the answer; nothing else is sent meanwhile."""
         with self._lock:
             self._control.sendall(frames.frame(kind, body))
             head = _exactly(self._control, frames.HEAD_SIZE)
@@ -65,7 +65,7 @@ class _Line:
 
 
 def serve(control: Control) -> None:
-    """Wait for the request, run it, answer. Returns only to be followed by the end of the process."""
+    """Wait for the request, run it, answer. After it returns the process ends."""
     head = _exactly(control, frames.HEAD_SIZE)
     if head is None:
         return
@@ -117,7 +117,7 @@ def _told(error: BaseException) -> Json:
 
 
 def _text(text: str) -> str:
-    """A text that can be said: the name of a file, and so a message about it, need not be valid Unicode."""
+    """Make a text sendable: the name of a file, and so a message about it, need not be valid Unicode."""
     return text[:_MESSAGE_LENGTH].encode(errors="replace").decode()
 
 
@@ -147,7 +147,7 @@ def _program(request: Json) -> Json:
     )
     os.close(source)
     ended, status = os.wait()
-    while ended != program:  # orphans fall to the first process of the namespace
+    while ended != program:  # orphans become children of the first process of the namespace
         ended, status = os.wait()
     return {"ok": True, "exit": os.waitstatus_to_exitcode(status)}
 
@@ -185,7 +185,7 @@ def _previewed(answer: Any) -> Json:
 
 
 def warm() -> None:
-    """Go the way of a request with nothing in it, so that memory and caches have been that way before."""
+    """Run an empty request, so that memory and caches are warm."""
     source = "def main(x):\n  try:\n    return {'a': [x + 1, 's%d' % x]}\n  except Exception:\n    raise\n"
     document: Json = {
         "filename": "warm.py",
@@ -235,7 +235,9 @@ async def _call_on_loop(
 
 
 def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str | None, Callable[[Any], Any] | None]:
-    """The function, its arguments in its own types, the name under which it wants a context, and how to dump."""
+    """Return the function, its arguments in its own types, the name of its context parameter, and how to dump its
+    result.
+    """
     if all(hasattr(entry, name) for name in ("arguments", "function", "handlers", "dump")):  # a declared tool
         from interlock.executors.function import bind
 
@@ -296,7 +298,9 @@ def _context(request: Json, say: Say, ask: Ask) -> Any:
 
 
 def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
-    """How checkpoints are saved: outside, while the code waits here. What would be refused there is refused here."""
+    """Make the function that saves checkpoints: outside, while the code waits here. Invalid ones are refused here
+    already.
+    """
     from interlock.call.checkpoints import check_label, not_offered, refuse_more, written
     from interlock.core.errors import Failure
 
@@ -322,7 +326,7 @@ def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
 
 
 async def _reports(context: Any) -> Json:
-    """What the tool said of its own doing. A fact it attests to is looked at here, where the world is the tool's."""
+    """Collect the reports of the tool. Attested facts are observed here, where the tool's files are."""
     observed: list[Json] = []
     for one in context.attestations:
         seen = one.observe()
@@ -368,8 +372,8 @@ class _Imports(importlib.abc.MetaPathFinder):
     """Finds the modules that came with the tool, and refuses it others that are not among its dependencies.
 
     Refused are modules that are neither Python's own, nor vetted, nor named by the tool: a rule about dependencies, so
-    that a tool's list is true; what a module could do is bounded elsewhere. What a dependency needs in turn is its own
-    affair. Of the tool's own package nothing is loaded that did not come with it: that was not admitted.
+    that a tool's list is complete; what a module could do is bounded elsewhere. The imports of a dependency are not
+    restricted. Of the tool's own package nothing is loaded that did not come with it, because it was not admitted.
     """
 
     def __init__(self, tool: str, allowed: Sequence[str], modules: dict[str, tuple[str, bool]], package: str) -> None:
@@ -406,13 +410,13 @@ class _Imports(importlib.abc.MetaPathFinder):
 
 
 class UnreadableFile(Exception):  # noqa: N818 - told to callers by its name
-    """A file was left that not even its owner may read."""
+    """The tool produced a file that not even its owner may read."""
 
 
 def _send_files(say: Say, most: int) -> None:
-    """Say what is in the output directory, file by file, each up to `most` bytes. Nothing is followed out of it.
+    """Send the output directory, file by file, each up to `most` bytes. No links are followed.
 
-    What is too much is the supervisor's to judge: it ends the call at the first frame that is.
+    The supervisor enforces the limits: it ends the call at the first frame that exceeds them.
     """
     directory = _opened(FILES, os.O_DIRECTORY, None)
     if directory is not None:
@@ -450,7 +454,7 @@ def _send_file(say: Say, most: int, descriptor: int | None, path: str) -> None:
 
 
 def _opened(name: str, kind: int, directory: int | None) -> int | None:
-    """A descriptor; None for what was there a moment ago and is gone, or is something else by now."""
+    """Open an entry; None if it is gone or has been replaced by something else."""
     try:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | kind, dir_fd=directory)
     except OSError as error:

@@ -39,7 +39,7 @@ _MOST_MEMORY = (1 << _RANGE_BITS) - _MEMORY_AT
 
 
 class _Wish(NamedTuple):
-    """A stretch of offsets, and how many of them a call needs."""
+    """A range of offsets, and how many of them a call needs."""
 
     start: int
     end: int
@@ -55,7 +55,7 @@ class Shares:
         self._memory = min(memory_bytes >> 10, _MOST_MEMORY)
 
     def ask(self, agent: str, limits: Limits) -> Share:
-        """A share of the agent's allowance, which `Share.taken` takes. Close it to give it back."""
+        """Make a share of the agent's allowance, which `Share.taken` takes. Close it to give it back."""
         try:
             file = self._open()
             try:
@@ -80,7 +80,7 @@ class Shares:
                 self._make()
 
     def _make(self) -> None:
-        """Make the file with a new key. It appears whole, and only where there is none."""
+        """Make the file with a new key. It appears whole, and only if there is none."""
         fresh = self._path.with_name(f"{self._path.name}.{os.urandom(8).hex()}")
         try:
             file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -94,7 +94,7 @@ class Shares:
 
 
 class Share:
-    """The part of its agent's allowance that one call holds, or waits for."""
+    """The part of its agent's allowance that one call holds or waits for."""
 
     def __init__(self, file: int, turn: int, wishes: Sequence[_Wish]) -> None:
         self._file = file
@@ -103,7 +103,10 @@ class Share:
         self._first = False
 
     def taken(self) -> bool:
-        """Take it whole, if there is room and nobody waits before. Does not wait: ask again until it is true."""
+        """Take it whole, if there is room and nobody waits before.
+
+        Does not wait: call it again until it returns True.
+        """
         try:
             if not self._first:
                 self._first = record_locks.take(self._file, self._turn, 1)
@@ -125,8 +128,8 @@ class Share:
         os.close(self._file)
 
     def _free(self, wish: _Wish) -> list[tuple[int, int]] | None:
-        """Stretches of free offsets, as many as are wanted in all; None when there are not as many."""
-        # Nobody else locks any of them before this call gives up the turn.
+        """Return ranges of free offsets, as many as are wanted in all; None if there are not enough."""
+        # No other call locks any of them before this call gives up the turn.
         found: list[tuple[int, int]] = []
         at, wanted = wish.start, wish.wanted
         while wanted and at < wish.end:
@@ -138,13 +141,13 @@ class Share:
         return None if wanted else found
 
     def _gap(self, start: int, end: int) -> tuple[int, int]:
-        """How many offsets are free from here on, and where the lock that comes next ends."""
+        """Return the number of free offsets from here on, and the end of the next lock."""
         after = end
         while start < end:
             found = record_locks.found(self._file, start, end - start)
             if found is None:
                 break
-            # The kernel names one of the locks there, not the first: look again before it.
+            # The kernel reports one of the locks there, not the first: search again before it.
             end, after = max(found[0], start), sum(found)
         return end - start, after
 

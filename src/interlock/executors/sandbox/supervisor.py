@@ -1,12 +1,12 @@
-"""The sandbox: takes a job, has it run isolated and bounded, says how it ended. Survives whatever the job does.
+"""The sandbox: runs a job isolated and bounded, and reports how it ended. Survives whatever the job does.
 
     async with await Sandbox.open() as sandbox:
         outcome = await sandbox.run(PythonJob(source=source, entry="main", arguments={"x": 1}))
 
-How isolation is had depends on the host, so it is found out by isolating: `Sandbox.open` goes down the ladder of back
-ends that the operator accepts and keeps the first that runs a probe and is seen to confine it. If none does, the
-sandbox opens all the same and refuses every job with the reasons: an Interlock without a sandbox still serves the tools
-that need none. Nothing ever runs on less than what was asked for.
+The kind of isolation depends on the host, so it is found by trying: `Sandbox.open` goes down the ladder of back ends
+that the operator accepts and keeps the first that runs a probe and is seen to confine it. If none does, the sandbox
+opens all the same and refuses every job with the reasons: an Interlock without a sandbox still serves the tools that
+need none. Nothing ever runs on less than what was requested.
 """
 
 from __future__ import annotations
@@ -47,18 +47,20 @@ class Sandbox:
         allowance: Allowance | None = None,
         shared: Path | None = None,
     ) -> Self:
-        """Find out what isolates here. `shared`: the file by which several processes count the calls of an agent."""
+        """Find out which isolation works here. `shared`: the file by which several processes count the calls of an
+        agent.
+        """
         host = host or Host()
         backend, rungs = await climb(host, backends, cgroups=cgroups, spares=spares, recycle_after=recycle_after)
         return cls(host, backend, rungs, Allowances(allowance or Allowance(), shared))
 
     @property
     def backend(self) -> str | None:
-        """What isolates here; None when nothing does."""
+        """The back end in use; None if there is none."""
         return None if self._backend is None else self._backend.name
 
     async def describe(self) -> list[Rung]:
-        """Every way of isolating, whether it works on this host, and if not, why. Tries those not tried yet."""
+        """List every way of isolation, whether it works on this host, and if not, why. Tries those not tried yet."""
         return await probe_all(self._host, self._rungs)
 
     async def run(
@@ -90,7 +92,7 @@ class Sandbox:
                     watch = Watch(
                         child,
                         job,
-                        # Files must not change any more when a call that can write to them is answered.
+                        # When a call that can write files is answered, the files must not change any more.
                         exit_evidence=exit_evidence or job.writes,
                         on_progress=on_progress,
                         on_partial=on_partial,
@@ -126,7 +128,7 @@ class Sandbox:
 
 
 def _served(job: Job, child: Child) -> AbstractAsyncContextManager[list[str]]:
-    """The proxy at work in the call's network. Without one, nobody listens there."""
+    """The proxy that serves the call's network. Without one, nothing listens there."""
     if child.inside is not None and job.egress is not None:
         return job.egress(child.inside)
     if child.inside is not None:

@@ -1,11 +1,11 @@
-"""Watches one call: feeds it, reads what it says, counts what it does, ends it when it must, and judges how it went.
+"""Watches one call: feeds it, reads its frames, counts its use, ends it when necessary, and judges the outcome.
 
-Five descriptors and a timer, all on the event loop. What the code says arrives as frames; its output as two bounded
-streams; system calls it may not make as refusals, answered here; its end as evidence from the zygote. A call is ended
+There are five descriptors and a timer, all on the event loop. Reports of the code arrive as frames; its output as two
+bounded streams; forbidden system calls as refusals, answered here; its end as evidence from the zygote. A call is ended
 by us for exactly one reason, the first that arises.
 
-By default a success is answered as soon as it is said, and the process is killed that moment: nothing that it could
-still do has an effect. Every failure, and every call whose caller wants the figures, waits for the evidence.
+By default a success is answered as soon as it is reported, and the process is killed at that moment: nothing that it
+could still do has an effect. Every failure, and every call whose caller wants the figures, waits for the evidence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Save = Callable[[str, Any], Awaitable[None]]
 _log = logging.getLogger("interlock.sandbox")
 
 _CHUNK = 1 << 16
-# The work of one turn of the loop, in bytes of frames; a small frame counts as a larger one, for it costs as much.
+# The work of one turn of the loop, in bytes of frames; a small frame counts as a larger one, because it costs as much.
 _TURN, _LEAST_WORK = 1 << 16, 1 << 10
 _MOST_REFUSALS, _LONGEST_REFUSAL = 1000, 300
 _MOST_REFUSED_FORKS = 16
@@ -53,11 +53,11 @@ _LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
 
 
 def request_of(job: Job) -> bytes:
-    """What the code inside is told. Secrets travel here and nowhere else."""
+    """Encode the request for the code inside. Secrets travel here and nowhere else."""
     document: Json = {
         "env": dict(job.env),
         "secrets": {name: base64.b64encode(value).decode() for name, value in job.secrets.items()},
-        # How much of a file is worth sending: one byte more than is allowed says as much as all of it.
+        # The size of a file that is worth sending: one byte more than is allowed suffices to refuse it.
         "files": job.limits.output_bytes + 1 if job.limits.files else 0,
         "wall_s": job.limits.wall_s,
     }
@@ -80,7 +80,7 @@ def request_of(job: Job) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a call that is over. Only `said` comes from the code itself, in the form of `said.result`."""
+    """The facts about a call that is over. Only `said` comes from the code itself, in the form of `reports.result`."""
 
     ended_by_us: tuple[Status, str] | None = None
     ended: Ended
@@ -91,7 +91,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> tuple[Status, str]:
-    """Which way a call ended, and the name of the limit where there is one.
+    """Determine how a call ended, and the name of the limit if one was reached.
 
     INVARIANT: `ok` needs a result, no reason of ours to end the call, and no death by a signal or for memory.
     """
@@ -104,7 +104,7 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
         return "crashed", "its process was lost"
     if status is not None and os.WIFSIGNALED(status):
         died_of, spent_s = os.WTERMSIG(status), (evidence.ended.cpu_ns or 0) / 1e9
-        # The first process of a namespace does not hear the warning signal; the kernel then kills it a second later.
+        # The first process of a namespace does not receive the warning signal; the kernel kills it a second later.
         if died_of == signal.SIGXCPU or (died_of == signal.SIGKILL and spent_s >= evidence.cpu_s - 0.5):
             return "limit", "processor time"
         return "crashed", f"signal {died_of}"
@@ -147,14 +147,14 @@ def _reached_for_network(evidence: Evidence) -> bool:
 
 @dataclass(slots=True)
 class _Stream:
-    """Output of the code, kept up to its limit."""
+    """Output of the code, stored up to its limit."""
 
     descriptor: int
     most: int
     kept: bytearray = field(default_factory=bytearray)
 
     def read(self) -> bool | None:
-        """Take what is there: False at the end of the stream, None when nothing is there now."""
+        """Read what is available: False at the end of the stream, None if nothing is available now."""
         try:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
@@ -232,7 +232,7 @@ class Watch:
         try:
             await self._over
             if self._saving is not None:
-                # It came before the end, so it is saved before the end is told. Nothing else is heard any more.
+                # It came before the end, so it is saved before the end is reported. Nothing else is read any more.
                 self._loop.remove_reader(watched)
                 self._child.kill()
                 await asyncio.wait({self._saving})
@@ -250,12 +250,12 @@ class Watch:
         return self._judged(time.perf_counter_ns() - started)
 
     def _watch(self) -> None:
-        """Take whatever has arrived. The end comes last: what was said before it must have been heard."""
+        """Process everything that has arrived. The end comes last: frames sent before it must have been read."""
         ready = self._child.all.poll(0)
         for descriptor, event in sorted(ready, key=lambda one: one[0] == self._child.over):
             if descriptor == self._child.refusals and not event & select.EPOLLIN:
-                # Nobody is left to be refused anything. Heard again and again, that would keep the processor from the
-                # very process that is ending.
+                # There is nobody left to refuse. Reporting it again and again would keep the processor from the process
+                # that is ending.
                 self._ignore(descriptor)
             else:
                 self._handlers[descriptor]()
@@ -269,7 +269,7 @@ class Watch:
         self._end("killed", "")
 
     def _end(self, status: Status, why: str) -> None:
-        """End the call, for the first reason that there is."""
+        """End the call, for the first reason that arises."""
         if self._ended_by_us is None:
             self._ended_by_us = (status, why)
         self._child.kill()
@@ -298,12 +298,12 @@ class Watch:
         if not self._over.done():
             self._over.set_result(None)
 
-    # What the code says
+    # Frames of the code
 
     def _hear(self) -> None:
-        """Take some of what was said, and the rest in later turns of the loop: others have a turn in between.
+        """Process some frames, and the rest in later turns of the loop, so that others have a turn in between.
 
-        While something is left to be taken, nothing more is received, so the code inside has to wait too.
+        While frames are left, nothing more is received, so the code inside has to wait too.
         """
         if self._over.done():
             return
@@ -330,7 +330,9 @@ class Watch:
             self._finish()
 
     def _take_some(self) -> bool:
-        """Take frames up to the bound of one turn; whether there may be more. A frame that has begun is finished."""
+        """Process frames up to the bound of one turn; returns whether there may be more. A frame that has begun is
+        finished.
+        """
         work = 0
         while work < _TURN:
             frame = self._reader.next()
@@ -353,7 +355,7 @@ class Watch:
         return not self._over.done()
 
     def _silence(self, status: Status, why: str) -> None:
-        """Hear nothing more of the code, and end it."""
+        """Read nothing more from the code, and end it."""
         self._silenced = True
         self._ignore(self._child.control.fileno())
         self._end(status, why)
@@ -383,7 +385,7 @@ class Watch:
             self._finish()
 
     def _take_file(self, file: File) -> None:
-        """Take a file, within the bounds for all files of the call together."""
+        """Accept a file, within the limits for all files of the call together."""
         limits = self._job.limits
         if file.path in self._files:
             raise frames.Malformed
@@ -395,7 +397,7 @@ class Watch:
         self._files[file.path] = file
 
     def _take_checkpoint(self, number: int, label: str, state: Any) -> None:
-        """Have a checkpoint saved, one at a time and so many at most. Who does not wait for an answer is ended."""
+        """Save a checkpoint, one at a time and up to the limit. Code that does not wait for an answer is ended."""
         if self._on_checkpoint is None or self._bounds is None or self._saving is not None:
             raise frames.Malformed
         if number != self._checkpoints + 1:
@@ -424,7 +426,7 @@ class Watch:
         elif stream.full:
             self._end("limit", "output size")
 
-    # What the code tries
+    # Attempts of the code
 
     def _refuse(self) -> None:
         listener = self._child.refusals
@@ -445,7 +447,7 @@ class Watch:
         linux.answer_refusal(listener, heard.id, errno.EACCES if name.split()[0] in seccomp.NETWORK else errno.EPERM)
 
     def _look(self, timers: list[asyncio.TimerHandle]) -> None:
-        """Without a cgroup nobody bounds the memory of the tree together: look at it now and then."""
+        """Check the memory of the tree periodically, because without a cgroup nothing else bounds it."""
         most = self._job.limits.memory_bytes
         if memory.of_tree(self._child.pid, most) > most:
             self._end("memory", "memory")
@@ -453,9 +455,9 @@ class Watch:
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
 
     def _settle_down(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
-        """It is not one of the quick ones: those need not wait for it from now on.
+        """Mark the call as a long one: short calls need not wait for it from now on.
 
-        Who goes on forking where it is refused would hold the kernel's locks against every other fork.
+        A call that keeps forking where it is refused would hold the kernel's locks against every other fork.
         """
         slot.yield_to_others()
         if slot.forks_refused >= _MOST_REFUSED_FORKS:
@@ -505,7 +507,10 @@ def _call_names() -> dict[int, str]:
 
 
 def _destination(heard: linux.Refusal) -> str | None:
-    """Where a connection is to go, or None if that is within the call's own network. Only the class depends on it."""
+    """Return the target of a connection, or None if it is within the call's own network.
+
+    Only the class depends on it.
+    """
     try:
         with open(f"/proc/{heard.pid}/mem", "rb", buffering=0) as memory:
             memory.seek(heard.arguments[1])

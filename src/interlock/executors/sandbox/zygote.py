@@ -5,9 +5,9 @@ user, no capabilities) and becomes the first process of its own process namespac
 fork a child when the supervisor asks for one, hand its descriptor over, and report how it ended. The report travels on
 a socket that no child ever holds: it is the evidence.
 
-A child enters namespaces of its own and lays the remaining bonds on itself in an order that matters, see `_confine`.
-Then it waits for its one request. Nothing that it runs is ever imported here, so no call can leave anything behind for
-the next.
+A child enters namespaces of its own and applies the remaining restrictions in a fixed order, see `_confine`. Then it
+waits for its one request. Nothing that it runs is ever imported here, so no call can leave anything behind for the
+next.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def launch(config: Json, control: socket.socket) -> None:
 def _leave(config: Json) -> None:
     linux.die_with_parent()
     if os.getppid() != config["parent"]:
-        os._exit(1)  # the parent ended before the bond was made
+        os._exit(1)  # the parent ended before the death signal was set
     os.setsid()
     linux.close_from(3)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     uid, gid = os.getuid(), os.getgid()
-    # Files in a writable mount are to be the server's user's, whatever user the sandbox has.
+    # Files in a writable mount must belong to the server's user, whatever user the sandbox has.
     ids = linux.namespace_of_ids(uid, config["uid"]) if uid == 0 and _writable(config) else None
     spaces = linux.NEWNS | linux.NEWPID | linux.NEWIPC if config["open"] else _OTHER
     linux.unshare(spaces if uid == 0 else spaces | linux.NEWUSER)
@@ -61,7 +61,7 @@ def _leave(config: Json) -> None:
         linux.map_own_user(root.USER, uid, gid)
     first = os.fork()
     if first:
-        # The launcher has nothing left to do but to be the parent that the first process dies with.
+        # The launcher's only remaining task is to be the parent that the first process dies with.
         os.dup2(1, 0)
         _, status = os.waitpid(first, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
@@ -90,7 +90,7 @@ def _writable(config: Json) -> tuple[str, ...]:
 
 
 def _find_again(paths: Sequence[str]) -> None:
-    """Look for modules where they are inside, also for the rest of packages that were begun outside."""
+    """Look for modules at their places inside, also for the rest of packages that were begun outside."""
     moved = {path: root.inside(path) for path in paths if root.inside(path) != path}
     if not moved:
         return
@@ -103,7 +103,7 @@ def _find_again(paths: Sequence[str]) -> None:
 
 
 class _Zygote:
-    """What children share: the bonds, made once, and the facts of this process."""
+    """Shared by the children: the restrictions, prepared once, and the facts of this process."""
 
     def __init__(self, config: Json) -> None:
         self.open: bool = config["open"]
@@ -120,7 +120,7 @@ class _Zygote:
             writable=() if self.open else _writable(config),
         )
         self.uid, self.gid = os.getuid(), os.getgid()
-        # As root, tier 3 keeps the host's own user namespace, for files of every owner are to be in reach.
+        # As root, tier 3 keeps the host's own user namespace, because files of every owner must be accessible.
         self.spaces = linux.NEWNS | linux.NEWPID | (0 if self.open and self.uid == 0 else linux.NEWUSER)
         self.null = os.open("/dev/null", os.O_RDWR)
 
@@ -146,7 +146,7 @@ def _serve(config: Json, control: socket.socket) -> None:
                 continue
             asked, handed, _, _ = socket.recv_fds(control, 1 << 16, 8)
             if not asked:
-                os._exit(0)  # the supervisor is gone, and with the first process goes every other
+                os._exit(0)  # the supervisor is gone, and every process ends with the first one
             born = _bear(zygote, json.loads(asked), handed)
             if born is not None:
                 running[born[0]] = born[1:]
@@ -154,7 +154,7 @@ def _serve(config: Json, control: socket.socket) -> None:
 
 
 def _bear(zygote: _Zygote, spec: Json, handed: list[int]) -> tuple[int, int, socket.socket] | None:
-    """Fork the child that was asked for and hand out its descriptor, and that of its mounts."""
+    """Fork the requested child and hand out its descriptor, and that of its mounts."""
     theirs, out, err, evidence = handed
     status = socket.socket(fileno=evidence)
     try:
@@ -190,12 +190,12 @@ def _report(pidfd: int, pid: int, status: socket.socket) -> None:
         evidence = {"status": ended, "cpu_ns": cpu_ns, "max_rss": used.ru_maxrss * 1024}
         status.send(json.dumps(evidence).encode())
     except OSError:
-        pass  # the supervisor no longer wants to know
+        pass  # the supervisor has ended
     status.close()
 
 
 def _confine(zygote: _Zygote, spec: Json, control: socket.socket, out: int, err: int) -> socket.socket:
-    """Leave the zygote for namespaces of one's own, then lay on every bond. When this returns, anything may be run.
+    """Leave the zygote for new namespaces, then apply every restriction. When this returns, anything may be run.
 
     A session of its own comes first: process groups cross process namespaces, and kill(0) would reach other calls.
     Mounts come while there still are capabilities, limits once the process has entered the cgroup it is given.
@@ -218,11 +218,11 @@ def _confine(zygote: _Zygote, spec: Json, control: socket.socket, out: int, err:
     if go != b"G":
         os._exit(0)
     for way_in in ways_in:
-        os.write(way_in, b"0")  # whoever writes it
+        os.write(way_in, b"0")  # whichever process writes it
         os.close(way_in)
     confine(zygote.bonds, spec["tier"], spec["limits"], control, inside)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Touch what every call touches now, while nobody waits for it.
+    # Touch what every call touches now, while nothing waits for it.
     runner.warm()
     gc.enable()
     return control

@@ -1,11 +1,11 @@
-"""MCP servers as upstreams, reached through the pipes of a program we run or by their address.
+"""MCP servers as upstreams, reached through the pipes of a program that we run or by their address.
 
     McpUpstream     finds and calls the tools of one server
-      Sessions      its conversations: who shares one, when it is opened, probed, let go of
+      Sessions      its conversations: who shares one, when it is opened, probed, closed
         Session     one conversation, in either era of the protocol
           Wire      how its messages travel: Pipes, Http
 
-What a server says of its tools is taken down and not believed (`answers`). A descriptor that cannot be understood is
+A server's statements about its tools are recorded but not trusted (`answers`). A descriptor that cannot be read is
 refused by itself; the others go on.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["McpConfig", "McpUpstream", "make"]
 
 
 def make(name: str, config: Json, site: Site) -> McpUpstream:
-    """The connector of one upstream, not connected yet."""
+    """Make the connector of one upstream, not connected yet."""
     return McpUpstream(
         name,
         read_config(McpConfig, config),

@@ -1,4 +1,4 @@
-"""What a server says, read with care: its tools, its answers, its questions, its refusals, its log."""
+"""Reads the messages of a server defensively: its tools, answers, questions, errors and log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_PARTS = 100
 
 
 def understood(told: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
-    """The tools that a list describes, and those that cannot be understood, with the reason."""
+    """Return the tools that a list describes, and those that cannot be read, with the reason."""
     tools: dict[str, Definition] = {}
     refused: list[tuple[str, str]] = []
     for number, descriptor in enumerate(told):
@@ -48,7 +48,7 @@ def understood(told: list[Any], *, headers: bool) -> tuple[list[Definition], lis
 
 
 def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Definition:
-    """A tool as its server describes it, if it can be understood (E3105)."""
+    """Read a tool as its server describes it (E3105 if it cannot be read)."""
     if not isinstance(descriptor, dict):
         raise Failure("E3105", "it is not an object")
     told = cast("Json", descriptor)
@@ -88,7 +88,9 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
 
 
 async def rounds(ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction) -> Json:
-    """Ask a server, and again with the client's answers for as long as it wants to know more that can be had now."""
+    """Send a request, and send it again with the client's answers as long as the server asks questions that can be
+    answered.
+    """
     answer = await ask({**params, **interaction.answers})
     for _ in range(MAX_ROUNDS):
         answers = await _answers(answer, interaction)
@@ -99,7 +101,7 @@ async def rounds(ask: Callable[[Json], Awaitable[Json]], params: Json, interacti
 
 
 async def _answers(answer: Json, interaction: Interaction) -> Json | None:
-    """What to send back to a server that wants to be told more, when the client can be asked all of it right away."""
+    """Return the answers to a server's questions, if the client can be asked all of them right away."""
     if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None:
         return None
     wanted = answer.get("inputRequests")
@@ -117,7 +119,7 @@ async def _answers(answer: Json, interaction: Interaction) -> Json | None:
 
 
 def value(answer: Json, call: RemoteCall) -> Json:
-    """What a call gave; E3401 when the tool itself says that it failed, E3411 when it wants to be told more."""
+    """Return the value of a call; E3401 if the tool itself failed, E3411 if the server asks for more first."""
     if answer.get("resultType") == INPUT_REQUIRED:
         raise _wants_more(answer)
     content = answer.get("content", [])
@@ -136,7 +138,7 @@ def value(answer: Json, call: RemoteCall) -> Json:
 
 
 def _brief(value: Json) -> Json:
-    """What a tool says of its failure, cut to what anybody may want to read: details are redacted and recorded."""
+    """Shorten a tool's error to a readable length; the details are redacted and recorded."""
     content = cast("list[Any]", value["content"])
     if len(content) <= _MOST_PARTS and len(wire.to_json(value)) <= LONGEST_TEXT:
         return value
@@ -145,11 +147,11 @@ def _brief(value: Json) -> Json:
 
 
 def tell(listens: Listening, said: Json, call: RemoteCall) -> None:
-    """Pass on what a server logs, if it is worth as much as the client said, as anybody may read it."""
+    """Pass on a log message of a server, cleaned, if its level is at least the one that the client asked for."""
     level, logger, data = said.get("level"), said.get("logger"), said.get("data")
     if level not in LOG_LEVELS or LOG_LEVELS.index(level) < LOG_LEVELS.index(listens.level):
         return
-    words = data if isinstance(data, str) else json.dumps(data)  # which takes numbers of any length
+    words = data if isinstance(data, str) else json.dumps(data)  # accepts numbers of any length
     named = {"logger": wire.excerpt(logger, call)} if isinstance(logger, str) else {}
     listens.tell({"level": level, "data": wire.excerpt(words, call), **named})
 
@@ -167,14 +169,16 @@ def _wants_more(answer: Json) -> Failure:
 
 
 def plain(answer: Json) -> Json:
-    """An answer without what only concerns the conversation."""
+    """Return an answer without the parts that only concern the conversation."""
     if answer.get("resultType") == INPUT_REQUIRED:
         raise _wants_more(answer)
     return {name: value for name, value in answer.items() if name not in ("resultType", "ttlMs", "cacheScope")}
 
 
 def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
-    """The server's own no. What it calls a mistake in the question is the tool's answer; the rest is the upstream's."""
+    """Convert a server's error. What it calls an error in the request is the tool's answer; the rest
+    is the upstream's.
+    """
     message = wire.excerpt(error.message, call) or "no reason given"
     if error.code == INVALID_PARAMS:
         return Failure("E3401", f"the upstream refused the arguments: {message}", details=_told(error))
@@ -182,12 +186,12 @@ def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
 
 
 def _told(error: RpcError) -> Json:
-    """What a server says of its own error, if it is brief."""
+    """Return the data of a server's error, if it is short."""
     brief = error.data is not None and len(orjson.dumps(error.data)) <= _LONGEST_DATA
     return {"code": error.code, **({"data": error.data} if brief else {})}
 
 
 def stated_of_data(answer: Json) -> Json:
-    """The version of its data and the confidence that a server states, under the key that Interlock itself uses."""
+    """Return the data version and the confidence that a server states, under Interlock's own key."""
     source = members(members(members(answer.get("_meta")).get("interlock/call")).get("provenance"))
     return {"data_version": source.get("dataVersion"), "confidence": source.get("confidence")}

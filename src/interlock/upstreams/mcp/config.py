@@ -1,4 +1,4 @@
-"""Where an MCP server is, and how it is spoken to."""
+"""Configuration of an MCP server: its address or command, and how it is used."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 
 
 class McpConfig(wire.Part):
-    """Where a server is: `command` for a program to run, `url` for one that runs elsewhere.
+    """An MCP server: `command` for a program to run, `url` for one that runs elsewhere.
 
-    `credentials` says which secret is lent as which environment variable, or header; a secret that is lent as
-    Authorization and names no scheme is shown as a bearer token. `questions`: whether the questions of a server of the
-    handshake's era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
-    whether what it logs during a call is told to clients that want to hear it; each such caller then has a conversation
-    of their own, so unless told this is done only by `url`, where that costs no process. `send_caller`: whether each
-    call says for whom it is made, in its `_meta` and, by `url`, in headers; unless set, a program of one's own and a
-    server on one's own networks (`allow_private`) are told.
+    `credentials` maps each secret to the environment variable or header in which it is lent; a secret that is lent as
+    Authorization and names no scheme is sent as a bearer token. `questions`: whether the questions of a server of the
+    handshake era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
+    whether its log messages during a call are passed on to clients that want them; each such caller then has a
+    conversation of their own, so by default this is done only by `url`, where that costs no process. `send_caller`:
+    whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a program of one's
+    own and a server on one's own networks (`allow_private`) are told.
     """
 
     command: tuple[str, ...] = ()

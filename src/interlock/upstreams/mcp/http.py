@@ -1,10 +1,10 @@
-"""MCP over HTTP: the SDK's client transport, held by one task of ours, with the accidents of the network sorted out.
+"""MCP over HTTP: the SDK's client transport, run by one task of ours, with network failures mapped to requests.
 
 The SDK's transport ends the whole conversation when one request cannot be sent, and says little about why a server
-refused one. So it is given an HTTP client whose transport turns such accidents into error answers to the request that
-met them. Each carries a ticket under which the real Failure waits here; a server cannot make one up.
+refused one. It is therefore given an HTTP client whose transport converts such failures into error answers to the
+request concerned. Each carries a ticket under which the real Failure is stored here; a server cannot forge one.
 
-Loaded only when an upstream is reached by its address: these libraries are slow to load.
+Imported only when an upstream is reached by its address, because these libraries are slow to load.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from interlock.upstreams.wire import Tls, retry_after_ms
 CONNECT_S = 10.0
 CLOSE_S = 5.0
 _TICKET = "interlock.ticket"
-# The names and line ends around the data of an event.
+# The field names and line ends around the data of an event.
 _FRAMING = 4096
 _PIECE = 4096
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
 _EVENT = 4  # lines of an event
-_REQUEST = 100  # a stream that is opened again costs as much as so many messages
+_REQUEST = 100  # reopening a stream costs as much as this many messages
 _FLOODED = "the upstream sent far more messages than it was asked for, so the conversation was ended"
 
 
@@ -90,7 +90,7 @@ class Http:
 
     @property
     def session_id(self) -> str | None:
-        """The name that the server gave this conversation, if it is of an era in which they have names."""
+        """The server's id of this conversation, if its era has such ids."""
         return None if self._transport is None else self._transport.session_id
 
     async def _run(self, url: str, headers: Mapping[str, str], transport: _Sorting, max_bytes: int) -> None:
@@ -168,7 +168,7 @@ class Http:
 
 
 class _Sorting(httpx2.AsyncBaseTransport):
-    """Sends requests to the one address that was judged, and answers for the network where it fails."""
+    """Sends requests to the one address that was checked, and converts network failures into answers."""
 
     def __init__(
         self, address: str, troubles: dict[str, Failure], clock: Clock, tls: ssl.SSLContext | bool, meter: _Meter
@@ -185,7 +185,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
         self.session_id: str | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        # INVARIANT: a name is resolved and judged once; whatever it resolves to later, this is where we connect.
+        # INVARIANT: a name is resolved and checked once; connections go to that address whatever it resolves to later.
         pinned = httpx2.Request(
             request.method,
             request.url.copy_with(host=self._address),
@@ -214,7 +214,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
         return self._instead(failure)
 
     def _counted(self, response: httpx2.Response, *, answers: bool) -> httpx2.Response:
-        """A response whose events are counted before the SDK sees them."""
+        """Wrap a response so that its events are counted before the SDK sees them."""
 
         def instead(failure: Failure) -> bytes:
             # The SDK gives an error the id of the request that the stream answers.
@@ -228,7 +228,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
         )
 
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> Failure | None:
-        """What a status means that is not the protocol's own way to say no."""
+        """Convert a status outside the protocol to a failure."""
         status = response.status_code
         self.session_id = request.headers.get("mcp-session-id")
         if status == 429:
@@ -257,7 +257,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
         return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error})
 
     def _ticket(self, failure: Failure) -> str:
-        """The name under which a failure waits here for the answer that fetches it."""
+        """Store a failure and return the ticket under which the answer finds it."""
         ticket = secrets.token_hex(8)
         self._troubles[ticket] = failure
         while len(self._troubles) > 1000:  # notifications have no answer that would fetch theirs
@@ -269,7 +269,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
 
 
 def _plain(response: httpx2.Response) -> httpx2.Response:
-    """A response that is not compressed: a few bytes could become any number, and we asked for none."""
+    """Refuse a compressed response: a few bytes could expand to any number, and we asked for none."""
     if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise Failure("E3401", "the upstream answered in a compressed form, which it was asked not to do")
     return response
@@ -284,13 +284,13 @@ class _Meter:
         self._flood = flood
 
     def charge(self, messages: int, size: int = 0) -> None:
-        """Charge what arrived; ends the conversation and raises when it is a flood."""
+        """Charge what arrived; ends the conversation and raises if it is a flood."""
         if not self.allowance.take(messages, size):
             self._flood()
             raise self.intake.flooded()
 
     async def whole(self, response: httpx2.Response) -> httpx2.Response:
-        """A response whose body has arrived: one that breaks off does so here, where it can be answered for."""
+        """Read the whole body of a response: one that breaks off does so here, where it can be handled."""
         body = bytearray()
         chunks = 0
         try:
@@ -308,7 +308,7 @@ class _Meter:
         return httpx2.Response(response.status_code, headers=headers, stream=httpx2.ByteStream(bytes(body)))
 
     async def chunk(self, number: int) -> None:
-        """Charge a chunk of a response; after so many, others have their turn."""
+        """Charge a chunk of a response; after some chunks, yield to others."""
         self.charge(1)
         if number % PER_TURN == 0:
             await asyncio.sleep(0)
@@ -321,7 +321,7 @@ class _Meter:
 
 
 class _Events(httpx2.AsyncByteStream):
-    """A stream of server-sent events, of which each is counted whole before it is passed on."""
+    """A stream of server-sent events, each counted as a whole before it is passed on."""
 
     def __init__(
         self, stream: httpx2.AsyncByteStream, meter: _Meter, instead: Callable[[Failure], bytes] | None
@@ -359,7 +359,10 @@ class _Events(httpx2.AsyncByteStream):
                 self._meter.allowance.give(charged)  # it was the answer to a request
 
     async def _whole(self, held: bytearray, new: int) -> bytes | None:
-        """The events that have arrived whole, checked; what is left stays in `held`. Its last `new` bytes are new."""
+        """Return the events that have arrived whole, checked; the rest stays in `held`.
+
+        Its last `new` bytes are new.
+        """
         end = 0
         for found in _EVENT_END.finditer(held, max(0, len(held) - new - 4)):
             end = found.end()
@@ -377,12 +380,14 @@ class _Events(httpx2.AsyncByteStream):
 
 
 def header_parameters(schema: Json) -> list[list[str]]:
-    """The arguments that a server wants repeated in headers: the way to each, then its header; E3105 if unfit."""
+    """Return the arguments that a server wants repeated in headers: the path to each, then its header; E3105 if
+    invalid.
+    """
     if (fault := find_invalid_x_mcp_header(schema)) is not None:
         raise Failure("E3105", fault)
     return [[*path, header] for path, header in x_mcp_header_map(schema).items()]
 
 
 def parameter_headers(wanted: list[list[str]], arguments: Json) -> dict[str, str]:
-    """Those headers for one call."""
+    """Make those headers for one call."""
     return mcp_param_headers({tuple(path): header for *path, header in wanted}, arguments)

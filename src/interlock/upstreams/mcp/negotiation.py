@@ -1,8 +1,8 @@
-"""Agreeing on a version with a server of either era.
+"""Negotiates a protocol version with a server of either era.
 
-Unless the era is known, a server is asked in the modern way first. It may answer so, or say that it speaks an older
-version, or nothing at all: some servers of the handshake's era are silent until they are greeted, and modern ones may
-be slow to start. So a silent one is greeted the old way as well, and what it answers decides.
+Unless the era is known, a server is first asked in the modern way. It may answer so, state that it speaks an older
+version, or not answer at all: some servers of the handshake era are silent until they are greeted, and modern ones may
+be slow to start. A silent server is therefore also greeted in the old way, and its answer decides.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from interlock.upstreams.mcp.session import Session
 
 START_S = 30.0
-# A server that says nothing for so long is greeted in the way of the handshake's era as well.
+# A server that is silent for this long is also greeted in the way of the handshake era.
 DISCOVER_S = 5.0
 
 
 async def agree(session: Session, era: Era) -> None:
-    """Find out who the server is and which version both speak; E3502 when there is none, or it takes too long."""
+    """Identify the server and agree on a version; E3502 if there is none in common, or it takes too long."""
     try:
         async with asyncio.timeout(START_S):
             await _negotiate(session, era)
@@ -66,7 +66,7 @@ async def _negotiate(session: Session, era: Era) -> None:
 
 
 async def _greeted_before(session: Session, asking: asyncio.Future[Json]) -> bool:
-    """Greet a silent server the old way too, for it may be old, or slow to start: what it answers decides."""
+    """Greet a silent server in the old way too, because it may be old or slow to start: its answer decides."""
     session.server = Server("")
     greeting = asyncio.ensure_future(_initialize(session))
     try:
@@ -82,7 +82,7 @@ async def _greeted_before(session: Session, asking: asyncio.Future[Json]) -> boo
 
 
 def _modern(session: Session, asking: asyncio.Future[Json]) -> list[Any] | None:
-    """None if the server speaks the modern era; else what it speaks instead, as far as it says so."""
+    """Return None if the server speaks the modern era; else the versions it states."""
     if not asking.done():
         return []
     try:

@@ -1,7 +1,8 @@
-"""Connections to MCP servers that pass on few bytes in one turn, and count answers before the answer.
+"""Connections to MCP servers that pass on few bytes per turn, and count informational responses.
 
-The library handles whatever it has read before it reads again, and reads past any number of `100 Continue`. So it gets
-little at a time, and each informational answer is charged to the conversation, which a flood of them ends.
+The library handles everything it has read before it reads again, and skips any number of `100 Continue`. It is
+therefore given little at a time, and each informational response is charged to the conversation, which a flood of them
+ends.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Paced(httpcore2.AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - the library's
         data = await self._inner.read(min(max_bytes, _PART), timeout)
         seen = self._tail + data
-        self._tail = seen[-11:]  # one byte less than what is looked for
+        self._tail = seen[-11:]  # one byte less than the searched text
         count = sum(1 for _ in _INFORMATIONAL.finditer(seen))
         if count:
             self._charge(count)

@@ -1,4 +1,4 @@
-"""What both eras of the protocol have in common: versions, names and limits, and what a conversation is made of."""
+"""The common parts of both eras of the protocol: versions, names, limits, and the interfaces of a conversation."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert"
 INPUT_REQUIRED = "input_required"
 LONGEST_TEXT = 16_384
 
-# What a server may ask a client in the middle of a call, and the ability a client declares for it.
+# The questions that a server may ask a client during a call, and the capability that a client declares for each.
 QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling"}
 
 Era = Literal["auto", "modern", "handshake"]
-# Answers a question that a server puts to the client in the middle of a call: its method and parameters. A Failure
-# declines.
+# Answers a question that a server asks the client during a call: its method and parameters. A Failure declines.
 Ask = Callable[[str, Json], Awaitable[Json]]
 Progress = Callable[[Json], None]
-# Is told what a server logs in the middle of a call: level, data and, where there is one, logger.
+# Receives the log messages of a server during a call: level, data and, if there is one, logger.
 Tell = Callable[[Json], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening(Interaction):
-    """A client that also wants to hear what a server logs during its call, from this level on."""
+    """A client that wants a server's log messages during its call, from this level on."""
 
     level: str
     tell: Tell
 
 
 class RpcError(Exception):
-    """The server's own error answer."""
+    """An error answer of the server."""
 
     def __init__(self, code: int, message: str, data: Any) -> None:
         super().__init__(message)
@@ -55,17 +54,17 @@ class RpcError(Exception):
 
 
 class Wire(Protocol):
-    """How messages travel. `ended` tells why no more will come."""
+    """Carries messages. `ended` states why no more will come."""
 
     @property
     def ended(self) -> asyncio.Future[str]: ...
 
     async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Hand a message over; raises Failure with details {"sent": False} when it certainly went nowhere."""
+        """Send a message; raises Failure with details {"sent": False} if it certainly went nowhere."""
         ...
 
     def abort(self) -> None:
-        """End now, without manners."""
+        """End now, without a handshake."""
         ...
 
     async def close(self) -> None: ...
@@ -73,7 +72,7 @@ class Wire(Protocol):
 
 @dataclass(slots=True)
 class Server:
-    """What a server said of itself when the version was agreed on."""
+    """The server's statements about itself when the version was negotiated."""
 
     protocol: str
     name: str = ""
@@ -96,15 +95,15 @@ UNSENT: Json = {"sent": False}
 
 
 def strings(value: Any) -> list[str]:
-    """The texts of a list; none of what is no list."""
+    """Return the texts of a list; empty for anything else."""
     return [one for one in cast("list[Any]", value) if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def members(value: Any) -> Json:
-    """The members of an object; none of what is no object."""
+    """Return the members of an object; empty for anything else."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def text_in(value: Any) -> str:
-    """A text, cut before anything else looks at it; empty for what is no text, which is never made one."""
+    """Return a text, cut first; empty for anything that is not a text."""
     return value[:LONGEST_TEXT] if isinstance(value, str) else ""

@@ -1,11 +1,11 @@
-"""One conversation with an MCP server: requests out and answers in, matched by id, in either era of the protocol.
+"""One conversation with an MCP server: requests and answers, matched by id, in either era of the protocol.
 
-The session does not know how messages travel; a `Wire` does (`pipes`, `http`). It agrees on a version first, see
-`negotiation`. In the modern era every request says who asks and which version it speaks, and changes are heard through
-a subscription; before it, a handshake said so once and the server just speaks up.
+The session does not know how messages travel; a `Wire` does (`pipes`, `http`). It first negotiates a version, see
+`negotiation`. In the modern era every request identifies the client and its version, and changes come through a
+subscription; before it, a handshake did so once and the server sends changes unasked.
 
-Everything that arrives is somebody else's: an answer nobody waits for, a line that is not a message or a question that
-cannot be attributed to exactly one call changes nothing.
+Nothing that arrives is trusted: an answer without a request, a line that is not a message or a question that cannot be
+attributed to exactly one call changes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LIST_S = 30.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
-# Where the protocol wants the name of what is asked for repeated in a header.
+# Requests whose name or URI the protocol wants repeated in a header.
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 Connect = Callable[["Session"], Awaitable[Wire]]
@@ -84,7 +84,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._watched: dict[str, Callable[[], None]] = {}
-        # Digests of the definitions that were looked at, of those it said last that it offers.
+        # Digests of the definitions that were checked, of those it listed last.
         self.seen: dict[str, str] = {}
         self._listing: asyncio.Task[list[Any]] | None = None
         self._subscribing = asyncio.Lock()
@@ -103,9 +103,10 @@ class Session:
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
     ) -> Session:
-        """Connect and agree on a version. `on_list` is told which list changed: tools, resources or prompts.
+        """Connect and negotiate a version. `on_list` is called with the list that changed: tools, resources or prompts.
 
-        Raises E3502 when there is none; Crashed when the server ended meanwhile."""
+        Raises E3502 if there is no common version; Crashed if the server ended meanwhile.
+        """
         session = cls(capabilities=capabilities, on_change=on_change, on_list=on_list)
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
@@ -136,7 +137,7 @@ class Session:
         return sum(one.method != "subscriptions/listen" for one in self._pending.values())
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """End the conversation; calls in flight may finish first, for so long."""
+        """End the conversation; calls in flight may finish first, for this long."""
         if drain_s > 0 and self.busy:
             self._idle.clear()
             try:
@@ -150,7 +151,7 @@ class Session:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self.wire.close()
 
-    # Asking
+    # Requests
 
     async def request(
         self,
@@ -166,10 +167,10 @@ class Session:
         capabilities: Json | None = None,
         noted: Json | None = None,
     ) -> Json:
-        """Ask, and wait for the answer to this very question; in `noted` is left by which ids it can be found there.
+        """Send a request and wait for its answer; `noted` receives the ids of the request.
 
-        Raises RpcError for the server's own no, E3502 when the conversation breaks off, E3503 when time is up, in which
-        case the server is told that nobody waits any more.
+        Raises RpcError for the server's own error, E3502 if the conversation breaks off, E3503 if time is up, in which
+        case the server is told that the request is cancelled.
         """
         if self.ended.done():
             raise Failure("E3502", self.ended.result(), details=UNSENT)
@@ -199,7 +200,7 @@ class Session:
                 self._idle.set()
 
     async def pages(self, method: str, key: str, *, within_s: float) -> list[Any]:
-        """Everything a list has, page after page to the end. Raises E3502 for a list that has none."""
+        """Read a whole list, page after page. Raises E3502 if the answer has none."""
         found: list[Any] = []
         cursor: str | None = None
         seen: set[str] = set()
@@ -221,7 +222,7 @@ class Session:
         raise Failure("E3502", f"the upstream's answers to {method} have no end")
 
     async def tools(self, within_s: float, *, anew: bool = False) -> list[Any]:
-        """What it offers, asked for once by however many want to know, and again when it announced a change."""
+        """List its tools; concurrent callers share one request, which is repeated after an announced change."""
         if not self.server.offers("tools"):
             return []
         listing = self._listing
@@ -239,7 +240,7 @@ class Session:
 
     @property
     def listed(self) -> list[Any] | None:
-        """What it said last that it offers, if it was asked and has announced no change since."""
+        """The last list of its tools, if no change was announced since."""
         listing = self._listing
         known = listing is not None and listing.done() and not listing.cancelled() and listing.exception() is None
         return listing.result() if listing is not None and known else None
@@ -250,14 +251,14 @@ class Session:
     def _listed(self, listing: asyncio.Task[list[Any]]) -> None:
         self._tasks.discard(listing)
         if not listing.cancelled():
-            listing.exception()  # nobody may be left to hear it
+            listing.exception()  # retrieved, because no waiter may be left
 
     async def ping(self, within_s: float) -> None:
-        """Whether it answers."""
+        """Check whether it answers."""
         await self.request("server/discover" if self.server.modern else "ping", within_s=within_s)
 
     async def log_from(self, level: str, within_s: float) -> None:
-        """Ask a server of the handshake's era to log from this level on. One that will not logs what it likes."""
+        """Ask a server of the handshake era to log from this level on. A server that refuses logs what it likes."""
         if not self.server.modern:
             try:
                 await self.request("logging/setLevel", {"level": level}, within_s=within_s)
@@ -265,9 +266,9 @@ class Session:
                 _log.debug("an upstream does not take a level for its log")
 
     async def watch(self, uri: str, heard: Callable[[], None], within_s: float) -> None:
-        """Call `heard` once the server agreed to tell of changes of a resource, and then at every change.
+        """Call `heard` once the server agreed to report changes of a resource, and then at every change.
 
-        Goes on until it is cancelled or the server tells no more. Raises what `request` does.
+        Continues until it is cancelled or the server stops reporting. Raises what `request` does.
         """
         self._watched[uri] = heard
         try:
@@ -280,7 +281,7 @@ class Session:
             heard()
             await asyncio.wait((self.ended,))
         finally:
-            if self._watched.get(uri) is heard:  # and nobody began to watch it anew
+            if self._watched.get(uri) is heard:  # and nobody began to watch it again
                 del self._watched[uri]
                 if not self.server.modern and not self.ended.done():
                     self._spawn(self._unsubscribe(uri, within_s))
@@ -292,12 +293,12 @@ class Session:
             try:
                 await self.request("resources/unsubscribe", {"uri": uri}, within_s=within_s)
             except (RpcError, Failure):
-                pass  # what it says from now on is not heard
+                pass  # later messages are ignored
 
     def _stamp(
         self, number: int, method: str, params: Json | None, meta: Json, capabilities: Json
     ) -> tuple[Json, dict[str, str]]:
-        """The message, and the headers that go with it where the wire has any."""
+        """Make the message, and the headers that go with it if the wire has any."""
         params, headers = dict(params or {}), dict[str, str]()
         protocol = self.server.protocol
         if protocol and method != "initialize":
@@ -324,7 +325,7 @@ class Session:
         self._spawn(self.notify("notifications/cancelled", {"requestId": number, "reason": reason}))
 
     async def notify(self, method: str, params: Json | None = None) -> None:
-        """Say something that has no answer; who has gone needs no telling."""
+        """Send a notification; a server that has gone is ignored."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
@@ -335,7 +336,7 @@ class Session:
             pass
 
     async def _listen(self) -> None:
-        """Hear of changes in the modern era: one request that is answered when it is over, and then made again."""
+        """Subscribe to changes in the modern era: one request that is answered when it ends, and is then repeated."""
         wanted = {
             f"{kind}ListChanged": True for kind in ("tools", "resources", "prompts") if self.server.announces(kind)
         }
@@ -351,12 +352,14 @@ class Session:
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)
             self._forget()
-            self._on_change()  # what changed meanwhile was not heard
+            self._on_change()  # changes in between were missed
 
-    # Hearing
+    # Receiving
 
     def hear(self, message: Any) -> bool:
-        """Take what arrived: an answer, a notification, a question, or several. Whether somebody waited for it."""
+        """Process a message: an answer, a notification, a question, or several. Returns whether something waited for
+        it.
+        """
         if isinstance(message, list):
             taken = [self._take(cast("Json", one)) for one in cast("list[Any]", message) if isinstance(one, dict)]
             return any(taken)
@@ -366,15 +369,15 @@ class Session:
         return False
 
     def fail(self, number: int, failure: Failure) -> None:
-        """Take the news that a request met trouble on its way."""
+        """Fail a request that could not be sent."""
         waiting = self._pending.get(number)
         if waiting is not None and not waiting.answer.done():
             waiting.answer.set_exception(failure)
 
     def refuse(self, message: bytes, failure: Failure) -> None:
-        """Take the beginning and end of a message over the limits: the request that it answers fails.
+        """Process the beginning and end of a message over the limits: the request that it answers fails.
 
-        Where that cannot be said, every request under way is broken off.
+        If that cannot be determined, every request under way fails.
         """
         waiting = {str(number): number for number, one in self._pending.items() if one.method != "subscriptions/listen"}
         found = addressee(message, "id", waiting)
@@ -393,7 +396,7 @@ class Session:
             elif type(number) in (int, str) and len(self._tasks) < MAX_QUESTIONS:
                 self._spawn(self._answer(number, method, members(message.get("params"))))
             return False
-        # INVARIANT: an answer reaches the request that has its id, or nobody.
+        # INVARIANT: an answer reaches the request that has its id, or none.
         waiting = self._pending.get(number) if type(number) is int else None
         if waiting is None or waiting.answer.done():
             return False
@@ -425,8 +428,8 @@ class Session:
             if waiting is not None and waiting.progress is not None:
                 waiting.progress({"message": text_in(params.get("message")), "percent": _percent(params)})
         elif method == "notifications/message":
-            # INVARIANT: a conversation that anybody listens to is one caller's alone. Of that caller's calls, the one
-            # that a message belongs to is not said either, so it is passed on only where there can be no doubt.
+            # INVARIANT: a conversation with a listener belongs to one caller. The protocol does not say to which of
+            # that caller's calls a message belongs, so it is passed on only if there is no doubt.
             calls = [one.tell for one in self._pending.values() if one.method == "tools/call"]
             if len(calls) == 1 and calls[0] is not None:
                 calls[0](params)
@@ -450,15 +453,15 @@ class Session:
         try:
             await self.wire.send(answer, {"mcp-protocol-version": self.server.protocol})
         except Failure:
-            pass  # the one who asked has gone
+            pass  # the caller has gone
 
     async def _reply(self, method: str, params: Json) -> Json:
         if method == "ping":
             return {}
         if method not in QUESTIONS:
             raise RpcError(METHOD_NOT_FOUND, "this client does not offer that", None)
-        # INVARIANT: a question reaches the caller whose call raised it, if its client declared that it can be asked so,
-        # or nobody. The wire does not say which call it belongs to, so it is put only where there can be no doubt.
+        # INVARIANT: a question reaches the caller whose call raised it, if its client declared that it can be asked, or
+        # nobody. The protocol does not say to which call it belongs, so it is asked only if there is no doubt.
         asked = [one.ask for one in self._pending.values() if one.method == "tools/call"]
         clear = len(asked) == 1 and QUESTIONS[method] in self.capabilities
         return await put(asked[0] if clear else None, method, params)
@@ -475,7 +478,7 @@ class Session:
 
 
 async def put(ask: Ask | None, method: str, params: Json) -> Json:
-    """The answer to a question, which is a refusal where nobody can be asked or the one who is says no."""
+    """Return the answer to a question; it is a refusal if nobody can be asked or the client declines."""
     if ask is not None:
         try:
             return await ask(method, params)

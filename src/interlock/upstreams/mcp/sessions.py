@@ -1,10 +1,10 @@
-"""The conversations with one MCP server, each kept by a supervisor.
+"""The conversations with one MCP server, each kept open by a supervisor.
 
 Calls of all callers share one, unless the upstream is lent credentials: then there is one for each set of them, since a
-conversation is opened with them and must never serve anybody else. In the handshake's era it is also opened with what
-the client can be asked, so clients that can be asked have another; and since nothing says whose call a server logs
-about, a caller who listens has one that is theirs alone. Those are bounded in number and closed when nobody used them
-for a while.
+conversation is opened with them and must never serve anybody else. In the handshake era it is also opened with the
+questions that the client can answer, so clients that can be asked have another; and since the protocol does not say
+which call a log message is about, a caller who listens has one of their own. Those are bounded in number and closed
+when they were not used for a while.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 MAX_SESSIONS = 32
 IDLE_S = 300.0
 DRAIN_S = 30.0
-# The limit of a health request is five seconds; who measures them from outside must hear of it from here first.
+# The limit of a health request is five seconds; this one must expire first.
 PROBE_S = 4.5
 
 
 class Sessions:
-    """All that is spoken with one server. `alert` is told when it cannot be kept running."""
+    """All conversations with one server. `alert` is called when it cannot be kept running."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Sessions:
         _log.error("%s: %s", self._name, reason)
 
     def lent(self, credentials: Mapping[str, str]) -> dict[str, str]:
-        """What the upstream is shown of the caller's secrets, under the names it knows; E3602 when one is missing."""
+        """Return the caller's secrets under the names that the upstream knows; E3602 if one is missing."""
         lent: dict[str, str] = {}
         for shown, secret in self._config.credentials.items():
             value = credentials.get(secret)
@@ -91,7 +91,7 @@ class Sessions:
         listens: Listening | None = None,
         caller: Caller | None = None,
     ) -> Supervisor[Session]:
-        """The conversation for what a call brings along, opened when it is first used."""
+        """Return the conversation for a call, opened when it is first used."""
         level = None if listens is None else listens.level
         ear = None if level is None or caller is None else [level, caller.tenant, caller.id, caller.acting]
         key = _key(lent, capabilities, ear)
@@ -125,7 +125,7 @@ class Sessions:
         session = await self._greeted(greet)
         if key == "":
             if self._met:
-                self._on_change()  # what it offers may have changed while it was away
+                self._on_change()  # its tools may have changed while it was away
                 for kind in ("resources", "prompts"):
                     self._list_changed(kind)
             self._met = True
@@ -138,7 +138,7 @@ class Sessions:
         except Crashed:
             if self._era != "auto":
                 raise
-            # Some servers of the handshake's era end when the first word is not the handshake.
+            # Some servers of the handshake era end if the first message is not the handshake.
             self._era = "handshake"
             session = await greet(self._era)
         except Failure:
@@ -155,7 +155,7 @@ class Sessions:
             log = None if self._logs is None else self._logs / f"{self._name}{key and '-'}{key[:8]}.log"
             program = Program(config.command, config.env, lent, config.cwd, log)
             return await Pipes.open(program, session, self._intake, allowance)
-        # These libraries take a second to load, in which others' calls go on.
+        # These libraries take a second to load, during which other calls continue.
         await in_thread(importlib.import_module, "interlock.upstreams.mcp.http")
         from interlock.upstreams.mcp.http import Http
 
@@ -175,7 +175,7 @@ class Sessions:
             raise wire.unreached(self._name, "has an address that cannot be found") from None
 
     def attend(self, hear: Callable[[str], None]) -> None:
-        """Have `hear` told which of the server's lists change: tools, resources or prompts."""
+        """Call `hear` with the server's list that changed: tools, resources or prompts."""
         self._attending.add(hear)
 
     def _list_changed(self, kind: str) -> None:
@@ -185,7 +185,7 @@ class Sessions:
     # Letting go
 
     def _close_idle(self) -> None:
-        """Close what nobody used for a while. The shared one stays."""
+        """Close conversations that were not used for a while. The shared one stays."""
         now = self._clock.monotonic()
         for key, slot in list(self._slots.items()):
             if key and not slot.busy and now - slot.used > IDLE_S:
@@ -206,12 +206,12 @@ class Sessions:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    # Keeping it there
+    # Supervision
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        """Whether it answers within five seconds. A program that does not is ended, and so started again.
+        """Check that it answers within five seconds. A program that does not is ended, and so restarted.
 
-        It is also asked what it offers: who changes that without a word is looked at again.
+        Its tools are also listed: a server that changes them silently is looked at again.
         """
         self._close_idle()
         slots = [slot for slot in self._slots.values() if slot.current is not None]
@@ -237,7 +237,7 @@ class Sessions:
         return None
 
     async def replace(self) -> None:
-        """Start everything anew without losing a call: the new one is up before the old one is asked to finish."""
+        """Restart everything without losing a call: the new one is up before the old one is asked to finish."""
         await asyncio.gather(*(slot.replace(DRAIN_S) for slot in self._slots.values()))
 
     async def close(self) -> None:
@@ -246,7 +246,7 @@ class Sessions:
         await asyncio.gather(*(slot.close() for slot in slots), *self._closing)
 
     def health(self) -> Json:
-        """How it fares, for those who watch: the state of the shared conversation, and how many there are."""
+        """The state of the shared conversation, and the number of conversations, for monitoring."""
         slot = self._slots.get("")
         return {
             "state": "idle" if slot is None else slot.state,
@@ -258,7 +258,7 @@ class Sessions:
 
 
 def _key(lent: Mapping[str, str], capabilities: Mapping[str, Any], ear: list[str] | None) -> str:
-    """Names a conversation without naming what opened it; empty for the shared one."""
+    """Return the key of a conversation, without the secrets that opened it; empty for the shared one."""
     if not lent and not capabilities and ear is None:
         return ""
     return hashlib.sha256(orjson.dumps([lent, capabilities, ear], option=orjson.OPT_SORT_KEYS)).hexdigest()

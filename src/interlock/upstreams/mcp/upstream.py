@@ -35,7 +35,7 @@ _LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templat
 
 
 class McpUpstream:
-    """One MCP server, connected when first needed. `alert` is told when it cannot be kept running."""
+    """One MCP server, connected when first needed. `alert` is called when it cannot be kept running."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class McpUpstream:
         )
 
     def _changed(self) -> None:
-        """The server offers something else now, so what it answered before may be no answer any more."""
+        """Drop cached answers, because the server's tools have changed."""
         self._sender.forget()
         self._on_change()
 
     # Calling
 
     async def call(self, call: RemoteCall) -> Any:
-        """The tool's value: always `content`, with `structuredContent` and `_meta` where the server gave them."""
+        """Return the tool's value: always `content`, with `structuredContent` and `_meta` if the server gave them."""
         lent = self._sessions.lent(call.credentials)
         return await self._sender.send(call, lambda one, _: self._attempt(one, lent))
 
@@ -101,13 +101,14 @@ class McpUpstream:
         return value(answer, call)
 
     async def _check(self, session: Session, call: RemoteCall) -> None:
-        """INVARIANT: a server is asked for nothing but what was admitted, as it was described then.
+        """INVARIANT: a server is asked only for what was admitted, as it was described then.
 
-        So a conversation begins with what it offers. What differs is refused, and the whole upstream looked at again.
+        A conversation therefore begins with listing its tools. A difference is refused, and the whole upstream is
+        looked at again.
         """
         name = str(call.native["name"])
         if call.definition is None:
-            return  # a manifest that was written by hand is the operator's own word
+            return  # a manifest that was written by hand is the operator's own statement
         told = await session.tools(call.left_s)
         known = name in session.seen
         if not known:
@@ -140,13 +141,15 @@ class McpUpstream:
         )
 
     def _able(self, interaction: Interaction, session: Session) -> Json:
-        """What a client can be asked that a conversation of the handshake's era must be opened with."""
+        """Return the questions that a client can answer, with which a conversation of the handshake
+        era must be opened.
+        """
         if interaction.ask is None or not self._config.questions or session.server.modern:
             return {}
         return {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
 
     def _listens(self, interaction: Interaction, session: Session) -> Listening | None:
-        """The client of a call, if it wants to hear what the server logs, and the server has a log."""
+        """Return the client of a call, if it wants the server's log messages and the server has a log."""
         told = self._config.url is not None if self._config.logs is None else self._config.logs
         if not told or not isinstance(interaction, Listening) or not session.server.offers("logging"):
             return None
@@ -172,7 +175,7 @@ class McpUpstream:
         return {**pinned, **reported}
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
-        """Everything the server offers now. Raises E3502 when no version of the protocol is common to both."""
+        """Return everything the server offers now. Raises E3502 if no version of the protocol is common to both."""
         async with self._asking(credentials) as session:
             server = session.server
             told = await session.tools(LIST_S, anew=True)
@@ -216,7 +219,7 @@ class McpUpstream:
     async def read_resource(
         self, uri: str, credentials: Mapping[str, str] | None = None, interaction: Interaction = ALONE
     ) -> Json:
-        """The server's answer as it is: `contents`. Raises E3411 when it asks for more first, as tools do."""
+        """Return the server's answer unchanged: `contents`. Raises E3411 if it asks for more first, as tools do."""
         return await self._read("resources/read", {"uri": uri}, credentials, interaction)
 
     async def get_prompt(
@@ -226,7 +229,7 @@ class McpUpstream:
         credentials: Mapping[str, str] | None = None,
         interaction: Interaction = ALONE,
     ) -> Json:
-        """The server's answer as it is: `description`, `messages`. Raises E3411 when it asks for more first."""
+        """Return the server's answer unchanged: `description`, `messages`. Raises E3411 if it asks for more first."""
         params: Json = {"name": name, "arguments": dict(arguments or {})}
         return await self._read("prompts/get", params, credentials, interaction)
 
@@ -241,7 +244,9 @@ class McpUpstream:
             return plain(await rounds(ask, params, interaction))
 
     async def complete(self, ref: Json, argument: Json, context: Json | None = None) -> Json:
-        """What the server proposes for an argument of a prompt or a template: `completion`, maybe of no values."""
+        """Return the server's proposals for an argument of a prompt or a template: `completion`, maybe
+        without values.
+        """
         async with self._asking(None) as session:
             if not session.server.offers("completions"):
                 return {"completion": {"values": []}}
@@ -249,9 +254,9 @@ class McpUpstream:
             return plain(await session.request("completion/complete", params, within_s=LIST_S))
 
     async def watch(self, uri: str, heard: Callable[[], None]) -> None:
-        """Call `heard` once the server agreed to tell of changes of a resource, and then at every change.
+        """Call `heard` once the server agreed to report changes of a resource, and then at every change.
 
-        Goes on until it is cancelled or the conversation ends. Raises E3109 if the server does not tell of any.
+        Continues until it is cancelled or the conversation ends. Raises E3109 if the server does not report any.
         """
         async with self._asking(None) as session:
             if not session.server.offers("resources") or not session.server.capabilities["resources"].get("subscribe"):
@@ -259,22 +264,22 @@ class McpUpstream:
             await session.watch(uri, heard, LIST_S)
 
     def _asking(self, credentials: Mapping[str, str] | None) -> _Asking:
-        """A session for a question of ours: without credentials, or with those of the one who asks."""
+        """A session for a request of ours: without credentials, or with those of the requester."""
         lent = {} if credentials is None else self._sessions.lent(credentials)
         return _Asking(self._sessions.slot(lent, {}))
 
     def attend(self, hear: Callable[[str], None]) -> None:
-        """Have `hear` told which of the server's lists change: tools, resources or prompts."""
+        """Call `hear` with the server's list that changed: tools, resources or prompts."""
         self._sessions.attend(hear)
 
-    # Keeping it there
+    # Supervision
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        """Whether it answers within five seconds. A program that does not is ended, and so started again."""
+        """Check that it answers within five seconds. A program that does not is ended, and so restarted."""
         await self._sessions.probe(credentials)
 
     async def replace(self) -> None:
-        """Start everything anew without losing a call: the new one is up before the old one is asked to finish."""
+        """Restart everything without losing a call: the new one is up before the old one is asked to finish."""
         await self._sessions.replace()
 
     async def close(self) -> None:
@@ -282,12 +287,12 @@ class McpUpstream:
         await self._sessions.close()
 
     def health(self) -> Json:
-        """How it fares, for those who watch: the state of the shared conversation, and how many there are."""
+        """The state of the shared conversation, and the number of conversations, for monitoring."""
         return self._sessions.health()
 
 
 class _Asking:
-    """A session for as long as a question takes, whose refusals become failures."""
+    """A session for the duration of a request, whose errors become failures."""
 
     def __init__(self, slot: Supervisor[Session], within_s: float = LIST_S) -> None:
         self._slot = slot

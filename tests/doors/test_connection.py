@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 from collections.abc import AsyncGenerator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from interlock.core.errors import Failure
 from interlock.http import connection
-from interlock.http.asgi import Message, Receive, Scope, Send, answer, read_body
+from interlock.http.asgi import App, Message, Receive, Scope, Send, answer, read_body
 from interlock.http.connection import Connection
-from interlock.http.request_cache import Reply, Way
+from interlock.http.route import Handler, Reply, Route, Stream
 from tests.thorough import examples
 
 
@@ -431,7 +432,7 @@ class Sink(asyncio.Transport):
 class Forgetful(Connection):
     """A connection that parses every head anew."""
 
-    def _learn(self, data: bytes) -> None:
+    def _cache_head(self, data: bytes) -> None:
         pass
 
 
@@ -456,24 +457,49 @@ class Echo:
         await answer(send, 200, body)
 
 
-class Short(Echo):
-    """The same, with a short way behind some heads, which some bodies take."""
+class Prepares(Route):
+    """A route that prepares a handler for some heads. Others it refuses, or leaves to an application."""
 
-    def way(self, scope: Scope) -> Way | None:
-        if scope["path"] == "/":
-            return None
+    def __init__(self) -> None:
+        self.echo = Echo()
+        self.prepared: int = 0
+        self.handled: list[bytes] = []
 
-        async def way(body: bytes) -> Reply | None:
-            await asyncio.sleep(0)
-            return None if body == b"b" else (200, body, b"")
+    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        self.prepared += 1
+        if head["path"] == "/":
+            return Stream(self.echo)
+        if (b"x-a", b"2") in head["headers"]:
+            return Reply(403, b"refused", ((b"x-why", b"a"),))
+        return Handles(self)
 
-        return way
 
-    def excuse(self, error: Exception) -> Reply:
-        return 503, str(error).encode(), b"retry-after: 1\r\n"
+class Handles:
+    """Says what it was sent, or has the application say it."""
+
+    max_body = 99
+
+    def __init__(self, route: Prepares) -> None:
+        self._route = route
+
+    async def __call__(self, body: bytes) -> Reply | Stream:
+        await asyncio.sleep(0)
+        self._route.handled.append(body)
+        if body != b"b":
+            return Reply(200, body)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["path"], scope["headers"] = "/elsewhere", []  # its own, whatever comes next
+            await answer(send, 200, body)
+
+        return Stream(app)
+
+    def refuse(self, error: Exception) -> Reply:
+        status = error.row.http if isinstance(error, Failure) else 503
+        return Reply(status, str(error).encode(), ((b"retry-after", b"1"),))
 
 
-async def _spoken(kind: type[Connection], app: Echo, pieces: list[bytes]) -> tuple[bytes, bool]:
+async def _spoken(kind: type[Connection], app: App, pieces: list[bytes]) -> tuple[bytes, bool]:
     """What a connection wrote when it was sent some pieces, and whether it closed."""
     config = uvicorn.Config(app, http=kind, lifespan="off", proxy_headers=False, log_level="critical")
     config.load()
@@ -574,50 +600,111 @@ def test_a_head_that_comes_again_is_understood_as_the_first_time(pieces: list[by
 
 @settings(max_examples=300)
 @given(_conversations())
-def test_the_short_way_leads_to_the_same_answer(pieces: list[bytes]) -> None:
+def test_a_handler_answers_the_next_body_as_it_would_the_first(pieces: list[bytes]) -> None:
     async def both() -> None:
-        assert await _spoken(Connection, Short(), pieces) == await _spoken(Forgetful, Short(), pieces)
+        cached, anew = Prepares(), Prepares()
+        assert await _spoken(Connection, cached, pieces) == await _spoken(Forgetful, anew, pieces)
+        assert cached.handled == anew.handled
+        assert cached.prepared <= anew.prepared
 
     asyncio.run(both())
 
 
-async def test_the_short_way_is_taken_once_a_head_is_known() -> None:
-    app, other = Short(), request("POST /echo", b"b")
-    written, _ = await _spoken(Connection, app, [request("POST /echo", b"first"), request("POST /echo", b"a"), other])
-    assert written.count(b"HTTP/1.1 200 OK") == 3
-    # The first was not known yet, and the last is not for the short way.
-    assert [body for *_, body in cast("list[tuple[bytes, ...]]", app.seen)] == [b"first", b"b"]
+async def test_a_head_is_prepared_once_and_its_handler_is_called_with_each_body() -> None:
+    route, bodies = Prepares(), [b"first", b"a", b"b", b"c"]
+    written, _ = await _spoken(Connection, route, [request("POST /echo", body) for body in bodies])
+    assert written.count(b"HTTP/1.1 200 OK") == 4
+    assert (route.prepared, route.handled) == (1, bodies)
 
 
-class Failing(Short):
-    """A way that leads nowhere."""
-
-    def way(self, scope: Scope) -> Way | None:
-        async def way(body: bytes) -> Reply | None:
-            raise RuntimeError("not today")
-
-        return way
-
-
-async def test_a_way_that_fails_is_excused_and_the_connection_stays() -> None:
-    written, closed = await _spoken(Connection, Failing(), [request("POST /echo", b"a")] * 3)
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_body_that_is_too_large_for_its_handler_is_refused_by_it(times: int) -> None:
+    route = Prepares()
+    written, closed = await _spoken(
+        Connection, route, [request("POST /echo", b"a" * size) for size in (1, *[100] * times)]
+    )
     assert written.count(b"HTTP/1.1 200 OK") == 1
-    assert written.count(b"HTTP/1.1 503") == written.count(b"retry-after: 1\r\n\r\nnot today") == 2
-    assert not closed
+    assert written.count(b"HTTP/1.1 413") == written.count(b"retry-after: 1\r\n") == times
+    assert (route.prepared, route.handled, closed) == (1, [b"a"], False)
 
 
-async def test_a_way_that_cannot_be_excused_ends_in_an_error_and_the_connection(
-    caplog: pytest.LogCaptureFixture,
+class Fails(Prepares):
+    """A route whose handler fails."""
+
+    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        self.prepared += 1
+        return FailsToHandle(self)
+
+
+class FailsToHandle(Handles):
+    async def __call__(self, body: bytes) -> Reply | Stream:
+        raise RuntimeError("not today")
+
+
+async def test_a_handler_that_fails_says_so_itself_and_the_connection_stays() -> None:
+    route = Fails()
+    written, closed = await _spoken(Connection, route, [request("POST /echo", b"a")] * 3)
+    assert written.count(b"HTTP/1.1 503") == written.count(b"retry-after: 1\r\n\r\nnot today") == 3
+    assert (route.prepared, closed) == (1, False)
+
+
+@pytest.mark.parametrize("good", [0, 1])
+async def test_a_handler_that_cannot_even_refuse_ends_in_an_error_and_the_connection(
+    caplog: pytest.LogCaptureFixture, good: int
 ) -> None:
-    class Broken(Failing):
-        def excuse(self, error: Exception) -> Reply:
+    class Broken(Handles):
+        async def __call__(self, body: bytes) -> Reply | Stream:
+            if body == b"b":
+                raise RuntimeError("not today")
+            return await super().__call__(body)
+
+        def refuse(self, error: Exception) -> Reply:
             raise error
 
-    written, closed = await _spoken(Connection, Broken(), [request("POST /echo", b"a")] * 3)
-    assert written.count(b"HTTP/1.1 200 OK") == written.count(b"HTTP/1.1 500") == 1
+    class Breaks(Prepares):
+        async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+            return Broken(self)
+
+    bodies = [b"a"] * good + [b"b", b"b"]
+    written, closed = await _spoken(Connection, Breaks(), [request("POST /echo", body) for body in bodies])
+    assert (written.count(b"HTTP/1.1 200 OK"), written.count(b"HTTP/1.1 500")) == (good, 1)
     assert b"connection: close" in written
     assert closed
     assert "a request failed" in caplog.text
+
+
+async def test_a_reply_with_a_line_break_in_a_header_is_an_error_and_nothing_of_it_is_sent() -> None:
+    class Splits(Prepares):
+        async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+            return Reply(200, b"{}", ((b"x-name", b"a\r\nset-cookie: b"),))
+
+    written, closed = await _spoken(Connection, Splits(), [request("POST /echo", b"a")])
+    assert written.startswith(b"HTTP/1.1 500 ")
+    assert b"cookie" not in written
+    assert closed
+
+
+async def test_a_refusal_of_a_head_has_no_body_where_none_is_asked_for() -> None:
+    written, _ = await _spoken(Connection, Prepares(), [request("HEAD /echo", b"", "x-a: 2")])
+    assert written.startswith(b"HTTP/1.1 403 ")
+    assert b"content-length: 7\r\n" in written
+    assert written.endswith(b"x-why: a\r\n\r\n")
+
+
+@settings(max_examples=100)
+@given(KINDS, BODIES)
+def test_a_route_answers_through_asgi_as_on_a_connection(kind: Kind, body: bytes) -> None:
+    async def both() -> None:
+        direct, mounted = Prepares(), Prepares()
+        spoken = await _spoken(Connection, direct, [kind.request(body)])
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await mounted(scope, receive, send)
+
+        assert await _spoken(Connection, app, [kind.request(body)]) == spoken
+        assert direct.handled == mounted.handled
+
+    asyncio.run(both())
 
 
 async def test_a_head_is_parsed_once_for_all_requests_that_have_it(

@@ -25,6 +25,7 @@ from interlock.core.errors import CODES, Failure
 from interlock.core.seldom import Seldom
 from interlock.data.schema import Schema
 from interlock.doors.server import Gate, Listening
+from interlock.http.route import Application
 from interlock.privacy.redact import safe_log
 from interlock.registry.source import load
 from interlock.telemetry.logs import JsonLines
@@ -423,7 +424,8 @@ async def test_what_is_no_request_at_all_is_told_as_an_envelope_too(wires: Wires
 async def test_a_door_that_cannot_even_be_loaded_is_told_as_an_envelope(
     caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    for gate in (Gate(Listening(), {}, raising), Gate(Listening(), {(method, "/x"): raising}, raising)):
+    broken = Application(raising)
+    for gate in (Gate(Listening(), {}, broken), Gate(Listening(), {(method, "/x"): broken}, broken)):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
             answer = await client.request(method, "/x")
         envelope = sound(Heard(answer.text, answer.status_code, envelope=answer.json()["error"]), "rest")

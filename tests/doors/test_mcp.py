@@ -590,13 +590,13 @@ FRAMES = st.one_of(
 
 @DOOR
 async def test_malformed_frames_never_break_the_door(world: World) -> None:
-    caller = world.lock.caller
+    token = await world.token()
     loop = asyncio.get_running_loop()
 
     @settings(max_examples=examples(200))
     @given(body=FRAMES, version=st.sampled_from(["2026-07-28", "2025-11-25", "", "x"]))
     def send(body: bytes, version: str) -> None:
-        sending = asyncio.run_coroutine_threadsafe(_status(world.door, caller, body, version), loop)
+        sending = asyncio.run_coroutine_threadsafe(_status(world.door, token, body, version), loop)
         assert 200 <= sending.result(PATIENCE_S) < 500
 
     await asyncio.to_thread(send)
@@ -604,7 +604,7 @@ async def test_malformed_frames_never_break_the_door(world: World) -> None:
         assert (await client.call_tool("demo-add", {"a": 1})).structured_content == {"result": 6}
 
 
-async def _status(door: McpDoor, caller: Caller, body: bytes, version: str) -> int:
+async def _status(door: McpDoor, token: str, body: bytes, version: str) -> int:
     statuses: list[int] = []
     messages: list[dict[str, Any]] = [{"type": "http.request", "body": body}]
 
@@ -619,10 +619,11 @@ async def _status(door: McpDoor, caller: Caller, body: bytes, version: str) -> i
             statuses.append(message["status"])
 
     headers = {"host": "localhost:1", "accept": "*/*", "content-type": "application/json"}
+    headers |= {"authorization": f"Bearer {token}", "content-length": str(len(body))}
     headers |= {"mcp-protocol-version": version, "mcp-method": "tools/call"} if version else {}
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": raw, "query_string": b""}
-    await door._thin(scope, receive, send, caller)  # pyright: ignore[reportPrivateUsage]
+    await door(scope, receive, send)
     (status,) = statuses
     return status
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
-from interlock.api.service import Ask, Service, native_id
+from interlock.api.service import Ask, Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
@@ -24,20 +24,8 @@ from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.ids import RULE, usable
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import (
-    MAX_BODY,
-    Disconnected,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    document,
-    header,
-    read_body,
-    refusal,
-    refuse,
-)
-from interlock.http.request_cache import Reply, Way
+from interlock.http.asgi import MAX_BODY, Scope, document, headers, refusal, text
+from interlock.http.route import Reply, Route, refused
 from interlock.registry.catalog import Version
 from interlock.telemetry.w3c import joined
 
@@ -61,8 +49,8 @@ class _Fault(Exception):  # noqa: N818 - a fault of the protocol, which is answe
         self.code = code
 
 
-class JsonRpcDoor:
-    """The methods, and how their answers are written."""
+class JsonRpcDoor(Route):
+    """The route of one service: the methods, and how their answers are written."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -85,42 +73,15 @@ class JsonRpcDoor:
         }
         self._parameters = {name: _parameters(method) for name, method in self._methods.items()}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
+    async def prepare(self, head: Scope) -> _Handler | Reply:
+        if head["method"] != "POST":
             failure = Failure("E3004", "JSON-RPC is spoken by POST")
-            await answer(send, 405, encode(refusal(failure, self._trace_id(None))), [(b"allow", b"POST")])
-            return
-        try:
-            body = await read_body(receive)
-        except Failure as failure:
-            await refuse(send, failure)
-            return
-        except Disconnected:
-            return
-        trace = joined(header(scope, b"traceparent"), header(scope, b"tracestate"))
-        said = await self.handle(body, header(scope, b"authorization"), trace)
-        if said is None:
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await answer(send, 200, said)
+            return Reply(405, encode(refusal(failure, self._trace_id(None))), ((b"allow", b"POST"),))
+        return _Handler(self, head)
 
-    def way(self, scope: Scope) -> Way | None:
-        """The short way behind the head of requests that join no trace."""
-        authorization = header(scope, b"authorization")
-        if scope["method"] != "POST" or header(scope, b"traceparent") is not None:
-            return None
-
-        async def way(body: bytes) -> Reply | None:
-            if len(body) > MAX_BODY:
-                return None
-            said = await self.handle(body, authorization)
-            return (204, b"", b"") if said is None else (200, said, b"")
-
-        return way
-
-    async def handle(self, body: bytes, authorization: str | None, trace: str | None = None) -> bytes | None:
+    async def handle(self, body: bytes, sender: _Handler) -> bytes | None:
         """The answer to what was sent; None where the protocol wants none."""
+        trace = sender.trace
         try:
             sent: Any = document(body, self._service.lock.settings.max_values)
         except Failure as failure:
@@ -128,34 +89,33 @@ class JsonRpcDoor:
                 return encode(_failed(None, failure, self._trace_id(trace)))
             return encode(_error(None, _PARSE, "parse error: the body is not JSON", self._trace_id(trace)))
         if not isinstance(sent, list):
-            return await self._one(sent, authorization, trace)
+            return await self._one(sent, sender)
         batch = cast("list[Any]", sent)
         if not batch or len(batch) > MAX_BATCH:
             words = f"a batch has 1 to {MAX_BATCH} requests"
             return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
-        answers = await self._all(batch, len(body), authorization, trace)
+        answers = await self._all(batch, len(body), sender)
         kept = [one for one in answers if one is not None]
         return b"[%b]" % b",".join(kept) if kept else None
 
-    async def _all(
-        self, batch: list[Any], size: int, authorization: str | None, trace: str | None
-    ) -> list[bytes | None]:
+    async def _all(self, batch: list[Any], size: int, sender: _Handler) -> list[bytes | None]:
         """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short."""
         places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
 
         async def answered(one: Any) -> bytes | None:
             async with places:
-                return await self._one(one, authorization, trace)
+                return await self._one(one, sender)
 
         return await asyncio.gather(*map(answered, batch))
 
-    async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> bytes | None:
+    async def _one(self, sent: Any, sender: _Handler) -> bytes | None:
         """The answer to one request; None to a notification."""
-        answered = await self._answer(sent, authorization, trace)
+        answered = await self._answer(sent, sender)
         return encode(answered) if isinstance(answered, dict) else answered
 
-    async def _answer(self, sent: Any, authorization: str | None, trace: str | None) -> Json | bytes | None:
+    async def _answer(self, sent: Any, sender: _Handler) -> Json | bytes | None:
         request_id: Any = None
+        trace = sender.trace
         try:
             request = _object(sent)
             request_id = _id(request)
@@ -168,7 +128,7 @@ class JsonRpcDoor:
         quiet = request_id is _ABSENT
         try:
             service = self._service
-            caller = service.known(authorization) or await service.authenticate(authorization)
+            caller = service.recall(sender.digest) or await service.authenticate(sender.authorization)
             if self._methods[method] == self._invoke:
                 ids = None if quiet or request_id is None else {"jsonrpc_request_id": native_id(request_id)}
                 parameters = {**parameters, "trace": trace, "native": ids}
@@ -348,6 +308,30 @@ class JsonRpcDoor:
     async def _deny(self, caller: Caller, ticket_id: str, comment: str = "") -> Json:
         ticket = _text(ticket_id, "ticket_id") or ""
         return await self._service.approvals.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
+
+
+class _Handler:
+    """Answers requests with one head: one `Authorization`, one trace.
+
+    Who sends them is asked for each request in a body, because a refusal is answered in the form of the protocol.
+    """
+
+    __slots__ = ("_door", "authorization", "digest", "trace")
+    max_body = MAX_BODY
+
+    def __init__(self, door: JsonRpcDoor, head: Scope) -> None:
+        sent = headers(head)
+        self._door = door
+        self.authorization = text(sent, b"authorization")
+        self.digest = bearer(self.authorization) or b""
+        self.trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate"))
+
+    async def __call__(self, body: bytes) -> Reply:
+        answered = await self._door.handle(body, self)
+        return Reply(204, b"") if answered is None else Reply(200, answered)
+
+    def refuse(self, error: Exception) -> Reply:
+        return refused(error)
 
 
 def _told(result: Result) -> Json:

@@ -1,10 +1,11 @@
 """The server: one port for REST, MCP, JSON-RPC, health and metrics, and gRPC beside it.
 
-    request ─► Host and Origin ─► hot route (invoke, MCP, JSON-RPC)
-                              └─► the wide API
+    head ─► Gate: Host and Origin ─► route (REST invoke, JSON-RPC, MCP, health, metrics)
+                                 └─► the wide API
 
-Hot routes are plain ASGI; everything else is FastAPI's. Both see only requests whose host is one of ours: a page in a
-browser must not reach a server on loopback by a name of its own (DNS rebinding).
+The gate is the route that the connection asks (see `http/route.py`); it asks the route of the path. Everything without
+a route of its own is FastAPI's. All of them see only requests whose host is one of ours: a page in a browser must not
+reach a server on loopback by a name of its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import errno
 import gc
 import importlib
-import logging
 import os
 import re
 import resource
@@ -33,29 +33,14 @@ from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.bounds import MOST_REQUEST_VALUES, check_values
 from interlock.data.schema import Json
-from interlock.http.asgi import (
-    App,
-    Disconnected,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    header,
-    read_body,
-    refusal,
-    refuse,
-    replay,
-    retry_after,
-)
+from interlock.http.asgi import MAX_BODY, App, Receive, Scope, Send, answer, header, refuse, replay
 from interlock.http.connection_limits import MOST_PER_PEER
-from interlock.http.request_cache import Reply, Way
+from interlock.http.route import Application, Handler, Reply, Route, Stream, guarded, refused
 
 if TYPE_CHECKING:
     import uvicorn
 
     from interlock.doors.grpc import GrpcDoor
-
-_log = logging.getLogger("interlock.doors")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DRAIN_S = 30
@@ -99,67 +84,54 @@ class Listening:
         return frozenset((*LOOPBACK, *own, *public, *self.names))
 
 
-# Stands for every method that a path has no route for: its application refuses them (405).
+# Stands for every method that a path has no route for: the path's own route refuses them (405).
 ANY = "*"
 
 
-class Gate:
-    """Every HTTP request passes here first, and is handed to the first route that wants it."""
+class Gate(Route):
+    """Every HTTP request passes here first: the gate finds the route that answers it."""
 
     def __init__(
         self,
         listening: Listening,
-        hot: Mapping[tuple[str, str], App],
-        wide: App,
+        routes: Mapping[tuple[str, str], Route],
+        wide: Route,
         *,
         most_values: int = MOST_REQUEST_VALUES,
         most_per_peer: int = MOST_PER_PEER,
     ) -> None:
-        self._most_values = most_values
         self.most_per_peer = most_per_peer
         self._hosts = frozenset(one.lower().encode() for one in listening.hosts)
         self._origins = frozenset(one.lower() for one in listening.origins)
-        self._hot = hot
+        self._routes = routes
         self._wide = wide
+        self._wide_with_body = _CountedBody(wide, most_values)
         self._passed: set[bytes] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1003})
-            return
-        unwelcome = self._unwelcome(scope)
+    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        if head["type"] != "http":
+            return _NO_HTTP
+        unwelcome = self._unwelcome(head)
         if unwelcome is not None:
-            await refuse(send, unwelcome)
-            return
-        app = self._hot.get((scope["method"], scope["path"]))
-        if app is None and scope["method"] == "HEAD":
-            app = self._hot.get(("GET", scope["path"]))
-        app = app or self._hot.get((ANY, scope["path"]))
+            return refused(unwelcome)
+        method, path = head["method"], head["path"]
+        route = self._routes.get((method, path))
+        if route is None and method == "HEAD":
+            route = self._routes.get(("GET", path))
+        route = route or self._routes.get((ANY, path))
+        if route is None and method in _WITH_BODY:
+            return self._wide_with_body
         try:
-            if app is not None:
-                await app(scope, receive, send)
-            elif scope["method"] in _WITH_BODY:
-                await self._with_body(scope, receive, send)
-            else:
-                await self._wide(scope, receive, send)
+            prepared = await (route or self._wide).prepare(head)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            # Where an answer has begun this raises too, and the connection is cut.
-            await refuse(send, *_foreseen(error))
+            return refused(error)
+        return Stream(guarded(prepared.app)) if isinstance(prepared, Stream) else prepared
 
-    def way(self, scope: Scope) -> Way | None:
-        """The short way behind a head that the gate lets through; its route knows it."""
-        find = getattr(self._hot.get((scope["method"], scope["path"])), "way", None)
-        try:
-            return None if find is None or self._unwelcome(scope) is not None else find(scope)
-        except Exception:  # noqa: BLE001 - the application finds the same, and says what is wrong
-            return None
-
-    def excuse(self, error: Exception) -> Reply:
-        """What is told of an error on a short way, as on the long one."""
-        failure, trace_id = _foreseen(error)
-        further = b"".join(b"%b: %b\r\n" % one for one in retry_after(failure))
-        return failure.row.http, orjson.dumps(refusal(failure, trace_id)), further
+    def is_endless(self, head: Scope) -> bool:
+        path: str = head["path"]
+        return (head["method"] == "GET" and (path == "/mcp" or path.endswith("/events"))) or (
+            (b"mcp-method", b"subscriptions/listen") in head["headers"]
+        )
 
     def _unwelcome(self, scope: Scope) -> Failure | None:
         """Why a request is not let through: by the name it has for us, or the page it comes from."""
@@ -176,17 +148,6 @@ class Gate:
         if origin is not None and not self._welcome(origin, host):
             return Failure("E3210", "pages of that origin may not call this server")
         return None
-
-    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(receive)
-            check_values(body, self._most_values)
-        except Failure as failure:
-            await refuse(send, failure)
-            return
-        except Disconnected:
-            return
-        await self._wide(scope, replay(body, receive), send)
 
     def _ours(self, host: bytes | None) -> bool:
         if host is None:
@@ -205,15 +166,33 @@ class Gate:
         return scheme in ("http", "https") and bool(place) and host is not None and place.encode() == host.lower()
 
 
-def _foreseen(error: Exception) -> tuple[Failure, str]:
-    """What is told of an error, and a trace's id; of one that nobody foresaw, the rest is in the log."""
-    trace_id = os.urandom(16).hex()
-    if isinstance(error, Failure):
-        return error, trace_id
-    _log.error("a request failed", exc_info=error, extra={"trace_id": trace_id})
-    return Failure("E3000", "something went wrong inside Interlock"), trace_id
+class _CountedBody:
+    """Hands requests to an application whose framework would read a body without a bound on its values."""
+
+    max_body = MAX_BODY
+
+    def __init__(self, app: App, most_values: int) -> None:
+        self._app = app
+        self._most_values = most_values
+
+    async def __call__(self, body: bytes) -> Stream:
+        check_values(body, self._most_values)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app(scope, replay(body, receive), send)
+
+        return Stream(guarded(app))
+
+    def refuse(self, error: Exception) -> Reply:
+        return refused(error)
 
 
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1003})
+
+
+_NO_HTTP = Stream(_refuse_websocket)
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
 
 
@@ -293,37 +272,38 @@ class Server:
 
         mcp_routes = [(method, mcp.PATH) for method in ("GET", "POST", "DELETE", ANY)]
 
-        async def load_mcp() -> App:
+        async def load_mcp() -> Route:
             await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
             await self._stack.enter_async_context(door.lifespan())
-            hot.update(dict.fromkeys(mcp_routes, door))
-            return door
+            routes.update(dict.fromkeys(mcp_routes, door.route))
+            return door.route
 
-        async def load_rest() -> App:
-            return await asyncio.to_thread(rest.rest_app, service)
+        async def load_rest() -> Route:
+            return Application(await asyncio.to_thread(rest.rest_app, service))
 
         async def resource(scope: Scope, receive: Receive, send: Send) -> None:
             host = header(scope, b"host") or ""
             await answer(send, 200, orjson.dumps(door.metadata(f"{scheme}://{host}")))
 
-        hot: dict[tuple[str, str], App] = {
-            ("POST", "/v1/tools/invoke"): rest.invoke_route(service),
-            ("GET", "/metrics"): self._metrics,
+        routes: dict[tuple[str, str], Route] = {
+            ("POST", rest.INVOKE_PATH): rest.invoke_route(service),
+            ("GET", "/metrics"): Application(self._metrics),
             # Whoever watches a server asks for these first. They do not wait until the wide API is loaded.
-            ("GET", "/health"): self._alive,
-            ("GET", "/ready"): self._ready,
-            ("GET", mcp.METADATA_PATH): resource,
-            ("GET", mcp.METADATA_PATH + mcp.PATH): resource,
+            ("GET", "/health"): Application(self._alive),
+            ("GET", "/ready"): Application(self._ready),
+            ("GET", mcp.METADATA_PATH): Application(resource),
+            ("GET", mcp.METADATA_PATH + mcp.PATH): Application(resource),
         }
         slow, wide = self._later(load_mcp), self._later(load_rest)
-        hot |= dict.fromkeys(mcp_routes, slow)
-        hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST", ANY)}
+        routes |= dict.fromkeys(mcp_routes, slow)
+        rpc = JsonRpcDoor(service)
+        routes |= {(method, "/rpc"): rpc for method in ("GET", "POST", ANY)}
         settings = service.lock.settings
         per_peer = settings.max_connections_per_peer
-        return Gate(listening, hot, wide, most_values=settings.max_values, most_per_peer=per_peer)
+        return Gate(listening, routes, wide, most_values=settings.max_values, most_per_peer=per_peer)
 
-    def _later(self, load: Callable[[], Awaitable[App]]) -> App:
-        """An application that is loaded when it is first wanted: the SDK and FastAPI take their time."""
+    def _later(self, load: Callable[[], Awaitable[Route]]) -> Route:
+        """A route that is loaded when it is first wanted: the SDK and FastAPI take their time."""
         later = _Later(load)
         self._loading.append(later)
         return later
@@ -402,21 +382,17 @@ class Server:
             await self._grpc.stop()
 
 
-class _Later:
-    """An application that is not there yet."""
+class _Later(Route):
+    """A route that is not loaded yet."""
 
-    def __init__(self, load: Callable[[], Awaitable[App]]) -> None:
+    def __init__(self, load: Callable[[], Awaitable[Route]]) -> None:
         self._load = load
-        self._loading: asyncio.Future[App] | None = None
-        self._app: App | None = None
+        self._loading: asyncio.Future[Route] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if app is None:
-            app = self._app = await self.loaded()
-        await app(scope, receive, send)
+    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        return await (await self.loaded()).prepare(head)
 
-    async def loaded(self) -> App:
+    async def loaded(self) -> Route:
         if self._loading is None:
             self._loading = asyncio.ensure_future(self._load())
         return await asyncio.shield(self._loading)

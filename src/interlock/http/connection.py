@@ -1,4 +1,4 @@
-"""One HTTP connection: requests in, each handed to the application (ASGI), answers out, and a bound on every wait.
+"""One HTTP connection: requests in, each handed to a route, answers out, and a bound on every wait.
 
     head ──► body ──► answer ──► idle
       │        │         │         └─ no next request comes: KEEP_ALIVE_S
@@ -32,14 +32,15 @@ from interlock.core.errors import Failure
 from interlock.http.asgi import App, Scope, refusal
 from interlock.http.connection_limits import MOST_PER_PEER, crowd_of
 from interlock.http.exchange import Exchange
-from interlock.http.request_cache import Head, Knows, known
+from interlock.http.request_cache import CachedHead, cached_head
+from interlock.http.route import Application, Handler, Route
 
 if TYPE_CHECKING:
     from uvicorn import Config
     from uvicorn.server import ServerState
 
 MAX_HEAD = 64 << 10
-MOST_KNOWN = 4
+MAX_CACHED_HEADS = 4
 HEAD_S = 15.0
 BODY_S = 30.0
 LINGER_S = 5.0
@@ -67,7 +68,8 @@ class Connection(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._app = cast("App", config.loaded_app)  # pyright: ignore[reportUnknownMemberType] - uvicorn leaves it open
+        app = cast("App", config.loaded_app)  # pyright: ignore[reportUnknownMemberType] - uvicorn leaves it open
+        self._route = app if isinstance(app, Route) else Application(app)
         self._loop = _loop or asyncio.get_running_loop()
         self._server = server_state
         self._parser = httptools.HttpRequestParser(self)
@@ -83,9 +85,8 @@ class Connection(asyncio.Protocol):
         self._head = 0
         self._chunk = 0
         self._wrong = _BAD
-        # The heads that came last, and the application if it knows short ways behind some.
-        self._known: list[Head] = []
-        self._knows = cast("Knows", self._app) if hasattr(self._app, "way") else None
+        # The heads of the last requests, newest first.
+        self._cached: list[CachedHead] = []
         # Whether the parser takes the rest for another protocol; and whether its successor is being told of this one.
         self._upgraded = False
         self._told_again = False
@@ -108,7 +109,7 @@ class Connection(asyncio.Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._peer = ""
         self._idle_since = 0.0
-        self._crowd = crowd_of(server_state, MAX_CONNECTIONS, getattr(self._app, "most_per_peer", MOST_PER_PEER))
+        self._crowd = crowd_of(server_state, MAX_CONNECTIONS, getattr(app, "most_per_peer", MOST_PER_PEER))
 
     # The connection
 
@@ -156,7 +157,13 @@ class Connection(asyncio.Protocol):
         Whoever watches for its going is told that it has, and the answers it waits for are sent in case it has not.
         """
         last = self._waiting[-1] if self._waiting else self._answering
-        if last is None or not last.whole or last.done or is_news(last.scope) or self._common["scheme"] == "https":
+        if (
+            last is None
+            or not last.whole
+            or last.done
+            or self._route.is_endless(last.scope)
+            or self._common["scheme"] == "https"
+        ):
             return False  # (a client of TLS says goodbye to both directions at once)
         self._deaf = True
         last.keep_alive = False
@@ -168,7 +175,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Begin to end: at once where nobody waits for an answer, or for one that is not about to come."""
         exchange = self._answering
-        if exchange is None or exchange.done or not exchange.whole or is_news(exchange.scope):
+        if exchange is None or exchange.done or not exchange.whole or self._route.is_endless(exchange.scope):
             self.transport.close()
         else:
             exchange.keep_alive = False
@@ -183,10 +190,10 @@ class Connection(asyncio.Protocol):
             return
         idle = self._answering is None and self._in_head and not self._head
         if idle:
-            for head in self._known:
+            for head in self._cached:
                 body = head.body(data)
                 if body is not None:
-                    self._repeat(head, body)
+                    self._answer_cached(head, body)
                     return
         if len(data) > SLICE:
             self._rest = data
@@ -194,7 +201,7 @@ class Connection(asyncio.Protocol):
             return
         self._parse(data)
         if idle and self._in_head and not self._head:
-            self._learn(data)
+            self._cache_head(data)
 
     def _feed(self) -> None:
         """Parse what arrived, slice by slice, until a pause is asked for or others should have a turn."""
@@ -242,25 +249,26 @@ class Connection(asyncio.Protocol):
         elif self._head and self._when_due != self._late_head:
             self._expect(HEAD_S, self._late_head)
 
-    def _learn(self, data: bytes) -> None:
-        """Keep the head of a request that was one piece of data, to be known again."""
+    def _cache_head(self, data: bytes) -> None:
+        """Cache the head of a request that came as one piece of data."""
         exchange = self._answering
         if exchange is not None and exchange.keep_alive:
-            head = known(data, {**exchange.scope, "headers": self._headers})
+            # The exchange's task has not run yet, so no application has changed the scope.
+            head = exchange.cached = cached_head(data, {**exchange.scope, "headers": self._headers})
             if head is not None:
-                self._known = [head, *self._known[: MOST_KNOWN - 1]]
+                self._cached = [head, *self._cached[: MAX_CACHED_HEADS - 1]]
 
-    def _repeat(self, head: Head, body: bytes) -> None:
-        """A request whose head is that of an earlier one."""
-        if not head.looked:
-            head.looked, head.way = True, None if self._knows is None else self._knows.way(head.said)
+    def _answer_cached(self, head: CachedHead, body: bytes) -> None:
+        """Answer a request whose head is that of an earlier one."""
         self._due, self._when_due = _NEVER, self._end_idle
-        if head.way is not None:
-            self._answer(Exchange(self, head.said, True, True), head, body)
+        handler = head.handler
+        if handler is not None:
+            exchange = Exchange(self, head.scope, True, True)
         else:
-            exchange = Exchange(self, head.scope(len(body)), keep_alive=True, whole=True)
+            exchange = Exchange(self, head.scope_for(len(body)), True, True)
             exchange.feed(body)
-            self._answer(exchange)
+        exchange.cached = head
+        self._answer(exchange, handler, body)
 
     def _read_on(self) -> None:
         """A client may offer to speak another protocol; we speak HTTP, and read on as if it had not.
@@ -342,7 +350,7 @@ class Connection(asyncio.Protocol):
         answering = self._answering
         if answering is None:
             self._answer(exchange)
-        elif is_news(answering.scope):
+        elif self._route.is_endless(answering.scope):
             # Behind a stream without end nothing would be answered, nor would anybody see that the client has gone.
             self.transport.close()
         else:
@@ -391,10 +399,10 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def _answer(self, exchange: Exchange, head: Head | None = None, body: bytes = b"") -> None:
+    def _answer(self, exchange: Exchange, handler: Handler | None = None, body: bytes = b"") -> None:
         self._answering = exchange
         # (To make up a name for each would take a tenth of the time that a task takes.)
-        exchange.task = task = asyncio.Task(exchange.run(self._app, head, body), loop=self._loop, name="request")
+        exchange.task = task = asyncio.Task(exchange.run(self._route, handler, body), loop=self._loop, name="request")
         self._server.tasks.add(task)
 
     def answered(self, exchange: Exchange) -> None:
@@ -534,11 +542,3 @@ def _authority(url: Any) -> bytes:
 def _address(transport: asyncio.BaseTransport, which: str) -> tuple[str, int] | None:
     address: Any = transport.get_extra_info(which)
     return (address[0], address[1]) if address else None
-
-
-def is_news(scope: Scope) -> bool:
-    """Whether a request asks to be told of things for as long as they happen: no call hangs on it."""
-    path: str = scope["path"]
-    return (scope["method"] == "GET" and (path == "/mcp" or path.endswith("/events"))) or (
-        (b"mcp-method", b"subscriptions/listen") in scope["headers"]
-    )

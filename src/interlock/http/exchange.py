@@ -1,6 +1,7 @@
-"""One HTTP request and its answer: between the connection, which reads and writes, and the application (ASGI).
+"""One HTTP request and its answer, between the connection, which reads and writes, and the route that answers.
 
-An answer whose length is known is held until its body is there, and leaves in one piece; others are sent as they come.
+A route's reply is written in one piece. An ASGI application's answer whose length is known is held until its body is
+there, and written in one piece; others are sent as they come.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import http
 import logging
 import os
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import Protocol
 
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.http.asgi import App, Message, Scope, refusal, server_ended
-from interlock.http.request_cache import Head, Knows
+from interlock.http.asgi import Disconnected, Message, Scope, refusal, server_ended, too_large
+from interlock.http.request_cache import CachedHead
+from interlock.http.route import NO_BODY, Handler, Reply, Route, respond
 
 # Of a body, what is kept before somebody reads it.
 _AHEAD = 64 << 10
-_NO_BODY = frozenset((204, 304))
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _STATUS[499] = b"HTTP/1.1 499 Client Closed Request\r\n"  # not registered, but the table of errors has it
 
@@ -54,11 +55,11 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """One request and its answer, as an application sees them."""
+    """One request and its answer, as a route sees them."""
 
     __slots__ = (
         "_asked", "_body", "_chunked", "_failure", "_given", "_gone", "_head", "_hung_up", "_late", "_left",
-        "_news", "_unread", "_wire", "begun", "done", "keep_alive", "scope", "task", "whole",
+        "_news", "_unread", "_wire", "begun", "cached", "done", "keep_alive", "scope", "task", "whole",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -76,23 +77,34 @@ class Exchange:
         self._chunked = False
         self._news: asyncio.Event | None = None
         self._failure: Failure | None = None
+        # The request's head, if the connection has cached it.
+        self.cached: CachedHead | None = None
         # What is to come of a body whose length was said.
         self._left: int | None = 0
 
-    async def run(self, app: App, head: Head | None = None, body: bytes = b"") -> None:
-        """Have the application answer; or the short way behind a known head, if that takes the body."""
+    async def run(self, route: Route, handler: Handler | None = None, body: bytes = b"") -> None:
+        """Have the route answer; or the handler that it prepared for the same head, with the whole body."""
         try:
-            if head is not None and head.way is not None:
+            if handler is None:
+                answer, handler = await respond(route, self.scope, self.receive)
+                if self.cached is not None:
+                    self.cached.handler = handler
+            else:
+                self._given = True
                 try:
-                    reply = await head.way(body)
-                except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-                    reply = cast("Knows", app).excuse(error)
-                if reply is not None:
-                    await self._reply(*reply)
-                    return
-                self.scope = head.scope(len(body))
-                self.feed(body)
-            await app(self.scope, self.receive, self.send)
+                    if len(body) > handler.max_body:
+                        raise too_large(handler.max_body)  # noqa: TRY301 - refused as one that is still being read
+                    answer = await handler(body)
+                except Exception as error:  # noqa: BLE001 - an endpoint answers whatever happens
+                    answer = handler.refuse(error)
+            if isinstance(answer, Reply):
+                await self._reply(answer)
+            else:
+                if self.cached is not None and self.scope is self.cached.scope:
+                    self.scope = self.cached.scope_for(len(body))
+                await answer.app(self.scope, self.receive, self.send)
+        except Disconnected:
+            pass
         except asyncio.CancelledError:
             # Nobody cancels a request but a server that ends and has waited long enough.
             self._failure = server_ended()
@@ -173,17 +185,22 @@ class Exchange:
         else:
             raise RuntimeError(f"an application may not send {message['type']} here")
 
-    async def _reply(self, status: int, body: bytes, headers: bytes) -> None:
-        """The whole answer, in the form that a `send` of its head and its body would give it."""
+    async def _reply(self, reply: Reply) -> None:
+        """Send a whole answer, with the bytes that a `send` of its head and its body would give it."""
         wire = self._wire
         while not self._gone and (full := wire.full()) is not None:
             await full.wait()
         if self._gone:
             return
-        about = b"" if status in _NO_BODY else b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        status, body, headers = reply
+        about = b"" if status in NO_BODY else b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        further = b"".join([b"%b: %b\r\n" % one for one in headers])
+        if further and not _has_lines(further, len(headers)):
+            raise RuntimeError("a header's value is not of one line")
         closing = b"" if self.keep_alive else b"connection: close\r\n"
-        parts = (_STATUS[status], wire.common_headers(), about, headers, closing, b"\r\n", body)
-        wire.transport.write(b"".join(parts))
+        if self.scope["method"] == "HEAD":
+            body = b""
+        wire.transport.write(b"".join((_STATUS[status], wire.common_headers(), about, further, closing, b"\r\n", body)))
         self.begun = self.done = True
         self._tell()
         wire.answered(self)
@@ -205,16 +222,14 @@ class Exchange:
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        streams = length is None and status not in _NO_BODY and self.scope["method"] != "HEAD"
+        streams = length is None and status not in NO_BODY and self.scope["method"] != "HEAD"
         # To older clients a stream is what comes until the connection ends.
         self._chunked = streams and self.scope["http_version"] == "1.1"
         if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         head = b"".join(lines)
-        # A line break in a value would be a header, or an answer, of somebody else's making.
-        breaks = len(lines) - 1 + lines[1].count(b"\n")
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or 0 in head:
+        if not _has_lines(head, len(lines) - 1 + lines[1].count(b"\n")):
             self.begun = False
             raise RuntimeError("a header's value is not of one line")
         self._left = None if streams else length or 0
@@ -252,3 +267,11 @@ class Exchange:
         headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
         self._start(failure.row.http, headers)
         self._say(body, more=False)
+
+
+def _has_lines(text: bytes, count: int) -> bool:
+    """Whether header lines are as many as they should be.
+
+    A line break in a value would be a header, or an answer, of somebody else's making.
+    """
+    return text.count(b"\n") == count == text.count(b"\r") and 0 not in text

@@ -1,7 +1,8 @@
 """The MCP door: governed tools for any MCP client.
 
-    HTTP ──► entrance (who calls?) ──► thin path ──► SDK        both eras, streamable HTTP
-    stdio ────────────────────────────────────────► SDK        both eras, one client
+    HTTP ──► route: who calls? ──► modern tools/call and tools/list
+                              └──► SDK: everything else of both eras, streamable HTTP
+    stdio ───────────────────────► SDK: both eras, one client
 
 The door translates: names and descriptions (listing.py, names.py), calls and their answers (calling.py). What may be
 seen and done is decided behind it, for the caller of each single request.
@@ -22,14 +23,13 @@ from interlock.api.failed_authentication import IDENTITY
 from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.data.bounds import check_values
 from interlock.data.schema import Json
 from interlock.doors.mcp.calling import Calling, no_trace
-from interlock.doors.mcp.fast_path import Thin
 from interlock.doors.mcp.listing import Listing
+from interlock.doors.mcp.modern import McpRoute
 from interlock.doors.mcp.names import Names
-from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, replay
-from interlock.http.request_cache import Way
+from interlock.http.asgi import Scope
+from interlock.http.route import Handler, Reply, Route, Stream
 from interlock.store import epochs
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAX_BODY = 4 * 1024 * 1024
 LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 
 
-class McpDoor:
+class McpDoor(Route):
     """One Interlock, as MCP clients see it.
 
     `hosts` are the values of `Host` that are answered (`name:*` for any port), `origins` those of `Origin`. `base_url`
@@ -66,43 +66,21 @@ class McpDoor:
         self._origins = [f"http://{host}" for host in hosts] if origins is None else list(origins)
         self._base_url = base_url
         self._max_body = max_body
-        self._small = 2 * service.lock.settings.max_values  # bytes of JSON that cannot hold more values than that
         self._names = Names(service.lock.journal, service.lock.clock)
         self._listing = Listing(service, self._names)
         self._calling = Calling(service, self._names, self._listing)
 
     # HTTP
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """The application for `/mcp`, while `lifespan` is entered: who calls? Then the thin path, or the SDK's."""
-        authorization = header(scope, b"authorization")
-        caller = self._service.known(authorization)
-        if caller is None:
-            try:
-                caller = await self._service.authenticate(authorization)
-            except Failure as failure:
-                await self._refuse(scope, send, failure)
-                return
-        if scope["method"] == "POST" and _may_be_long(scope, self._small, self._max_body):
-            try:
-                body = await read_body(receive, most=self._max_body)
-                check_values(body, self._service.lock.settings.max_values)
-            except Disconnected:
-                return
-            except Failure as failure:
-                await self._refuse(scope, send, failure)
-                return
-            receive = replay(body, receive)
-        await self._thin(scope, receive, send, caller)
-
-    def way(self, scope: Message) -> Way | None:
-        """The short way behind the head of a call."""
-        return self._thin.way(scope, header(scope, b"authorization"))
+    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+        """Answer requests to `/mcp`, while `lifespan` is entered."""
+        return await self.route.prepare(head)
 
     @cached_property
-    def _thin(self) -> Thin:
+    def route(self) -> McpRoute:
+        """The route itself. Whoever asks for it loads the SDK."""
         sdk = self._sdk
-        return Thin(
+        return McpRoute(
             self._service,
             self._names,
             self._listing,
@@ -111,6 +89,7 @@ class McpDoor:
             sdk=sdk.handle,
             stamp=sdk.server.server_info_stamp,
             max_body=self._max_body,
+            refuse=self._refuse,
         )
 
     @cached_property
@@ -128,7 +107,7 @@ class McpDoor:
             max_body=self._max_body,
         )
 
-    async def _refuse(self, scope: Message, send: Send, failure: Failure) -> None:
+    def _refuse(self, head: Scope, failure: Failure) -> Reply:
         """Tell a client that its token is missing or bad, and where to read what it needs (RFC 6750, RFC 9728)."""
         identity = failure.code in IDENTITY
         body = orjson.dumps({
@@ -136,20 +115,17 @@ class McpDoor:
             "error_description": failure.message,
             "interlock": failure.envelope(no_trace()),
         })  # fmt: skip
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if identity:
-            headers.append((b"www-authenticate", self._challenge(scope, failure).encode("ascii", "replace")))
-        status = 401 if identity else failure.row.http
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if not identity:
+            return Reply(failure.row.http, body)
+        return Reply(401, body, ((b"www-authenticate", self._challenge(head, failure).encode("ascii", "replace")),))
 
-    def _challenge(self, scope: Message, failure: Failure) -> str:
+    def _challenge(self, scope: Scope, failure: Failure) -> str:
         where = f'resource_metadata="{_quoted(self._base(scope) + METADATA_PATH + PATH)}"'
         if failure.code == "E3212":
             return f"Bearer {where}"
         return f'Bearer error="invalid_token", error_description="{_quoted(failure.message)}", {where}'
 
-    def _base(self, scope: Message) -> str:
+    def _base(self, scope: Scope) -> str:
         if self._base_url is not None:
             return self._base_url.rstrip("/")
         host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
@@ -235,12 +211,6 @@ class McpDoor:
                 seen = now
         finally:
             end()
-
-
-def _may_be_long(scope: Message, small: int, most: int) -> bool:
-    """Whether a body is to be read and counted here, by what its head says. One over the limit is not even read."""
-    size = header(scope, b"content-length")
-    return size is None or not size.isdecimal() or small < int(size) <= most
 
 
 def _quoted(text: str) -> str:

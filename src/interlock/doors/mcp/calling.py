@@ -1,4 +1,4 @@
-"""A `tools/call`, from what a client sent to what it is answered; the same for both eras and both ways in.
+"""A `tools/call`, from what a client sent to what it is answered; the same for both eras and all transports.
 
 A tool's failure is a result with `isError`, so that a model can read it; only a name that means nothing is a fault of
 the protocol. A call that waits for a person is neither: its text says what it waits for, and the same call made again
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -121,16 +121,15 @@ class Calling:
                 task.cancel()
             raise
         except Failure as failure:
-            return _unmade(wanted, failure)
+            return unmade(wanted, failure)
         return await self.answer(wanted, result)
 
-    async def call_at_once(self, wanted: Wanted, caller: Caller) -> Json:
+    def call_here(self, wanted: Wanted, caller: Caller) -> Coroutine[Any, Any, Result]:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
-        try:
-            result = await self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
-        except Failure as failure:
-            return _unmade(wanted, failure)
-        return await self.answer(wanted, result)
+        meta, arguments, address = wanted.meta, wanted.arguments, wanted.address
+        if wanted.trace is None and address is not None and _SAID.keys().isdisjoint(meta) and KEY not in arguments:
+            return self._service.calls.invoke_plainly(address, arguments, caller, DOOR, wanted.native)
+        return self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let calls end that nobody waits for any more; after the given time they are cut off, which is on record."""
@@ -191,7 +190,7 @@ class Calling:
         if result.error is not None:
             # A tool that was found has a version; what it could not find is its own affair.
             if result.error.code == "E3101" and "@" not in result.tool:
-                return _unmade(wanted, result.error, result.trace_id)
+                return unmade(wanted, result.error, result.trace_id)
             asked = questions(wanted.answers, result.error)
             if asked is not None:
                 return {**asked, "_meta": _about(result)}
@@ -219,11 +218,6 @@ class Calling:
         )
 
 
-def unadorned(meta: Json, arguments: Json) -> bool:
-    """Whether a client says nothing of a call beside its arguments."""
-    return _SAID.keys().isdisjoint(meta) and KEY not in arguments
-
-
 def questions(answers: Json | None, failure: Failure) -> Json | None:
     """What an upstream asks of the client before it goes on; what it finds wrong with a round of that is a Fault."""
     details = failure.details or {}
@@ -248,7 +242,7 @@ def no_trace() -> str:
     return os.urandom(16).hex()
 
 
-def _unmade(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> Json:
+def unmade(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> Json:
     """The answer to a call that came to nothing before there was a tool to make it of."""
     trace_id = trace_id or (no_trace() if wanted.trace is None else wanted.trace[3:35])
     if failure.code == "E3101":

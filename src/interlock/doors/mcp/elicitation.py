@@ -16,7 +16,7 @@ from interlock.call.connector import ALONE, Interaction
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.mcp.context import Context, connection, meta
-from interlock.doors.mcp.fast_path import MODERN
+from interlock.doors.mcp.modern import MODERN
 from interlock.upstreams.mcp.protocol import LOG_LEVEL, Listening
 
 # What is heard of a call under way: progress, or a message of the log. None: it has ended.

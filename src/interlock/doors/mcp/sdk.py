@@ -41,13 +41,13 @@ from interlock.doors.mcp import refusals
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
-from interlock.doors.mcp.fast_path import MODERN, Message, Receive, Send
 from interlock.doors.mcp.listing import EXPECTS, Listing
+from interlock.doors.mcp.modern import MODERN
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
-from interlock.http.asgi import Disconnected, header, read_body, refuse, replay
+from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, refuse, replay
 from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp.protocol import Listening
 
@@ -316,7 +316,7 @@ class Sdk:
         named = {**scope, "headers": headers, CALLER: caller, "user": AuthenticatedUser(token)}
         await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, Enveloped(send))
 
-    # What the thin path asks, so that it judges as the SDK does
+    # The opinions that the route asks for, so that it judges as the SDK does
 
     async def admits(self, host: str | None, origin: str | None) -> bool:
         """Whether requests to this host, from pages of this origin, are answered."""

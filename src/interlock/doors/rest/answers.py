@@ -7,7 +7,7 @@ else  {"error": the envelope, "detail": "E3204: …", "invocation_id", "tool_res
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from interlock.call.results import Result
 from interlock.contract.standard.states import HISTORY, State
@@ -16,16 +16,9 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.http.asgi import refusal, retry_after
+from interlock.http.route import Reply
 
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="interlock"'),)
-
-
-class Reply(NamedTuple):
-    """A response that is ready to be sent, but for the headers that all of them have."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def of_result(result: Result) -> Reply:

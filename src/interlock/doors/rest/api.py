@@ -22,12 +22,13 @@ from interlock.api.service import Service
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
 from interlock.data.documents import Doubled, Malformed, read_json
-from interlock.doors.rest.answers import Reply, of_failure
+from interlock.doors.rest.answers import of_failure
 from interlock.doors.rest.invoke import Invoke, unforeseen
 from interlock.doors.rest.operation import reply
 from interlock.doors.rest.page import CSP, page
 from interlock.doors.rest.routes import ROUTERS
 from interlock.http.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
+from interlock.http.route import Reply
 from interlock.telemetry.w3c import joined
 
 

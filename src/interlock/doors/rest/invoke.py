@@ -1,4 +1,4 @@
-"""`POST /v1/tools/invoke`, without a framework: a body in, one governed call, a body out.
+"""The route `POST /v1/tools/invoke`, without a framework: a body in, one governed call, a body out.
 
 What the body may hold is FIELDS, and the OpenAPI document says the same; a test holds the two against each other.
 """
@@ -14,20 +14,9 @@ from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
 from interlock.doors.response_template import Templates
-from interlock.doors.rest.answers import Reply, of_failure, of_result, running, success
-from interlock.http.asgi import (
-    MAX_BODY,
-    Disconnected,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    document,
-    headers,
-    read_body,
-    text,
-)
-from interlock.http.request_cache import Way
+from interlock.doors.rest.answers import of_failure, of_result, running, success
+from interlock.http.asgi import MAX_BODY, Scope, document, headers, text
+from interlock.http.route import Reply, Route
 from interlock.telemetry.w3c import joined
 
 PATH = "/v1/tools/invoke"
@@ -56,94 +45,88 @@ def invoke_route(service: Service, *, most: int = MAX_BODY) -> Invoke:
     return Invoke(service, most=most)
 
 
-class Invoke:
-    """The route as an ASGI application. `matches` says whether a request is its own."""
+class Invoke(Route):
+    """The route of one service. `matches` says whether a request is its own."""
 
     def __init__(self, service: Service, *, most: int = MAX_BODY) -> None:
-        self._service = service
-        self._most = most
-        self._most_values = service.lock.settings.max_values
-        self._templates = Templates()
+        self.service = service
+        self.max_body = most
+        self.templates = Templates()
 
     def matches(self, scope: Scope) -> bool:
         return scope["path"] == PATH and scope["method"] == "POST"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = headers(scope)
-        trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate")) if b"traceparent" in sent else None
+    async def prepare(self, head: Scope) -> _Handler | Reply:
+        handler = _Handler(self, headers(head))
         try:
-            service, authorization = self._service, text(sent, b"authorization")
-            caller = service.known(authorization) or await service.authenticate(authorization)
-            body = await read_body(receive, most=self._most)
-        except Disconnected:
-            return
-        except Failure as failure:
-            trace_id = self.trace_id(trace)
-            reply = of_failure(failure, trace_id)
+            await handler.authenticate()
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            trace_id = self.trace_id(trace)
-            reply = unforeseen(error, trace_id)
-        else:
-            reply, trace_id = await self._reply(body, sent, caller, trace)
-        await answer(send, reply.status, reply.body, (*reply.headers, *self.traced(trace_id, trace)))
-
-    def way(self, scope: Scope) -> Way | None:
-        """The short way behind the head of a call that joins no trace."""
-        sent = headers(scope)
-        digest, recall, most = bearer(text(sent, b"authorization")), self._service.recall, self._most
-        if digest is None or b"traceparent" in sent:
-            return None
-
-        async def way(body: bytes) -> tuple[int, bytes, bytes] | None:
-            try:
-                caller = recall(digest)
-            except Exception:  # noqa: BLE001 - nothing has happened: the application finds the same, and says so
-                return None
-            if caller is None or len(body) > most:
-                return None
-            reply, trace_id = await self._reply(body, sent, caller, None)
-            further = b"".join([b"%b: %b\r\n" % one for one in reply.headers]) if reply.headers else b""
-            return reply.status, reply.body, b"%bx-trace-id: %b\r\n" % (further, trace_id.encode())
-
-        return way
-
-    async def _reply(
-        self, body: bytes, sent: Mapping[bytes, bytes], caller: Caller, trace: str | None
-    ) -> tuple[Reply, str]:
-        """The reply to a caller's body, and the id of its trace."""
-        try:
-            ask, in_background = read(_json(body, sent, self._most_values), text(sent, b"idempotency-key"), trace)
-            calls = self._service.calls
-            if in_background:
-                return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
-            result = await calls.invoke(ask, caller, door=DOOR)
-            if result.plain:
-                return Reply(200, self._templates.of(result.tool, success).fill(result)), result.trace_id
-            return of_result(result), result.trace_id
-        except Failure as failure:
-            trace_id = self.trace_id(trace)
-            return of_failure(failure, trace_id), trace_id
-        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            trace_id = self.trace_id(trace)
-            return unforeseen(error, trace_id), trace_id
+            return handler.refuse(error)
+        return handler
 
     def trace_id(self, trace: str | None) -> str:
         """The id of the trace a request belongs to: its caller's, or a new one."""
-        return self._service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
+        return self.service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
 
     def traced(self, trace_id: str, trace: str | None) -> tuple[tuple[bytes, bytes], ...]:
         """The headers by which a client finds its trace again; the W3C's own for those who began one."""
         named = (b"x-trace-id", trace_id.encode())
         if trace is None:
             return (named,)
-        span = self._service.lock.clock.random_bytes(8).hex()
+        span = self.service.lock.clock.random_bytes(8).hex()
         return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
 
 
-def _json(body: bytes, sent: Mapping[bytes, bytes], most_values: int) -> Any:
-    if sent.get(b"content-type", b"json").find(b"json") < 0:
-        raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
-    return document(body, most_values)
+class _Handler:
+    """Answers requests with one head: with one token, in one trace."""
+
+    __slots__ = (
+        "_authorization", "_calls", "_digest", "_is_json", "_key", "_most_values", "_recall", "_route", "_trace",
+        "max_body",
+    )  # fmt: skip
+
+    def __init__(self, route: Invoke, sent: Mapping[bytes, bytes]) -> None:
+        service = route.service
+        self._route = route
+        self._calls = service.calls
+        self._recall = service.recall
+        self.max_body = route.max_body
+        self._most_values = service.lock.settings.max_values
+        self._authorization = text(sent, b"authorization")
+        self._digest = bearer(self._authorization) or b""
+        self._key = text(sent, b"idempotency-key")
+        self._is_json = b"json" in sent.get(b"content-type", b"json")
+        self._trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate")) if b"traceparent" in sent else None
+
+    async def authenticate(self) -> Caller:
+        """The caller whose token the head has, as things stand now."""
+        return self._recall(self._digest) or await self._route.service.authenticate(self._authorization)
+
+    async def __call__(self, body: bytes) -> Reply:
+        trace = self._trace
+        try:
+            caller = self._recall(self._digest) or await self.authenticate()
+            if not self._is_json:
+                raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")  # noqa: TRY301
+            ask, in_background = read(document(body, self._most_values), self._key, trace)
+            if in_background:
+                reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
+            else:
+                result = await self._calls.invoke(ask, caller, door=DOOR)
+                trace_id = result.trace_id
+                if result.plain:
+                    reply = Reply(200, self._route.templates.of(result.tool, success).fill(result))
+                else:
+                    reply = of_result(result)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return self.refuse(error)
+        return Reply(reply.status, reply.body, (*reply.headers, *self._route.traced(trace_id, trace)))
+
+    def refuse(self, error: Exception) -> Reply:
+        """The response to what was refused, or failed, before there was a result."""
+        trace_id = self._route.trace_id(self._trace)
+        made = of_failure(error, trace_id) if isinstance(error, Failure) else unforeseen(error, trace_id)
+        return Reply(made.status, made.body, (*made.headers, *self._route.traced(trace_id, self._trace)))
 
 
 def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:

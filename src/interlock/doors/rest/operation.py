@@ -14,7 +14,7 @@ from interlock.call.context import Caller
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.rest import models
-from interlock.doors.rest.answers import Reply
+from interlock.http.route import Reply
 
 bearer = HTTPBearer(auto_error=False, bearerFormat="JWT", description="a capability token: interlock token issue")
 

@@ -1,4 +1,4 @@
-"""The thin path and the SDK give the same answers: whatever is asked, of whichever of the two."""
+"""The route of the modern era and the SDK give the same answers, whatever is asked of whichever of the two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Interlock
 from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
-from interlock.doors.mcp.fast_path import Thin
+from interlock.http.route import Reply, Stream
 from tests import sample
 from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
 from tests.thorough import examples
@@ -67,22 +67,24 @@ def request(method: str = "tools/call", params: Json | None = None, **other: Any
 
 
 class Both:
-    """One door, asked by either way."""
+    """One endpoint, asked through its route and through the SDK."""
 
     def __init__(self, lock: Interlock, door: McpDoor, caller: Caller, token: str) -> None:
         self.lock = lock
         self.caller = caller
         self.token = token
-        self.taken = 0
-        self.thin: Thin = door._thin  # pyright: ignore[reportPrivateUsage]
-        self.sdk = door._sdk.handle  # pyright: ignore[reportPrivateUsage]
+        self.route = door.route
+        self.handle = door._sdk.handle  # pyright: ignore[reportPrivateUsage]
         self.fell_through = 0
-        self.thin._sdk = self._count  # pyright: ignore[reportPrivateUsage]
+        self.route._sdk = self._count  # pyright: ignore[reportPrivateUsage]
         self.loop = asyncio.get_running_loop()
 
     async def _count(self, *args: Any) -> None:
         self.fell_through += 1
-        await self.sdk(*args)
+        await self.handle(*args)
+
+    async def sdk(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.handle(scope, receive, send, self.caller)
 
     async def ask(self, app: Callable[..., Any], sent: Sent) -> Answer:
         await self._begin()
@@ -98,7 +100,7 @@ class Both:
         async def send(message: Any) -> None:
             heard.append(message)
 
-        await asyncio.wait_for(app(_scope(sent), receive, send, self.caller), PATIENCE_S)
+        await asyncio.wait_for(app(self.scope(sent), receive, send), PATIENCE_S)
         start, *rest = heard
         headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
         body = b"".join(message.get("body", b"") for message in rest)
@@ -110,33 +112,24 @@ class Both:
     async def compare(self, sent: Sent) -> Answer:
         """Ask both, and see that they agree."""
         usual = await self.ask(self.sdk, sent)
-        assert await self.ask(self.thin, sent) == usual
-        shortly = await self.shortly(sent)
-        assert shortly is None or shortly == usual
+        assert await self.ask(self.route, sent) == usual
         return usual
 
-    async def shortly(self, sent: Sent) -> Answer | None:
-        """The answer on the short way behind a head, where that takes a request."""
-        way = self.thin.way(_scope(sent), f"Bearer {self.token}")
-        if way is None:
-            return None
+    async def is_answered_at_once(self, sent: Sent) -> bool:
+        """Whether a request has its reply without a stream that watches for the client's going."""
         await self._begin()
-        reply = await asyncio.wait_for(way(sent.body), PATIENCE_S)
-        if reply is None:
-            return None
-        self.taken += 1
-        status, body, further = reply
-        assert further == b""
-        return Answer(status, "application/json", _settled(orjson.loads(body)))
+        handler = await self.route.prepare(self.scope(sent))
+        assert not isinstance(handler, Reply | Stream)
+        return isinstance(await handler(sent.body), Reply)
+
+    def scope(self, sent: Sent) -> Json:
+        said = [*sent.headers, ("authorization", f"Bearer {self.token}"), ("content-length", str(len(sent.body)))]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in said]
+        return {"type": "http", "method": "POST", "path": "/mcp", "headers": raw, "query_string": b""}
 
     async def _begin(self) -> None:
         sample.reset()
         await self.lock.journal.commit(lambda made: made.execute("DELETE FROM reservation") and None)
-
-
-def _scope(sent: Sent) -> Json:
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.headers]
-    return {"type": "http", "method": "POST", "path": "/mcp", "headers": raw, "query_string": b""}
 
 
 def _settled(value: Any) -> Any:
@@ -183,7 +176,7 @@ CALLS: dict[str, Json] = {
 
 
 # Those of tools that only compute.
-SHORTLY = ("a number", "by address", "bad input", "no arguments")
+AT_ONCE = ("a number", "by address", "bad input", "no arguments")
 
 
 @DOOR
@@ -192,7 +185,8 @@ async def test_calls_are_answered_alike(both: Both, which: str) -> None:
     both.lock.home.policy.write_text("permit(principal, action, resource);\n")
     await both.compare(request(params=CALLS[which]))
     assert both.fell_through == (which == "unknown")
-    assert both.taken == (which in SHORTLY)
+    if which != "unknown":
+        assert await both.is_answered_at_once(request(params=CALLS[which])) == (which in AT_ONCE)
 
 
 @DOOR
@@ -314,8 +308,7 @@ async def test_a_body_in_parts_is_one_body_and_too_much_of_it_is_refused(both: B
     async def receive() -> Json:
         return parts.pop(0)
 
-    raw = [(name.encode(), value.encode()) for name, value in sent.headers]
-    await both.thin({"type": "http", "method": "POST", "headers": raw}, receive, send, both.caller)
+    await both.route(both.scope(sent), receive, send)
     assert orjson.loads(heard[1]["body"])["result"]["structuredContent"] == {"result": 3}
     huge = Sent(sent.headers, b" " * (5 * 1024 * 1024))
     assert (await both.compare(huge)).status == 413
@@ -325,9 +318,9 @@ async def test_a_body_in_parts_is_one_body_and_too_much_of_it_is_refused(both: B
 async def test_a_call_that_takes_long_is_kept_alive_and_still_answered(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.doors.mcp.fast_path.PING_AFTER_S", 0)
+    monkeypatch.setattr("interlock.doors.mcp.modern.PING_AFTER_S", 0)
     sent = request(params=CALLS["slow"])
-    answer = await both.ask(both.thin, sent)
+    answer = await both.ask(both.route, sent)
     assert (answer.status, answer.type) == (200, "text/event-stream")
     *pings, last = answer.body.split(b"\r\n\r\n")[:-1]
     assert pings

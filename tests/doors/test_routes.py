@@ -1,4 +1,4 @@
-"""The short way behind a known head is the same way: what may change meanwhile is looked at, whatever is known."""
+"""A handler that was prepared for a head answers every further body as a new one would: what may change is checked."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from interlock import Failure, Field, Hook, HookResult, tool
-from interlock.call.prepared import Prepared
+from interlock.call.prepared import Prepared as Tool
 from interlock.doors.server import Gate
 from interlock.http.asgi import Scope
-from interlock.http.request_cache import Reply, Way
+from interlock.http.route import Handler, Reply, Stream
 from interlock.store.changes import FRESH_S
 from tests.doors.test_hostile import until
 from tests.doors.test_server import Peer, Place, place
@@ -88,41 +88,26 @@ async def ask(peer: Peer, request: bytes) -> Heard:
         return Heard(head, await peer.reader.readexactly(0 if length is None else int(length[1])))
 
 
-class Ways:
-    """Counts the bodies that were answered on a short way, if only by an error."""
+class Prepared:
+    """Counts how often the server prepared to answer a head."""
 
-    def __init__(self) -> None:
-        self.taken = 0
-
-    def find(self, gate: Gate, scope: Scope) -> Way | None:
-        way = FIND(gate, scope)
-
-        async def counted(body: bytes) -> Reply | None:
-            assert way is not None
-            self.taken += 1
-            reply = await way(body)
-            self.taken -= reply is None
-            return reply
-
-        return None if way is None else counted
-
-
-FIND = Gate.way
+    count = 0
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
-    made = Ways()
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    counted, real = Prepared(), Gate.prepare
 
-    def way(gate: Gate, scope: Scope) -> Way | None:
-        return made.find(gate, scope)
+    async def prepare(gate: Gate, head: Scope) -> Handler | Reply | Stream:
+        counted.count += 1
+        return await real(gate, head)
 
-    monkeypatch.setattr(Gate, "way", way)
-    return made
+    monkeypatch.setattr(Gate, "prepare", prepare)
+    return counted
 
 
 @pytest_asyncio.fixture
-async def here(home: Path, ways: Ways) -> AsyncGenerator[Place]:
+async def here(home: Path, prepared: Prepared) -> AsyncGenerator[Place]:
     async with place(home) as made:
         await made.server.warm()
         yield made
@@ -183,51 +168,41 @@ BODIES: dict[str, list[Json | bytes]] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_every_body_is_answered_as_on_a_connection_that_knows_nothing(here: Place, ways: Ways, path: str) -> None:
+async def test_every_body_is_answered_as_on_a_new_connection(here: Place, prepared: Prepared, path: str) -> None:
     peer = await here.raw()
-    for _ in range(2):
-        await ask(peer, post(here, path, BODIES[path][0]))
-    before = ways.taken
+    await ask(peer, post(here, path, BODIES[path][0]))
+    before = prepared.count
     for body in BODIES[path]:
         request = post(here, path, body)
         first = await ask(await here.raw(), request)
         assert (await ask(peer, request)).settled[0] == first.settled[0], body
         again = await ask(peer, request)
         assert again.settled == (await ask(await here.raw(), request)).settled, body
-    assert ways.taken - before == 2 * len(BODIES[path])
+    assert prepared.count - before == 2 * len(BODIES[path]), "only the new connections prepared anything"
 
 
-async def test_an_mcp_call_is_answered_as_on_a_connection_that_knows_nothing(here: Place, ways: Ways) -> None:
+async def test_an_mcp_call_is_answered_as_on_a_new_connection(here: Place, prepared: Prepared) -> None:
     peer = await here.raw()
-    plain: list[tuple[Any, int]] = [
-        ({"a": 1, "b": 2}, 1),
-        ({"a": 1000}, 1),
-        ({"a": "x"}, 1),
-        ({}, 1),
-        ([], 0),
-        (None, 0),
-    ]
-    for arguments, short in plain:
-        request = mcp(here, "demo-add", arguments)
-        for _ in range(3):
-            await ask(peer, mcp(here, "demo-add", {"a": 5}))
-        before, fresh = ways.taken, await ask(await here.raw(), request)
-        assert (await ask(peer, request)).settled == fresh.settled, arguments
-        assert ways.taken - before == short, arguments
-    for meta in ({"interlock/dryRun": True}, {"interlock/version": "9.9.9"}, {"interlock/session": "s"}, {"x": 1}):
-        before, request = ways.taken, mcp(here, "demo-add", {"a": 1}, **meta)
-        assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, meta
-        assert ways.taken - before == ("x" in meta), meta
+    await ask(peer, mcp(here, "demo-add", {"a": 5}))
+    before = prepared.count
+    inputs: list[Any] = [{"a": 1, "b": 2}, {"a": 1000}, {"a": "x"}, {}, [], None]
+    every: list[tuple[Any, Json]] = [(one, {}) for one in inputs]
+    metas = ({"interlock/dryRun": True}, {"interlock/version": "9.9.9"}, {"interlock/session": "s"}, {"x": 1})
+    every += [({"a": 1}, meta) for meta in metas]
+    for arguments, meta in every:
+        request = mcp(here, "demo-add", arguments, **meta)
+        assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, (arguments, meta)
+    assert prepared.count - before == len(every), "only the new connections prepared anything"
 
 
-async def known(here: Place, ways: Ways) -> list[tuple[bytes, Peer]]:
-    """Requests over each wire, with connections on which they are answered the short way."""
+async def known(here: Place, prepared: Prepared) -> list[tuple[bytes, Peer]]:
+    """Requests over each wire, with connections whose handlers are prepared."""
     asked = [(request, await here.raw()) for request in requests(here)]
     for request, peer in asked:
-        before = ways.taken
+        before = prepared.count
         for _ in range(3):
             assert (await ask(peer, request)).status == 200
-        assert ways.taken - before == 2
+        assert prepared.count - before == 1
     return asked
 
 
@@ -241,16 +216,16 @@ def refused(heard: Heard) -> str:
     return "" if found is None else found[1].decode()
 
 
-async def test_a_token_that_is_revoked_is_refused_at_once(here: Place, ways: Ways) -> None:
-    asked = await known(here, ways)
+async def test_a_token_that_is_revoked_is_refused_at_once(here: Place, prepared: Prepared) -> None:
+    asked = await known(here, prepared)
     token = here.bearer["authorization"].removeprefix("Bearer ")
     await here.lock.tokens.revoke(token, reason="lost", by=here.lock.caller)
     for request, peer in asked:
         assert refused(await ask(peer, request)) == "E3201", request
 
 
-async def test_a_policy_that_changes_decides(here: Place, ways: Ways) -> None:
-    asked = await known(here, ways)
+async def test_a_policy_that_changes_decides(here: Place, prepared: Prepared) -> None:
+    asked = await known(here, prepared)
     here.lock.home.policy.write_text("permit(principal, action, resource);\nforbid(principal, action, resource);\n")
     for request, peer in asked:
         async with asyncio.timeout(20):
@@ -261,9 +236,9 @@ async def test_a_policy_that_changes_decides(here: Place, ways: Ways) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
-    here: Place, ways: Ways, monkeypatch: pytest.MonkeyPatch, times: int
+    here: Place, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """Whether the short way is known already or only looked for now."""
+    """Whether the handler has answered once or more often."""
     asked = [(request, await here.raw()) for request in requests(here)]
     for request, peer in asked * times:
         assert (await ask(peer, request)).status == 200
@@ -279,7 +254,7 @@ async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
 
 
 async def test_what_cannot_be_written_is_told_in_the_same_words_and_the_connection_stays(
-    here: Place, ways: Ways
+    here: Place, prepared: Prepared
 ) -> None:
     await here.lock.add(odd)
     for wire in (rest, rpc, mcp):
@@ -293,22 +268,22 @@ async def test_what_cannot_be_written_is_told_in_the_same_words_and_the_connecti
         peer = await here.raw()
         for _ in range(3):
             await ask(peer, request(1))
-        taken, fresh = ways.taken, await ask(await here.raw(), request(2))
+        fresh, before = await ask(await here.raw(), request(2)), prepared.count
         assert refused(fresh) == "E3000"
         assert (await ask(peer, request(2))).settled == fresh.settled
         assert (await ask(peer, request(1))).status == 200
-        assert ways.taken == taken + 2
+        assert prepared.count == before
 
 
-async def test_a_hook_that_comes_later_is_heeded(here: Place, ways: Ways) -> None:
-    asked = await known(here, ways)
+async def test_a_hook_that_comes_later_is_heeded(here: Place, prepared: Prepared) -> None:
+    asked = await known(here, prepared)
     here.lock.hook(Hook(id="no", when="pre", run=lambda _: HookResult(stop="not today")))
     for request, peer in asked:
         assert refused(await ask(peer, request)) == "E3211", request
 
 
 async def test_a_version_that_comes_between_two_looks_is_told_in_its_own_form(
-    here: Place, ways: Ways, monkeypatch: pytest.MonkeyPatch
+    here: Place, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may publish one after the door has looked and before the gateway does."""
     request, peer = mcp(here, "demo-add", {"a": 1, "b": 2}), await here.raw()
@@ -318,20 +293,20 @@ async def test_a_version_that_comes_between_two_looks_is_told_in_its_own_form(
     await here.lock.add(add)
     looked: list[object] = []
 
-    def prepared(*asked: Any) -> Prepared:
+    def looked_up(*asked: Any) -> Tool:
         looked.append(asked)
         return before if len(looked) == 1 else find(*asked)
 
-    monkeypatch.setattr(here.lock.catalog, "prepared", prepared)
-    taken = ways.taken
+    monkeypatch.setattr(here.lock.catalog, "prepared", looked_up)
+    count = prepared.count
     heard = [await ask(peer, request) for _ in range(2)]
-    assert ways.taken - taken == 2
+    assert prepared.count == count
     assert [one.said["result"]["structuredContent"] for one in heard] == [{"sum": 3}] * 2
 
 
-async def test_a_client_that_goes_takes_nothing_with_it(here: Place, ways: Ways) -> None:
+async def test_a_client_that_goes_takes_nothing_with_it(here: Place, prepared: Prepared) -> None:
     """What it asked for is on record all the same, and the next one is answered."""
-    asked = await known(here, ways)
+    asked = await known(here, prepared)
 
     def closed() -> int:
         return len(here.lock.journal.read("SELECT 1 FROM journal WHERE kind = 'closed'"))
@@ -346,12 +321,14 @@ async def test_a_client_that_goes_takes_nothing_with_it(here: Place, ways: Ways)
         assert (await ask(await here.raw(), request)).status == 200
 
 
-async def test_what_is_asked_for_in_the_end_is_answered_and_the_connection_closed(here: Place, ways: Ways) -> None:
-    for request, peer in await known(here, ways):
-        before = ways.taken
+async def test_what_is_asked_for_in_the_end_is_answered_and_the_connection_closed(
+    here: Place, prepared: Prepared
+) -> None:
+    for request, peer in await known(here, prepared):
+        before = prepared.count
         peer.writer.write(request)
         peer.writer.write_eof()
         async with asyncio.timeout(20):
             heard = await peer.reader.read()
         assert heard.startswith(b"HTTP/1.1 200 OK")
-        assert ways.taken == before + 1
+        assert prepared.count == before

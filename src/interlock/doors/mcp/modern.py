@@ -1,0 +1,435 @@
+"""The route `/mcp`: `tools/call` and `tools/list` of the modern era, and the way to the SDK for everything else.
+
+A modern request is one POST with everything in it, so the common case needs none of the SDK's sessions, streams and
+models. This route answers a request only if it is sure of it: every header and every member is there once, has the
+plain form, and agrees with the body. Whatever else arrives, malformed, unusual or merely rare (progress, retries with
+input, parameters as headers), is handed to the SDK untouched, which answers it as it always would. So the two cannot
+disagree on what is refused; differential tests show that they agree on what is answered.
+
+A client cancels by closing its connection. A call of a tool that only computes is over before that could matter; any
+other is watched, and kept alive by comments once it takes long, as the SDK does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, cast
+
+import orjson
+
+from interlock.api.service import Service, bearer, native_id
+from interlock.call.context import Caller
+from interlock.call.prepared import Prepared
+from interlock.core.errors import Failure
+from interlock.data.bounds import check_values
+from interlock.data.canonical import encode, may_hold_long_number
+from interlock.data.schema import Json
+from interlock.doors.ids import usable
+from interlock.doors.mcp.calling import (
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    Calling,
+    Fault,
+    Wanted,
+    own,
+    unforeseen,
+    unmade,
+)
+from interlock.doors.mcp.listing import EXPECTS, Form, Listing
+from interlock.doors.mcp.names import Names
+from interlock.doors.response_template import REQUEST, Templates
+from interlock.http.asgi import Receive, Scope, Send, header, replay
+from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
+from interlock.telemetry.w3c import joined
+
+Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
+
+MODERN = "2026-07-28"
+PING_AFTER_S = 15.0
+_VERSION = "io.modelcontextprotocol/protocolVersion"
+_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+_INFO = "io.modelcontextprotocol/clientInfo"
+_SERVER = "io.modelcontextprotocol/serverInfo"
+_RESERVED = "io.modelcontextprotocol/"
+_METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
+# The headers that decide whether a request is for us; those of one client hardly ever differ from request to request.
+_DECIDING = (b"mcp-protocol-version", b"mcp-method", b"content-type", b"accept", b"host", b"origin")
+_SSE = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+]
+_KNOWN = 1000
+# Longer values are checked each time: a client chooses them, and must not fill the memory with them.
+_BRIEF = 1024
+
+
+class Judge(Protocol):
+    """The SDK's opinion of parts of a request that repeat: asked once for each, and remembered."""
+
+    async def admits(self, host: str | None, origin: str | None) -> bool: ...
+
+    def fits(self, method: str, params: Json) -> bool: ...
+
+    def put(self, method: str, result: Json) -> Json: ...
+
+
+class _ForSdk(Exception):  # noqa: N818 - a branch, not an error
+    """A request that the SDK answers."""
+
+
+class McpRoute(Route):
+    """The requests of one endpoint. `refuse` puts failures of authentication into the form that MCP clients expect."""
+
+    def __init__(
+        self,
+        service: Service,
+        names: Names,
+        listing: Listing,
+        calling: Calling,
+        *,
+        judge: Judge,
+        sdk: Handle,
+        stamp: Json,
+        max_body: int,
+        refuse: Callable[[Scope, Failure], Reply],
+    ) -> None:
+        self.service = service
+        self.calling = calling
+        self.max_body = max_body
+        self.max_values = service.lock.settings.max_values
+        self.small = 2 * self.max_values  # bytes of JSON that cannot hold more values than that
+        self.refuse = refuse
+        self._names = names
+        self._listing = listing
+        self._judge = judge
+        self._sdk = sdk
+        self._stamp = stamp
+        self._stamped = orjson.dumps({_SERVER: stamp})
+        self._decided: dict[tuple[bytes | None, ...], bool] = {}
+        self._introduced: set[bytes] = set()
+        self._templates = Templates()
+
+    async def prepare(self, head: Scope) -> _Handler | Reply | Stream:
+        authorization = header(head, b"authorization")
+        try:
+            caller = self.service.known(authorization) or await self.service.authenticate(authorization)
+        except Failure as failure:
+            return self.refuse(head, failure)
+        headers = _once(head)
+        if headers is not None and not await self._is_ours(headers):
+            headers = None
+        counted = head["method"] == "POST" and _may_be_long(head, self.small, self.max_body)
+        if headers is None and not counted:
+            return self.to_sdk(caller)
+        return _Handler(self, head, authorization, headers, counted)
+
+    def to_sdk(self, caller: Caller, body: bytes | None = None) -> Stream:
+        """Have the SDK answer a request, whose body may have been read already."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._sdk(scope, receive if body is None else replay(body, receive), send, caller)
+
+        return Stream(guarded(app))
+
+    # Is it for us?
+
+    async def _is_ours(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether the headers say all that the SDK demands and nothing rare."""
+        deciding = tuple(map(headers.get, _DECIDING))
+        ours = self._decided.get(deciding)
+        if ours is None:
+            ours = await self._decide(*deciding)
+            if len(self._decided) < _KNOWN and sum(len(one or b"") for one in deciding) <= _BRIEF:
+                self._decided[deciding] = ours
+        return ours
+
+    async def _decide(
+        self,
+        version: bytes | None,
+        method: bytes | None,
+        content: bytes | None,
+        accept: bytes | None,
+        host: bytes | None,
+        origin: bytes | None,
+    ) -> bool:
+        return (
+            version == MODERN.encode()
+            and method in _METHODS
+            and (content or b"").lower().startswith(b"application/json")
+            and _takes_both(accept or b"")
+            and await self._judge.admits(_latin(host), _latin(origin))
+        )
+
+    def read(self, body: bytes, method: str) -> Json:
+        """The request in a body, if it is a plain one of this method."""
+        try:
+            request: Any = orjson.loads(body)
+        except ValueError:
+            raise _ForSdk from None
+        if not isinstance(request, dict):
+            raise _ForSdk
+        one = cast("Json", request)
+        params = one.get("params")
+        if (
+            len(one) != 4
+            or one.get("jsonrpc") != "2.0"
+            or not usable(one.get("id"))
+            or one.get("method") != method
+            or not isinstance(params, dict)
+        ):
+            raise _ForSdk
+        said = cast("Json", params)
+        meta, arguments = said.get("_meta"), said.get("arguments", _NOTHING)
+        usual = orjson.dumps(meta) in self._introduced
+        # The two parsers read a long number differently; what came out as a whole one was none.
+        exact = usual and arguments.__class__ is dict and _EXACT.issuperset(map(type, arguments.values()))
+        if not exact and may_hold_long_number(body):
+            raise _ForSdk
+        if not usual:
+            self._introduce(meta)
+        return one
+
+    def _introduce(self, meta: Any) -> None:
+        """Check how the client introduces itself. Few clients differ, so each introduction is judged once."""
+        if not isinstance(meta, dict):
+            raise _ForSdk
+        said = cast("Json", meta)
+        if said.get(_VERSION) != MODERN or _CAPABILITIES not in said or "progressToken" in said:
+            raise _ForSdk
+        known = {name: said[name] for name in said if name.startswith(_RESERVED)}
+        if not known.keys() <= {_VERSION, _CAPABILITIES, _INFO}:
+            raise _ForSdk
+        introduction = orjson.dumps(known)
+        if introduction not in self._introduced:
+            if not self._judge.fits("tools/list", {"_meta": known}):
+                raise _ForSdk
+            if len(self._introduced) < _KNOWN and len(introduction) <= _BRIEF:
+                self._introduced.add(introduction)
+
+    def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
+        """The tool that is called, the form of its results, and its address."""
+        name = params.get("name")
+        if (
+            not isinstance(name, str)
+            or not isinstance(params.get("arguments", _NOTHING), dict)
+            or named != name
+            or name.startswith("=?")
+            or not params.keys() <= _CALLS
+        ):
+            raise _ForSdk
+        address = self._names.address(name)
+        try:
+            tool = self.service.lock.catalog.prepared(address, None, caller.capability)
+        except Failure:
+            raise _ForSdk from None
+        form = self._listing.form(tool)
+        if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
+            raise _ForSdk  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
+        return tool, form, address
+
+    # Answering
+
+    def listed(self, request: Json, caller: Caller) -> Reply:
+        """The answer to `tools/list`."""
+        try:
+            return Reply(200, self._list(request, caller))
+        except _ForSdk:
+            raise
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request["id"], unforeseen(error))
+
+    def _list(self, request: Json, caller: Caller) -> bytes:
+        params: Json = request["params"]
+        cursor = params.get("cursor")
+        if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None) or EXPECTS in params["_meta"]:
+            raise _ForSdk
+        described, more = self._listing.page(caller, cursor)
+        # Each description was encoded once; a list of them is put together, not encoded again.
+        return b"".join((
+            b'{"jsonrpc":"2.0","id":', orjson.dumps(request["id"]), b',"result":{"tools":[',
+            b",".join([one.encoded for one in described]),
+            b'],"ttlMs":0,"cacheScope":"private","resultType":"complete",',
+            b"" if more is None else b'"nextCursor":' + orjson.dumps(more) + b",",
+            b'"_meta":', self._stamped, b"}}",
+        ))  # fmt: skip
+
+    async def called(self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form) -> Reply:
+        """The answer to a `tools/call`, made in the task of the request."""
+        try:
+            try:
+                result = await self.calling.call_here(wanted, caller)
+            except Failure as failure:
+                return self._put(request_id, unmade(wanted, failure))
+            # Another version may have come since the form was looked up; `answer` looks again.
+            if result.plain and not form.native and result.tool == tool.ref:
+                template = self._templates.known(tool.ref)
+                if template is None:
+                    template = self._templates.of(tool.ref, lambda one: self._told(REQUEST, own(one, form)))
+                return Reply(200, template.fill(result, request_id))
+            return self._put(request_id, await self.calling.answer(wanted, result))
+        except Fault as fault:
+            return _faulty(request_id, fault)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request_id, unforeseen(error))
+
+    def watched(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Stream:
+        """The answer to a `tools/call` that its client may give up on."""
+
+        async def app(_: Scope, receive: Receive, send: Send) -> None:
+            await _watched(self._called_apart(request_id, wanted, caller), receive, send)
+
+        return Stream(guarded(app))
+
+    async def _called_apart(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Reply:
+        """The answer to a `tools/call`, made in a task of its own."""
+        try:
+            return self._put(request_id, await self.calling.call(wanted, caller))
+        except Fault as fault:
+            return _faulty(request_id, fault)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request_id, unforeseen(error))
+
+    def _put(self, request_id: int | str, result: Json) -> Reply:
+        """A result as a response, in the form that the SDK would give it."""
+        if not _plain(result):
+            result = self._judge.put("tools/call", result)
+        return Reply(200, encode(self._told(request_id, result)))
+
+    def _told(self, request_id: int | str, result: Json) -> Json:
+        result["_meta"][_SERVER] = self._stamp
+        return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+class _Handler:
+    """Answers requests with one head. `headers` are None where the SDK answers them."""
+
+    __slots__ = (
+        "_authorization", "_counted", "_digest", "_head", "_method", "_name", "_recall", "_route", "_trace", "max_body",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        route: McpRoute,
+        head: Scope,
+        authorization: str | None,
+        headers: dict[bytes, bytes] | None,
+        counted: bool,
+    ) -> None:
+        self._route = route
+        self._head = head
+        self._counted = counted
+        self._authorization = authorization
+        self._digest = bearer(authorization) or b""
+        self._recall = route.service.lock.tokens.recall
+        self.max_body = route.max_body
+        sent = headers or {}
+        self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]
+        self._name = _latin(sent.get(b"mcp-name"))
+        self._trace = joined(_latin(sent.get(b"traceparent")), _latin(sent.get(b"tracestate")))
+
+    async def __call__(self, body: bytes) -> Reply | Stream:
+        route = self._route
+        try:
+            caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)
+            if len(body) > route.small:
+                check_values(body, route.max_values)
+        except Failure as failure:
+            return route.refuse(self._head, failure)
+        if self._method is None:
+            return route.to_sdk(caller, body)
+        try:
+            request = route.read(body, self._method)
+            if self._method == "tools/list":
+                return route.listed(request, caller)
+            params: Json = request["params"]
+            tool, form, address = route.tool(params, self._name, caller)
+        except _ForSdk:
+            return route.to_sdk(caller, body)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return refused(error)
+        request_id, meta = request["id"], params["_meta"]
+        ids = {"jsonrpc_request_id": native_id(request_id), "mcp_protocol_version": MODERN}
+        wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
+        if tool.quick and "interlock/version" not in meta:
+            return await route.called(request_id, wanted, caller, tool, form)
+        return route.watched(request_id, wanted, caller)
+
+    def refuse(self, error: Exception) -> Reply:
+        """The response where the body could not be read."""
+        if self._counted and isinstance(error, Failure):
+            return self._route.refuse(self._head, error)
+        return refused(error)
+
+
+async def _watched(reply: Coroutine[Any, Any, Reply], receive: Receive, send: Send) -> None:
+    """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
+    replying = asyncio.ensure_future(reply)
+    gone = asyncio.ensure_future(receive())
+    streaming = False
+    try:
+        while True:
+            await asyncio.wait({replying, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if replying.done() or gone.done():
+                break
+            if not streaming:
+                streaming = True
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+            await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+        if not replying.done():
+            return
+        made = replying.result()
+        if streaming:
+            await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + made.body + b"\r\n\r\n"})
+        else:
+            await send_reply(send, made)
+    finally:
+        gone.cancel()
+        replying.cancel()
+
+
+def _faulty(request_id: int | str, fault: Fault) -> Reply:
+    error = {"code": fault.code, "message": fault.message, **({"data": fault.data} if fault.data else {})}
+    status = 400 if fault.code in (INVALID_PARAMS, MISSING_CAPABILITY) else 200
+    return Reply(status, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}))
+
+
+def _may_be_long(head: Scope, small: int, most: int) -> bool:
+    """Whether a body is to be read and counted here, by what its head says. One over the limit is not even read."""
+    size = header(head, b"content-length")
+    return size is None or not size.isdecimal() or small < int(size) <= most
+
+
+def _once(head: Scope) -> dict[bytes, bytes] | None:
+    """The headers of a request, if each of them is there once and none is rare."""
+    sent: list[tuple[bytes, bytes]] = head["headers"]
+    headers = dict(sent)
+    rare = head["method"] != "POST" or len(headers) != len(sent) or b"\n".join(headers).find(b"mcp-param-") >= 0
+    return None if rare else headers
+
+
+def _takes_both(accept: bytes) -> bool:
+    """Whether a client takes JSON and event streams, as the SDK reads its word for it."""
+    types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
+    json = not types.isdisjoint((b"*/*", b"application/json", b"application/*"))
+    return json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
+
+
+def _plain(result: Json) -> bool:
+    """Whether an answer holds nothing but our own words, whose form is known."""
+    for block in result["content"]:
+        if block["type"] not in ("text", "resource_link") or not block.keys() <= _OURS:
+            return False
+    return True
+
+
+_NOTHING: Json = {}
+_EXACT = frozenset((str, int, bool, type(None)))
+_CALLS = frozenset(("name", "arguments", "_meta"))
+_OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))
+
+
+def _latin(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

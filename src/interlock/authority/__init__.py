@@ -1,1 +1,1 @@
-"""Who may do what: policy and its decisions."""
+"""Authority: identities, tokens, policy and its decisions, credentials, budgets."""

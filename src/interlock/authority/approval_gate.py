@@ -1,4 +1,4 @@
-"""The gate: whether a person must agree before a call runs, whatever the rules say.
+"""The approval gate: decides whether a person must agree before a call runs, whatever the rules say.
 
 Five rules, and the first that applies decides:
 
@@ -8,8 +8,8 @@ Five rules, and the first that applies decides:
     4. PROD, and the write reaches as far as is critical or farther  yes
     5. anything else                                                 as configured
 
-INVARIANT: the gate only ever adds. A deny or an ask stays what it is, and "no" leaves the rules' own answer standing.
-Everything it reads is the operator's or the tool author's word; nothing of it comes with the call.
+INVARIANT: the gate only ever adds. A deny or an ask stays unchanged, and "no" leaves the rules' own answer in force.
+All its inputs are statements of the operator or the tool author; none of them comes with the call.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from interlock.settings import Settings
 
 Approval = Literal["no", "yes", "policy"]
 
-# How far an effect reaches, narrowest first.
+# The reach of an effect, narrowest first.
 SCOPES = ("field", "resource", "collection", "tenant", "system")
-# Where a mistake stays among ourselves. Whatever else an environment is called, it counts as PROD.
+# Environments in which a mistake does not affect customers. Any other name counts as PROD.
 NOT_PROD = frozenset({"LOCAL", "DEV", "TEST", "STAGING"})
-# The sandbox tier whose every call is asked about.
+# The sandbox tier whose every call needs approval.
 ASKING_TIER = 3
 
 
@@ -60,12 +60,12 @@ def is_production(environment: str) -> bool:
 
 
 def reach(scope: str) -> int:
-    """A scope's place in the order; one that is not known reads as the widest."""
+    """The rank of a scope; an unknown one ranks as the widest."""
     return SCOPES.index(scope) if scope in SCOPES else len(SCOPES) - 1
 
 
 def widest(effects: Iterable[Effect]) -> str:
-    """The farthest that any of a tool's effects reaches."""
+    """Return the widest scope among a tool's effects."""
     return SCOPES[max((reach(effect.scope) for effect in effects), default=0)]
 
 
@@ -80,7 +80,7 @@ def approval_required(
     sigma_critical: str,
     otherwise: Approval,
 ) -> Approval:
-    """What the first rule that applies says; `policy` leaves it to the rules."""
+    """Return the answer of the first rule that applies; `policy` leaves it to the rules."""
     if mutation_class == "read_only":
         return "no"
     if ask_all_writes:
@@ -88,7 +88,7 @@ def approval_required(
     production = is_production(environment)
     if mutation_class == "write_reversible" and trust >= theta_auto and not production:
         return "no"
-    # Whatever is neither a read nor known to be undoable is taken for the worst.
+    # Anything that is neither a read nor known to be undoable counts as the worst.
     if mutation_class != "write_reversible":
         return "yes"
     if production and reach(scope) >= reach(sigma_critical):
@@ -97,7 +97,7 @@ def approval_required(
 
 
 def gate(decision: Decision, contract: Contract, *, trust: int, settings: Gate, tier: int = 0) -> Decision | None:
-    """The decision that takes the place of the rules' own, or None where the gate has nothing to add."""
+    """Return the decision that replaces the rules' own, or None if the gate adds nothing."""
     if decision.behavior in ("deny", "ask"):
         return None
     mutation = contract.mutation

@@ -1,4 +1,4 @@
-"""Names the path because of which the rules refused a call, for the decision on record."""
+"""Finds the path because of which the rules refused a call, for the decision on record."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from interlock.data.subschemas import PATH
 Holds = Callable[[Rule, bytes], bool]
 
 _SETS = ("paths", "all_paths")
-# How many pairs of a rule and a path are tried. Only calls that are refused pay for it.
+# The number of pairs of a rule and a path that are tried. Only refused calls pay for it.
 _MOST_TRIED = 32
 
 
 def reads_paths(rule: Rule) -> bool:
-    """Whether a rule looks at the paths of a call."""
+    """Whether a rule reads the paths of a call."""
     return any(not read or read[0] in _SETS for read in rule.reads) or any(_by_path(rule))
 
 
 def blocked_path(rules: Sequence[Rule], answer: Answer, context: bytes, paths: Collection[str], holds: Holds) -> str:
-    """The path that a rule forbids or asks about, or that none of the rules on paths allows; "" where there is none.
+    """Return the path that a rule forbids or asks about, or that no rule on paths allows; "" if there is none.
 
-    `paths` are those of the call, each with its ancestors. A path is tried by asking about a call with that path alone.
+    `paths` are those of the call, each with its ancestors. A path is tried by evaluating a call with that path alone.
     """
     concerned = [rule for rule in rules if reads_paths(rule) and rule.effect == "forbid" and rule.id in answer.rules]
     if not concerned and not answer.rules and answer.behavior == "deny":
@@ -47,7 +47,7 @@ def blocked_path(rules: Sequence[Rule], answer: Answer, context: bytes, paths: C
 
 
 def _pairs(rules: Sequence[Rule], paths: Collection[str]) -> Iterator[tuple[Rule, str]]:
-    """Every rule that reads the sets of paths with every path that is not above another one."""
+    """Yield every rule that reads the sets of paths with every path that is not an ancestor of another."""
     above = {os.path.dirname(path) for path in paths if path != "/"}
     for rule in rules:
         if any(not read or read[0] in _SETS for read in rule.reads):
@@ -55,7 +55,7 @@ def _pairs(rules: Sequence[Rule], paths: Collection[str]) -> Iterator[tuple[Rule
 
 
 def _by_path(rule: Rule) -> Iterator[tuple[str, ...]]:
-    """The names of the arguments that a rule compares with a path."""
+    """Yield the names of the arguments that a rule compares with a path."""
     return (one.names for one in rule.compares if PATH in one.readings)
 
 

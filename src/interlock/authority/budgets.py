@@ -1,18 +1,17 @@
-"""Budgets: what calls may cost together, kept whoever calls at the same time.
+"""Budgets: limits on the total cost of calls, enforced also for concurrent calls.
 
-Theory of operation. A budget's row says what is *spent* and what is *held*. Before a call runs, its estimate is held in
-every budget that covers it, in one transaction in which there is room in all of them or nothing is written; so calls
-that run side by side cannot share the same room. When the call ends, the hold goes and the actual cost is spent, more
-or less than the estimate. A call that nobody gave an estimate for holds nothing, and is refused once a budget is used
-up.
+Theory of operation. A budget's row states what is *spent* and what is *held*. Before a call runs, its estimate is held
+in every budget that covers it, in one transaction: if one of them has no room, nothing is written; so concurrent calls
+cannot share the same room. When the call ends, the hold is removed and the actual cost is spent, more or less than the
+estimate. A call without an estimate holds nothing, and is refused once a budget is used up.
 
     hold:    spent + held + estimate <= limit, for every budget ──► held += estimate
     settle:  held -= estimate, spent += actual                  ──► the budgets that are overrun now
 
-A process that dies leaves its holds behind. Where a call had written its intent, it may have run and what it held
-counts as spent; where it had not, it did not run and the hold is released.
+A process that dies leaves its holds behind. If a call had written its intent, it may have run and its hold counts as
+spent; if not, it did not run and the hold is released.
 
-INVARIANT: `held` of a budget is the sum of its holds, and as long as estimates hold, spent + held <= limit.
+INVARIANT: `held` of a budget is the sum of its holds, and as long as estimates are kept, spent + held <= limit.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ IDLE_MS = 90 * 86_400_000
 class Allowance(NamedTuple):
     """A budget as it applies to one call. A limit per call needs no row, so it has no key.
 
-    `until_ms` is when its row may go, `renews_ms` when nothing of it is spent again; None where that never is.
+    `until_ms` is when its row may be removed, `renews_ms` when its period begins again; None if never.
     """
 
     key: str | None
@@ -50,7 +49,7 @@ class Allowance(NamedTuple):
 
 
 class Overrun(NamedTuple):
-    """A budget of which more is spent than it allows."""
+    """A budget of which more is spent than allowed."""
 
     name: str
     limit: int
@@ -61,10 +60,10 @@ class Overrun(NamedTuple):
 
 
 class Booked(NamedTuple):
-    """What a cost came to: the budgets that it overran, and each budget that it changed as it is now.
+    """The effect of a cost: the budgets that it overran, and the new state of each budget that it changed.
 
-    The latter stand in the record of the same write, so that the verifier knows what must be spent: the key of each,
-    how much is spent of it, and when its row may go.
+    The latter are in the record of the same write, so that the verifier knows the amounts: the key of each, how much is
+    spent, and when its row may be removed.
     """
 
     overrun: tuple[Overrun, ...] = ()
@@ -72,7 +71,7 @@ class Booked(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What is used of a budget by one of those that it is for, who are named from the tenant on."""
+    """The use of a budget by one of its subjects, which is named from the tenant on."""
 
     subject: tuple[str, ...]
     spent: int
@@ -82,8 +81,8 @@ class Use(NamedTuple):
 def budget_keys(
     budgets: Sequence[Budget], *, caller: Caller, session: str, task: str, tool: str, now_ms: int
 ) -> tuple[Allowance, ...]:
-    """Every budget that covers a call. Where rules share a row, the lowest limit counts."""
-    # INVARIANT: sessions and tasks are named by callers; whatever name they choose, they stay in their tenant.
+    """Collect every budget that covers a call. Where rules share a row, the lowest limit applies."""
+    # INVARIANT: callers choose the names of sessions and tasks; whatever name they choose, they stay in their tenant.
     subjects: dict[str, tuple[str, ...]] = {
         "call": (),
         "task": (caller.tenant, task),
@@ -106,7 +105,7 @@ def budget_keys(
 
 
 def _period(budget: Budget, now_ms: int) -> tuple[int, int | None]:
-    """When the present period of a budget began and when its row may go."""
+    """Return when the present period of a budget began and when its row may be removed."""
     if budget.period_s is not None:
         start_ms = now_ms - now_ms % (budget.period_s * 1000)
         return start_ms, start_ms + budget.period_s * 1000
@@ -114,12 +113,12 @@ def _period(budget: Budget, now_ms: int) -> tuple[int, int | None]:
 
 
 def ends_ms(budget: Budget, now_ms: int) -> int | None:
-    """When the present period of a budget ends; None where it has none."""
+    """Return when the present period of a budget ends; None if it has none."""
     return None if budget.period_s is None else _period(budget, now_ms)[1]
 
 
 def uses(reader: Reader, budget: Budget, *, now_ms: int, within: Sequence[str] = (), most: int) -> list[Use]:
-    """What is used of a budget now, where most is used first; only of those whose names begin with `within`."""
+    """Return the current use of a budget, the largest first; only of subjects whose names begin with `within`."""
     start_ms, _ = _period(budget, now_ms)
     beginning = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms]).decode().removesuffix("]")
     first = ",".join((beginning, orjson.dumps(list(within)).decode()[1:-1]))
@@ -128,12 +127,12 @@ def uses(reader: Reader, budget: Budget, *, now_ms: int, within: Sequence[str] =
 
 
 def used(reader: Reader, allowance: Allowance) -> int:
-    """How much of a budget is spent or held now."""
+    """Return how much of a budget is spent or held now."""
     return 0 if allowance.key is None else sum(table.balance(reader, allowance.key) or ())
 
 
 def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int) -> None:
-    """Refuse (E3210) what would exceed a budget, and everything once one is used up. Writes nothing."""
+    """Refuse (E3210) a call that would exceed a budget, and every call once one is used up. Writes nothing."""
     full: list[tuple[Allowance, int, int]] = []
     for allowance in allowances:
         spent, held = 0, 0
@@ -149,14 +148,14 @@ def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int
 
 
 def _renewed(full: Sequence[Allowance], amount: int) -> int | None:
-    """When the last of these budgets has room for an amount again; None where one of them never has."""
-    # What exceeds a whole period's budget exceeds the next one's, and a budget of nought is always used up.
+    """Return when the last of these budgets has room for an amount again; None if one never has."""
+    # An amount above the limit exceeds the next period too, and a budget of zero is always used up.
     times = [one.renews_ms if max(amount, 1) <= one.limit else None for one in full]
     return None if None in times else max(time for time in times if time is not None)
 
 
 def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequence[Allowance], amount: int) -> None:
-    """Set an estimate aside in every budget, or refuse (E3210) before anything is written. A call holds once."""
+    """Hold an estimate in every budget, or refuse (E3210) before anything is written. A call holds once."""
     check(transaction, allowances, amount)
     if not amount:
         return
@@ -168,7 +167,7 @@ def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequenc
 
 
 def held_for(transaction: Transaction, call_id: str) -> int:
-    """What a call has set aside. It holds the same amount everywhere, so any of its rows tells it."""
+    """Return what a call holds. It is the same amount in all budgets, so any of its rows has it."""
     return table.held_by(transaction, call_id)
 
 
@@ -182,10 +181,10 @@ def settle(
     session: str,
     tenant: str,
 ) -> Booked:
-    """Spend what a call did cost instead of what it held, and store the cost.
+    """Spend the actual cost of a call in place of its hold, and store the cost.
 
-    The allowances are those it was admitted under. A call is settled once: one whose cost is stored is left as it is. A
-    call that cost nothing leaves no row.
+    The allowances are those it was admitted under. A call is settled once: one whose cost is stored is left unchanged.
+    A call without a cost leaves no row.
     """
     total = actual.total
     if total and not _store(transaction, call_id, actual, task=task, session=session, tenant=tenant):
@@ -209,9 +208,9 @@ def charge(
     tenant: str,
     by: str,
 ) -> Unit[tuple[Overrun, ...]]:
-    """A unit that adds inference or retrieval to a task, and to the budgets that cover it. The same id counts once.
+    """Unit that adds inference or retrieval to a task, and to the budgets that cover it. The same id counts once.
 
-    It has been used already, so nothing is refused; the next call is. E3004 on another part or a negative amount.
+    It has been used already, so nothing is refused; the next call is. E3004 for another part or a negative amount.
     """
     if part not in TASK_PARTS:
         raise Failure("E3004", f"`{part}` cannot be charged to a task; the parts are {', '.join(TASK_PARTS)}")
@@ -234,7 +233,7 @@ def charge(
 
 
 def release_orphans(alive: Callable[[str], bool]) -> Unit[list[str]]:
-    """A unit that ends the holds of dead processes: as spent where the call may have run, else as never held."""
+    """Unit that ends the holds of dead processes: as spent if the call may have run, else as never held."""
 
     def unit(transaction: Transaction) -> list[str]:
         holds = table.holds(transaction)
@@ -265,12 +264,12 @@ def evict(transaction: Transaction) -> int:
 
 
 def task_cost(reader: Reader, task: str, *, tenant: str) -> Cost:
-    """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
+    """Return the cost of a task: every call made for it, nested ones included, and what was charged to it."""
     return Cost(**table.parts_of_task(reader, task, tenant))
 
 
 def _store(tx: Transaction, call_id: str, cost: Cost, *, task: str, session: str, tenant: str) -> bool:
-    """Store a cost under its id; False when there is one already."""
+    """Store a cost under its id; False if there is one already."""
     parts = orjson.dumps(cost.parts).decode()
     return table.insert_cost(tx, call_id, task=task, session=session, tenant=tenant, total=cost.total, parts=parts)
 

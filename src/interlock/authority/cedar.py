@@ -1,15 +1,15 @@
-"""Cedar: policy text to rules, rules to answers, and a check of both against what tools take.
+"""Cedar: parses policy text to rules, evaluates them, and checks both against the tools' arguments.
 
 Theory of operation. A text is parsed once. Cedar looks at every policy on every question, so a question is put only to
-the *slice* of rules whose scope can match the tool; tools with the same slice share one parsed set. Of each slice it
-is known which parts of the context its rules read: only those are worked out, sent, and made part of a cache key.
+the *slice* of rules whose scope can match the tool; tools with the same slice share one parsed set. For each slice it
+is known which parts of the context its rules read: only those are computed, sent, and made part of a cache key.
 
-A person's agreement is an attribute like any other: `context.approved`. A question is asked with false first. If the
-answer is no, it is asked again with true; if that turns it into a yes, a person's agreement is what is missing, and the
-outcome is `ask`. That deny beats ask beats allow follows from Cedar's own "a forbid beats every permit".
+A person's agreement is an attribute like any other: `context.approved`. A question is first asked with false. If the
+answer is no, it is asked again with true; if that makes it a yes, a person's agreement is missing, and the outcome is
+`ask`. That deny beats ask beats allow follows from Cedar's own "a forbid beats every permit".
 
-Cedar skips a policy that fails while it is evaluated. INVARIANT: here any such failure denies, or a forbid that reads
-a missing attribute would open what it guards.
+Cedar skips a policy that fails during evaluation. INVARIANT: here any such failure denies, otherwise a forbid that
+reads a missing attribute would allow what it guards.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ INVOKE = "tool.invoke"
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|;', re.DOTALL)
 _IGNORED = re.compile(r"(?:\s|//[^\n]*)*")
 _APPROVED: Read = ("approved",)
-# From so many rules on it pays to find out once which of them have nothing to say about a caller and a tool.
+# With at least this many rules it pays to find out once which of them can never apply to a caller and a tool.
 MANY = 8
 _NAMED = re.compile(r"`(policy\d+)`")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One policy of a text: its `@id`, where it stands, and which parts of the context it reads."""
+    """One policy of a text: its `@id`, its line, and the parts of the context that it reads."""
 
     key: str
     id: str
@@ -64,11 +64,11 @@ class Rule:
     text: str
     est: Json
     reads: frozenset[Read]
-    # Whether it speaks of a person's agreement.
+    # Whether it mentions a person's agreement.
     asks: bool
-    # Entities of which the request must be about one; None: any will do.
+    # Entities of which the request must be about one; None: any.
     scope: tuple[frozenset[Uid] | None, ...]
-    # The texts that it holds arguments against.
+    # The texts that it compares arguments with.
     compares: tuple[Comparison, ...] = ()
 
     def may_apply(self, about: frozenset[Uid]) -> bool:
@@ -81,13 +81,13 @@ class Rule:
 
 
 def tool_uids(contract: Contract) -> tuple[Uid, ...]:
-    """The entities that a call of a tool is about, or in."""
+    """Return the entities that a call of a tool is about, or in."""
     address = str(contract.id)
     return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace)
 
 
 class Answer(NamedTuple):
-    """What the rules say: the outcome, the rules that decided, and what could not be evaluated."""
+    """The answer of the rules: the outcome, the rules that decided, and evaluation errors."""
 
     behavior: Behavior
     rules: tuple[str, ...]
@@ -106,7 +106,7 @@ class Slice:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
         self.reads: frozenset[Read] = frozenset(read for rule in rules for read in rule.reads)
-        # By the part's first name: the names below it that are read, None for all of it. No mapping: all there is.
+        # By the part's first name: the names below it that are read, None for all of it. No mapping: everything.
         self.parts: Mapping[str, frozenset[str] | None] | None = None if () in self.reads else _parts(self.reads)
         self.compared: Compared = together(one for rule in rules for one in rule.compares)
         self._set = _policy_set({rule.key: rule.est for rule in rules})
@@ -120,7 +120,7 @@ class Slice:
         second = self._evaluate(entities, request, context, approved=True)
         if second.errors or second.behavior == "deny":
             return second if second.errors or second.rules else first
-        # The rules that agreement lifted; where nothing forbade, those that it brought in.
+        # The rules that approval lifted; if nothing forbade, those that it added.
         return Answer("ask", first.rules or second.rules)
 
     def _evaluate(self, entities: Entities, request: Json, context: bytes, *, approved: bool) -> Answer:
@@ -136,7 +136,7 @@ class Slice:
         return Answer("allow" if result.allowed and not errors else "deny", names, errors)
 
     def silent(self, entities: Entities, request: Json) -> frozenset[str]:
-        """The rules that read nothing of a call and do not hold for this caller and tool: they never will."""
+        """Return the rules that read nothing of a call and do not hold for this caller and tool, so they never will."""
         import cedarpy
 
         if self._fixed is None:
@@ -147,7 +147,7 @@ class Slice:
 
     @cached_property
     def _fixed(self) -> tuple[frozenset[str], PolicySet] | None:
-        """The rules that read nothing of a call, as permits: every one that holds is then named as a reason."""
+        """Convert the rules that read nothing of a call to permits: every one that holds is then named as a reason."""
         fixed = [rule for rule in self.rules if not rule.reads and not rule.asks]
         if len(fixed) < MANY:
             return None
@@ -157,7 +157,7 @@ class Slice:
         return f"`{self._names.get(match.group(1), match.group(1))}`"
 
     def holds(self, rule: Rule, entities: Entities, request: Json, context: bytes, *, approved: bool) -> str:
-        """Whether one rule's scope and conditions are met: yes, no, or what went wrong."""
+        """Whether one rule's scope and conditions are met: yes, no, or the error."""
         alone = Slice([_as_permit(rule)])
         answer = alone._evaluate(entities, request, context, approved=approved)
         return answer.errors[0] if answer.errors else "yes" if answer.behavior == "allow" else "no"
@@ -187,7 +187,7 @@ class Rules:
         return self._slice(rules)
 
     def narrowed(self, within: Slice, entities: Entities, request: Json) -> Slice:
-        """The rules of a slice that may yet have a say about a caller and a tool, whatever the call."""
+        """Return the rules of a slice that may still apply to a caller and a tool, whatever the call."""
         silent = within.silent(entities, request)
         return within if not silent else self._slice([rule for rule in within.rules if rule.key not in silent])
 
@@ -213,7 +213,7 @@ class Statement(NamedTuple):
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """The policies of a text, each with the line it begins on. A `;` in a string or a comment ends nothing."""
+    """Split a text into its policies, each with its first line. A `;` in a string or a comment ends nothing."""
     ends = [token.end() for token in _TOKEN.finditer(text) if token.group() == ";"]
     line, counted = 1, 0
     for start, end in zip((0, *ends), (*ends, len(text)), strict=True):
@@ -264,7 +264,7 @@ def _rule(key: str, est: Json, statement: Statement) -> Rule:
 
 
 def _scope(part: Json) -> frozenset[Uid] | None:
-    """The entities that a part of a rule's scope names. What is said in other words may match anything."""
+    """Return the entities that a part of a rule's scope names. Any other form may match anything."""
     within: Json = part.get("in") or part
     named: list[Json] = within.get("entities") or ([within["entity"]] if "entity" in within else [])
     return frozenset((one["type"], one["id"]) for one in named) or None
@@ -275,7 +275,7 @@ def _position(key: str) -> int:
 
 
 def _reads(node: Any) -> Iterator[Read]:
-    """Every part of the context that an expression mentions, two names deep at most."""
+    """Yield every part of the context that an expression mentions, at most two names deep."""
     if isinstance(node, dict):
         chain = _chain(cast("Json", node))
         if chain is not None:
@@ -326,7 +326,7 @@ def _as_permit(rule: Rule) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something about a policy text: where, in which rule, and whether the text can be used all the same."""
+    """A fault of a policy text: where, in which rule, and whether the text can be used nevertheless."""
 
     line: int
     rule: str
@@ -335,7 +335,7 @@ class Fault:
 
 
 def concerned(text: str) -> Callable[[str, str], bool]:
-    """Tells by address and manifest which tools a text can be right or wrong about.
+    """Return a test, by address and manifest, for the tools that a text depends on.
 
     A rule depends on the arguments of the tools that it names. One that names none depends on tools that have an
     argument it reads. Of ten thousand tools, the others need not be read to check the text.
@@ -358,9 +358,9 @@ def check(
     groups: Collection[str] | None = None,
     known: Iterable[str] | None = None,
 ) -> list[Fault]:
-    """Everything wrong with a text, measured against the tools there are; raises nothing.
+    """List all faults of a text, checked against the existing tools; raises nothing.
 
-    Where `contracts` are only those that the text is `concerned` with, `known` are the addresses of all tools.
+    If `contracts` are only those that the text is `concerned` with, `known` are the addresses of all tools.
     """
     try:
         rules = _parse(text)
@@ -376,7 +376,7 @@ def check(
         *_reach_faults(rules, {*tools, *(known or ())}, groups),
         *_cautions(rules, tools),
     ]
-    # What follows from another fault of the same rule comes after it.
+    # A fault that follows from another one of the same rule comes after it.
     return sorted(faults, key=lambda fault: (fault.line, not fault.grave, fault.message.startswith("unable to")))
 
 
@@ -394,7 +394,7 @@ def _type_faults(text: str, rules: Sequence[Rule], tools: Mapping[str, Sequence[
     import cedarpy
 
     by_key = {rule.key: rule for rule in rules}
-    # Told once: a fault is found again for every tool and kind of caller that the rule may meet.
+    # Reported once: a fault is found again for every tool and kind of caller that the rule may meet.
     told: set[tuple[str, str]] = set()
     result = cedarpy.validate_policies(text, schema(tools))  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
     for error in result.errors:
@@ -443,7 +443,7 @@ def _entities(node: Any) -> Iterator[tuple[str, str]]:
 def schema(tools: Mapping[str, Sequence[Contract]]) -> str:
     """The shipped schema and one action per tool, with the tool's own parameters."""
     shipped = (HERE / "interlock.cedarschema").read_text()
-    # The general action is the last declaration; each tool's is like it, but for the arguments.
+    # The general action is the last declaration; each tool's is like it, except for the arguments.
     general = shipped[shipped.rindex("appliesTo {") :].rstrip()
     actions = [
         f'action {_quoted(address)} in ["{INVOKE}"] '
@@ -454,7 +454,7 @@ def schema(tools: Mapping[str, Sequence[Contract]]) -> str:
 
 
 def _arguments(versions: Sequence[Contract]) -> str:
-    """A record of the parameters that all versions of a tool agree on."""
+    """Return a record of the parameters that all versions of a tool share."""
     attributes = [_attributes(one.input.document, one.input.document, dict(one.input.defaults), ()) for one in versions]
     shared: list[str] = []
     for name in sorted({name for one in attributes for name in one}):
@@ -482,10 +482,10 @@ _TYPES = {"string": "String", "integer": "Long", "boolean": "Bool", "number": "d
 
 
 def _type(part: Json, root: Json, above: tuple[str, ...]) -> tuple[str | None, bool]:
-    """The Cedar type of a JSON schema and whether null is allowed; None for what Cedar's types cannot hold."""
+    """Return the Cedar type of a JSON schema and whether null is allowed; None if Cedar has no such type."""
     ref = str(part.get("$ref", ""))
     if ref and ref in above:
-        return None, False  # Cedar knows no recursive types
+        return None, False  # Cedar has no recursive types
     above = (*above, ref) if ref else above
     part = resolve_ref(root, part)
     choices: Any = part.get("anyOf") or part.get("oneOf")

@@ -1,9 +1,9 @@
-"""The paths that the words of a command can name.
+"""Finds the paths that the words of a command can name.
 
-A program takes its paths from where it likes: behind `=`, glued to an option (`tar -C/etc`), relative to where a `cd`
-or a `-C` before it led. Nobody can know every program, so the result holds too much rather than too little: each
-relative word is also taken from each absolute directory that the same command names. What cannot be followed is
-refused (E3206).
+A program takes its paths from various places: behind `=`, glued to an option (`tar -C/etc`), relative to where a `cd`
+or a `-C` before it led. Nobody can know every program, so the result contains too much rather than too little: each
+relative word is also resolved against each absolute directory that the same command names. A command that cannot be
+followed is refused (E3206).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from interlock.authority.commands import Word
 from interlock.authority.normalize import climbs
 from interlock.core.errors import Failure
 
-# So many places that words may be relative to, and so many paths of one command.
+# Limits on the directories that words may be relative to, and on the paths of one command.
 MOST_PLACES = 300
 MOST_PATHS = 1000
 
 _GLUE = re.compile(r"[\s=:,;|&()<>`'\"@\[\]]+")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _CHANGING = frozenset({"cd", "chdir", "pushd"})
-# What follows one of these is a directory to work in.
+# A directory to work in follows one of these.
 _DIRECTORY = re.compile(r"(?:-[A-Za-z]*C|--(?:directory|chdir|cwd|wd|workdir|working-directory|work-tree))(?:=|\Z)")
 
 
 def pieces(word: str) -> Iterator[str]:
-    """A word and the parts of it that a program may take for themselves."""
+    """Yield a word and the parts of it that a program may use separately."""
     yield word
     for piece in _GLUE.split(word):
         if piece and piece != word:
@@ -41,7 +41,7 @@ def pieces(word: str) -> Iterator[str]:
 
 
 def paths_of(words: Sequence[Word], where: str) -> Iterator[str]:
-    """The relative paths in a command's words, taken from every directory that they can be relative to."""
+    """Yield the relative paths in a command's words, resolved against every directory that they can be relative to."""
     listed = [list(_candidates(word.text)) for word in words]
     absolute = list(dict.fromkeys(one for candidates in listed for one in candidates if one.startswith("/")))
     places = _places(words, absolute, where)
@@ -63,10 +63,10 @@ def _candidates(word: str) -> Iterator[str]:
 
 
 def _places(words: Sequence[Word], absolute: list[str], where: str) -> list[str]:
-    """Every directory that a relative word can be relative to, but for the one that the command begins in."""
+    """Return every directory that a relative word can be relative to, except the one that the command begins in."""
     targets = list(_targets(words, where))
     places = dict.fromkeys(absolute)
-    # In which order the changes happen, nobody knows: there are loops and functions.
+    # The order of the changes is unknown: there are loops and functions.
     for _ in targets:
         for target in targets:
             for place in [os.curdir, *places]:
@@ -78,7 +78,7 @@ def _places(words: Sequence[Word], absolute: list[str], where: str) -> list[str]
 
 
 def _targets(words: Sequence[Word], where: str) -> Iterator[str]:
-    """The relative directories that a command changes to; E3206 where nobody can tell which."""
+    """Yield the relative directories that a command changes to; E3206 if they cannot be determined."""
     expected = ""  # the word that a directory follows
     for word in [*words, Word("", "", True, True)]:
         text = word.text

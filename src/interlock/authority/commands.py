@@ -1,15 +1,15 @@
-"""What a command line would start, by the grammar that shells share.
+"""Finds the programs that a command line would start, by the grammar that shells share.
 
 Theory of operation. A reader goes through the text once, as a shell's own lexer does: quotes, escapes, substitutions,
 here-documents and comments decide where words begin and end, operators and reserved words decide which of them begins a
-command. Redirections and assignments before a command do not hide it; what stands in `$(…)`, in backticks or in a
+command. Redirections and assignments before a command do not hide it; the content of `$(…)`, of backticks or of a
 here-document that is expanded is read the same way. Programs that start others (`env`, `xargs`, `find`, `sh -c`) count
-with every word they are given, and what a shell is given is read as a command once more.
+with every word they are given, and the argument of a shell is read as a command once more.
 
-Shells differ, and nobody knows which one will read the text. Where the readings of bash and of the plain POSIX shell
-differ, the result holds both; `&>f x` starts `x` in one of them. So it holds too much rather than too little. What
-cannot be known from the text is refused (E3206) rather than guessed at: a program that is named by an expansion (`$x`,
-`/bin/r?`, `{rm,x}`), an open quote, and the few forms in which two shells disagree about where a quote ends.
+Shells differ, and it is unknown which one will read the text. Where the readings of bash and of the plain POSIX shell
+differ, the result contains both; `&>f x` starts `x` in one of them. So it contains too much rather than too little.
+What cannot be known from the text is refused (E3206) rather than guessed: a program that is named by an expansion
+(`$x`, `/bin/r?`, `{rm,x}`), an open quote, and the few forms in which two shells disagree about where a quote ends.
 
 What a program does by itself is beyond any grammar: `python -c`, `awk`, `make` and scripts start what they like.
 """
@@ -29,45 +29,47 @@ _OPERATORS = frozenset("\n;&|()<>#")
 _ASSIGNMENT = re.compile(r"[^\W\d]\w*(?:\[[^\]]*\])?\+?=")
 _DESCRIPTOR = re.compile(r"[0-9]+\Z|\{\w+\}\Z")
 _VARIABLE = re.compile(r"\w+|[@*#?$!-]")
-# Arithmetic in every shell: balanced, with nothing in it that is expanded but plain variables.
+# Arithmetic in every shell: balanced, with no expansions except plain variables.
 _ARITHMETIC = re.compile(r"\$\(\((?:[^()'\"`\\$]|\$\w|\((?:[^()'\"`\\$]|\$\w)*+\))*+\)\)")
 _SEPARATOR = re.compile(r"[;&|]+")
 _NO_ARGUMENTS = re.compile(r"\([ \t]*\)")
 _NOT_IN_NAMES = re.compile(r"[^\w./+~-]+")
 
-# After these another command begins.
+# Another command begins after these.
 _OPENING = frozenset(
     {"{", "}", "!", "if", "then", "else", "elif", "fi", "do", "done", "while", "until", "esac", "coproc", "function",
      "end", "begin", "and", "or", "not", "always", "]]"}
 )  # fmt: skip
 _LOOPS = frozenset({"for", "select", "foreach"})
-# What these are given may be what they start.
+# Programs that may start their arguments.
 _STARTERS = frozenset(
     {"builtin", "busybox", "chroot", "chrt", "command", "doas", "env", "exec", "find", "flock", "ionice", "nice",
      "nocorrect", "noglob", "nohup", "nsenter", "parallel", "repeat", "setsid", "stdbuf", "strace", "sudo",
      "systemd-run", "taskset", "time", "timeout", "toybox", "unbuffer", "unshare", "xargs"}
 )  # fmt: skip
-# What these are given is read by a shell; what shells themselves are given, only behind `-c`.
+# Programs whose arguments are read by a shell; for shells themselves, only behind `-c`.
 _EVALUATORS = frozenset({"eval", "runuser", "script", "ssh", "su", "trap", "watch"})
 _SHELLS = frozenset({"ash", "bash", "dash", "fish", "ksh", "mksh", "rbash", "sh", "zsh"})
 
 
 def programs(command: str, where: str = "command") -> list[str]:
-    """What a command line would start, as it is written there and by its last name; E3206 where nobody can tell."""
+    """Return the programs that a command line would start, as written and by base name; E3206 if that
+    is undecidable.
+    """
     return list(read_command(command, where).programs)
 
 
 def read_command(command: str, where: str = "command") -> Reading:
-    """What a command line would start, and every word in it; E3206 where nobody can tell what it would start."""
+    """Return the programs that a command line would start, and every word in it; E3206 if that is undecidable."""
     reading = Reading()
     _Reader(command, where, reading, 0).read()
     return reading
 
 
 class Word(NamedTuple):
-    """A word as it is written, as its command would get it, and whether that is known beforehand.
+    """A word as written, as its command would receive it, and whether that is known beforehand.
 
-    A word that is `fixed` is the same text in every shell. Patterns, braces, variables and substitutions are not.
+    A `fixed` word is the same text in every shell. Patterns, braces, variables and substitutions are not.
     """
 
     raw: str
@@ -78,7 +80,7 @@ class Word(NamedTuple):
 
 
 class Reading:
-    """All that was read in a command line, the scripts that it hands to other shells included."""
+    """Everything that was read in a command line, including scripts for other shells."""
 
     def __init__(self) -> None:
         self.programs: dict[str, None] = {}
@@ -105,7 +107,7 @@ class _Here(NamedTuple):
 
 
 class _State:
-    """Where in a list of commands the reader is."""
+    """The reader's state within a list of commands."""
 
     def __init__(self) -> None:
         self.depth = self.cases = 0
@@ -115,7 +117,7 @@ class _State:
         self.begin()
 
     def begin(self, mode: str = "") -> None:
-        """A command begins, or in some reading goes on."""
+        """A command begins or, in some reading, goes on."""
         self.start = self.sure = True  # the next word begins a command; surely, or only in some reading
         self.loose = False  # the next word may belong to what was before it, so that a command follows it still
         self.head = ""
@@ -140,7 +142,7 @@ class _Reader:
             self._refuse("is nested too deeply")
 
     def read(self, *, nested: bool = False) -> None:
-        """Note the programs of a list of commands: all of the text, or up to the `)` of a substitution."""
+        """Record the programs of a list of commands: all of the text, or up to the `)` of a substitution."""
         state, text = _State(), self._text
         while self._at < len(text):
             character = text[self._at]
@@ -221,7 +223,7 @@ class _Reader:
             self._given(word, state)
 
     def _keep(self, word: Word, *, starts: bool, opens: bool) -> None:
-        """Note a word. One that goes on with a bracket is a pattern to some shells."""
+        """Record a word. One that goes on with a bracket is a pattern to some shells."""
         fixed = word.fixed or word.raw in ("[", "[[")
         if opens and not starts and not _ASSIGNMENT.match(word.raw):
             fixed = False
@@ -231,7 +233,7 @@ class _Reader:
             self._reading.line.append(kept)
 
     def _first(self, word: Word, state: _State, *, nested: bool) -> None:
-        """A word where a command may begin."""
+        """Handle a word where a command may begin."""
         sure, state.sure = state.sure, False
         rest = self._text[self._at : self._at + 200].lstrip(" \t")
         if state.pattern and word.raw != "esac" and not word.fixed and rest[:1] in (")", "|"):
@@ -261,7 +263,7 @@ class _Reader:
                 state.cases += 1
 
     def _given(self, word: Word, state: _State) -> None:
-        """A word for a program that starts others."""
+        """Handle an argument of a program that starts others."""
         option, assignment = word.text.startswith(("-", "+")), _ASSIGNMENT.match(word.raw)
         if state.mode == "words" and state.bare and not (word.fixed or assignment):
             self._refuse("names a program by an expansion, which no rule can read; write its name out")
@@ -280,7 +282,7 @@ class _Reader:
             state.mode, state.bare = _mode(word.text), _begins_with_program(word.text)
 
     def _script(self, word: Word) -> None:
-        """Read a word that a shell is given as its input."""
+        """Read a word that is the input of a shell."""
         if not word.fixed:
             self._refuse("gives a shell an expansion to run, which no rule can read; write it out")
         _Reader(word.text, self._where, self._reading, self._depth + 1).read()
@@ -314,7 +316,7 @@ class _Reader:
         self._heres.append(_Here(word.text, operator == "<<-", plain))
 
     def _here_documents(self) -> None:
-        """Go past the here-documents that begin here, and read what is expanded in them."""
+        """Skip the here-documents that begin here, and read what is expanded in them."""
         heres, self._heres = self._heres, []
         for here in heres:
             begin = self._at
@@ -333,7 +335,7 @@ class _Reader:
                 _Reader(self._text[begin:end], self._where, self._reading, self._depth + 1)._expanded()
 
     def _line(self, here: _Here) -> tuple[str, bool]:
-        """The next line of a here-document. Where it is expanded, lines that end with a backslash are one."""
+        """Return the next line of a here-document. Where it is expanded, lines that end with a backslash are joined."""
         pieces: list[str] = []
         while True:
             end = self._text.find("\n", self._at)
@@ -396,7 +398,7 @@ class _Reader:
         return self._dollar(quoted=False)
 
     def _quoted(self) -> tuple[str, bool]:
-        """The rest of a text in double quotes. What is expanded in it stays as it is written."""
+        """Read the rest of a text in double quotes. Expansions in it stay as written."""
         text, parts, fixed = self._text, list[str](), True
         while True:
             if self._at >= len(text):
@@ -518,4 +520,4 @@ def _mode(program: str) -> str:
 
 
 def _begins_with_program(starter: str) -> bool:
-    return os.path.basename(starter) != "find"  # which begins with where to look
+    return os.path.basename(starter) != "find"  # its first argument is the directory to search

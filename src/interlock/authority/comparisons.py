@@ -1,8 +1,8 @@
-"""What rules and standing approvals hold arguments against, and what that makes of the arguments.
+"""The texts that rules and standing approvals compare arguments with, and the kind of argument that follows.
 
-`context.arguments.file like "/srv/*"` says that `file` is a path. The text that a caller sent may be another spelling
-of a path that is not in /srv, so the argument is compared in its normal form, and a call whose argument has none is
-denied. The same holds for URLs and for hosts. Which kind it is follows from the text of the rule alone:
+`context.arguments.file like "/srv/*"` implies that `file` is a path. The text that a caller sent may be another
+spelling of a path that is not in /srv, so the argument is compared in its normal form, and a call whose argument has
+none is denied. The same applies to URLs and hosts. The kind follows from the text of the rule alone:
 
     begins with `/`, `~` or `file:`              a path
     has `://`                                    a URL
@@ -23,7 +23,7 @@ from interlock.data.subschemas import HOST, PATH, URL
 
 Json = dict[str, Any]
 
-# Readings of an argument, beside the kinds that a schema can mark.
+# Readings of an argument, besides the kinds that a schema can mark.
 PIECES, MAYBE_HOST, LIKE = "pieces", "maybe-host", "like"
 
 _URL = re.compile(r"[a-z*?][a-z0-9+.*?-]*://", re.IGNORECASE)
@@ -34,13 +34,13 @@ _WILD = re.compile(r"[*?]")
 
 
 class Compared(NamedTuple):
-    """The readings of an argument, and of what is in it by name."""
+    """The readings of an argument, and of its members by name."""
 
     readings: frozenset[str]
     members: Mapping[str, Compared]
 
     def below(self, name: str) -> Compared:
-        """What is said of a member: all that is said of what holds it, and more."""
+        """Return the readings of a member: all of the enclosing value, and its own."""
         if self is NOTHING_COMPARED:
             return self
         found = self.members.get(name)
@@ -53,7 +53,7 @@ NOTHING_COMPARED = Compared(frozenset(), {})
 
 
 class Comparison(NamedTuple):
-    """An argument by the names that lead to it, what comparing makes of it, and the texts it is held against."""
+    """An argument by the names that lead to it, its reading, and the texts it is compared with."""
 
     names: tuple[str, ...]
     readings: frozenset[str]
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
 
 
 def together(found: Iterable[Comparison]) -> Compared:
-    """What many comparisons make of the arguments."""
+    """Combine the readings of many comparisons."""
     here: set[str] = set()
     inside: dict[str, list[Comparison]] = {}
     for one in found:
@@ -75,7 +75,9 @@ def together(found: Iterable[Comparison]) -> Compared:
 
 
 def reading_of(text: str, *, pattern: bool) -> frozenset[str]:
-    """What comparing an argument with a text, or with a pattern in which `*` matches anything, makes of it."""
+    """Return the reading that follows from comparing an argument with a text, or with a pattern in which `*` matches
+    anything.
+    """
     found = LIKE_ALONE if pattern else frozenset[str]()
     if text.startswith(("/", "~")) or text[:5].lower() == "file:":
         return found | {PATH}
@@ -95,7 +97,7 @@ LIKE_ALONE = frozenset({LIKE})
 
 
 def comparisons(conditions: Any) -> Iterator[Comparison]:
-    """Every argument that the conditions of a rule hold against a text."""
+    """Yield every argument that the conditions of a rule compare with a text."""
     if isinstance(conditions, list):
         for one in cast("list[Any]", conditions):
             yield from comparisons(one)
@@ -133,7 +135,7 @@ def _written(pattern: list[Any]) -> str:
 
 
 def _arguments(node: Any) -> Iterator[tuple[str, ...]]:
-    """The names behind every `context.arguments` in an expression; none where all of the context is meant."""
+    """Yield the names behind every `context.arguments` in an expression; nothing if the whole context is meant."""
     if isinstance(node, list):
         for one in cast("list[Any]", node):
             yield from _arguments(one)
@@ -147,7 +149,7 @@ def _arguments(node: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _names(node: Json) -> tuple[str, ...] | None:
-    """The names in `context.a.b`; None for any other expression."""
+    """Return the names in `context.a.b`; None for any other expression."""
     if node.get("Var") == "context":
         return ()
     step: Any = node.get(".")
@@ -162,7 +164,9 @@ def _names(node: Json) -> tuple[str, ...] | None:
 
 
 def of_patterns(patterns: Mapping[str, Any]) -> Compared:
-    """What the patterns of a standing approval make of the arguments; a text without `*` and `?` is compared as is."""
+    """Return the readings that follow from the patterns of a standing approval; a text without `*` and `?` is compared
+    as is.
+    """
     return together(
         Comparison((name,), reading_of(one, pattern=True))
         for name, one in patterns.items()
@@ -171,12 +175,12 @@ def of_patterns(patterns: Mapping[str, Any]) -> Compared:
 
 
 def wild(pattern: str) -> bool:
-    """Whether a pattern lets more than one text pass."""
+    """Whether a pattern matches more than one text."""
     return _WILD.search(pattern) is not None
 
 
 def normal_pattern(pattern: str) -> str:
-    """A pattern of paths whose fixed directories are resolved, as the paths are that it is compared with."""
+    """Resolve the fixed directories of a path pattern, like the paths that it is compared with."""
     first = _WILD.search(pattern)
     if first is None or not pattern.startswith("/"):
         return pattern

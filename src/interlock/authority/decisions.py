@@ -1,8 +1,8 @@
-"""A question to a policy engine, what an engine is, and how decisions are remembered.
+"""Questions to a policy engine, the engine's interface, and the cache of decisions.
 
-A decision is remembered under everything it depended on: who asks and with which token, the tool's digest, and a key
-that the engine makes of what else it read. It is kept for five minutes at most and never past the token's end. Callers
-are found by identity first, since the same caller is mostly the same object, and by their facts otherwise.
+A decision is cached under everything it depended on: the caller and token, the tool's digest, and a key that the engine
+makes of whatever else it read. It is kept for five minutes at most and never past the token's end. Callers are found by
+identity first, since the same caller is mostly the same object, and by their facts otherwise.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from interlock.core.record import step
 
 REMEMBER_S = 300
 MOST_DECISIONS = 50_000
-# A key longer than this is kept as its hash.
+# A key longer than this is stored as its hash.
 LONG_KEY = 256
 
 
 @step
 class Question:
-    """May this caller have this tool do this?"""
+    """The question whether a caller may make a call of a tool."""
 
     caller: Caller
     contract: Contract
@@ -39,24 +39,24 @@ class Question:
 
 
 class Engine(Protocol):
-    """Answers questions. Raises E3205 when it cannot, and remembers nothing of that.
+    """Answers questions. Raises E3205 if it cannot, and caches nothing then.
 
-    An engine may hand out one decision object for many questions, callers and tools, and should where the answer is the
-    same. A decision is never changed once it was handed out: another answer is another object.
+    An engine may return one decision object for many questions, callers and tools, and should if the answer is the
+    same. A decision is never changed once it was returned: another answer is another object.
     """
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
-        """The decision that is remembered for a caller and a tool whatever the call, if there is such a one."""
+        """The cached decision for a caller and a tool that holds for every call, if there is one."""
         ...
 
     def cached(self, question: Question) -> Decision | None:
-        """The decision that is remembered for exactly this question, if any."""
+        """The cached decision for exactly this question, if any."""
         ...
 
     async def decide(self, question: Question) -> Decision: ...
 
     def forget(self, subjects: Collection[str] | None) -> None:
-        """Drop what is remembered of these callers; None means of all."""
+        """Drop the cached decisions about these callers; None means all."""
         ...
 
     async def close(self) -> None: ...
@@ -74,13 +74,13 @@ def caller_facts(caller: Caller) -> tuple[Any, ...]:
 
 
 def subjects_of(caller: Caller) -> frozenset[str]:
-    """Whoever a decision about a caller is about: the person, the agent, everybody in the chain between them."""
+    """The subjects of a decision about a caller: the person, the agent, everybody in the chain between them."""
     chain = () if caller.capability is None else caller.capability.links
     return frozenset({caller.id, caller.acting, *(link.subject for link in chain)})
 
 
 class Slot:
-    """What is remembered of one caller and one tool."""
+    """The cached decisions of one caller and one tool."""
 
     __slots__ = ("decisions", "subjects", "what")
 
@@ -91,20 +91,20 @@ class Slot:
 
 
 class Memory:
-    """Decisions by caller, tool and what was read. Found by the caller object first: that costs one look-up."""
+    """Cache of decisions by caller, tool and what was read. The caller object is tried first: that costs one lookup."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._count = 0
-        # How often things were forgotten; an answer that was asked for before that is not remembered.
+        # Incremented when decisions are dropped; an answer that was requested before that is not cached.
         self.epoch = 0
         self._by_object: dict[tuple[Caller, str], Slot] = {}
         self._by_facts: dict[tuple[Any, ...], Slot] = {}
-        # Decisions that hold for a caller and a tool whatever the call, until when.
+        # Decisions that hold for every call of a caller and a tool, with their end.
         self.plain: dict[tuple[Caller, str], tuple[Decision, float]] = {}
 
     def slot(self, question: Question) -> Slot | None:
-        """The slot of a caller and a tool, if there is one."""
+        """Return the slot of a caller and a tool, if there is one."""
         known = (question.caller, question.digest)
         slot = self._by_object.get(known)
         if slot is None:
@@ -115,7 +115,7 @@ class Memory:
         return slot
 
     def open(self, question: Question, what: Any) -> Slot:
-        """A new slot; `what` is anything worth keeping beside the decisions."""
+        """Make a slot; `what` is anything worth storing beside the decisions."""
         self._tidy()
         caller = question.caller
         slot = Slot(subjects_of(caller), what)
@@ -124,13 +124,13 @@ class Memory:
         return slot
 
     def get(self, slot: Slot, key: bytes, now_ms: int, whatever: Question | None = None) -> Decision | None:
-        """The decision that is remembered, as `put` was told it; `whatever` says that it holds whatever the call."""
+        """Return the cached decision, as passed to `put`; `whatever` states that it holds for every call."""
         found = slot.decisions.get(_short(key))
         if found is None:
             return None
         decision, until = found
         assert decision.expires_ms is not None
-        # Two clocks: the token ends by the wall's, and a wall clock set back makes nothing last longer.
+        # Two clocks: the token ends by the wall clock, and setting that back must not extend anything.
         if now_ms >= decision.expires_ms or self._monotonic() >= until:
             return None
         if whatever is not None:
@@ -139,7 +139,7 @@ class Memory:
         return decision
 
     def put(self, slot: Slot, key: bytes, decision: Decision, whatever: Question | None = None) -> None:
-        """Remember a decision; where it holds for the question's caller and tool whatever the call, as such."""
+        """Cache a decision; with `whatever`, for every call of the question's caller and tool."""
         self._tidy()
         self._count += 1
         remembered = (decision, self._monotonic() + REMEMBER_S)
@@ -174,7 +174,7 @@ def _short(key: bytes) -> bytes:
 
 
 def expiry(question: Question) -> int:
-    """Until when a decision may be relied on: five minutes, or the end of the token that is nearest."""
+    """Return until when a decision may be relied on: five minutes, or the nearest end of a token."""
     until = question.now_ms + REMEMBER_S * 1000
     capability = question.caller.capability
     return until if capability is None else min(until, *(link.expires * 1000 for link in capability.links))

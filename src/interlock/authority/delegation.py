@@ -1,4 +1,4 @@
-"""Passing a token on: the link below another, the checks that every new chain meets, and signing it by oneself."""
+"""Delegation of tokens: the derived link, the checks of every new chain, and signing by the holder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def narrowed(
     constraints: Mapping[str, Any] | None = None,
     ttl_s: int | None = None,
 ) -> Link:
-    """A link below another: as it is, but for what is said. Whether it is narrower is not decided here."""
+    """Derive a link from another, changed as requested. Whether it is narrower is not checked here."""
     return Link(
         jti=jti,
         subject=subject,
@@ -61,9 +61,9 @@ def delegate_offline(
     constraints: Mapping[str, Any] | None = None,
     ttl_s: int | None = None,
 ) -> str:
-    """Pass on a token that one holds, signed with one's own key, without asking its issuer.
+    """Delegate a token that one holds, signed with one's own key, without its issuer.
 
-    `private` is the key of the DID that holds the token. More than the token holds is refused (E3206).
+    `private` is the signing key of the DID that holds the token. More than the token holds is refused (E3206).
     """
     opened = jws.take_apart(parent_token)
     parent = read_link(opened.claims)
@@ -89,7 +89,7 @@ def delegate_offline(
 
 
 def check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
-    """Refuse to issue what would not verify: E3004 for what makes no sense, E3206 for what is wider."""
+    """Refuse to issue a chain that would not verify: E3004 if it is invalid, E3206 if it is wider."""
     faults = [fault for link in links for fault in link_faults(link)]
     if len(links) > DEEPEST:
         faults.append(f"the delegation chain would be deeper than {DEEPEST} links")
@@ -104,7 +104,7 @@ def check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
 
 
 def check_once(links: Sequence[Link]) -> None:
-    """Refuse a chain that comes back to somebody: who holds its end would be taken for who stands further up."""
+    """Refuse a chain with a repeated subject: the last holder would be taken for the earlier one."""
     seen: set[str] = set()
     for link in links:
         if link.subject in seen:
@@ -113,6 +113,6 @@ def check_once(links: Sequence[Link]) -> None:
 
 
 def chain_claims(links: Sequence[Link]) -> dict[str, Any]:
-    """A chain as the claims of a token."""
+    """Encode a chain as the claims of a token."""
     act = write_above(links[:-1])
     return write_link(links[-1]) | ({} if act is None else {"act": act})

@@ -1,12 +1,12 @@
-"""Decentralized identifiers: the public keys behind a name that nobody has to hand out.
+"""Decentralized identifiers: names that determine their public keys.
 
     did:key:z6Mk…      the key itself, in multibase (Ed25519, P-256, RSA)
     did:jwk:eyJr…      the key itself, as a JWK
     did:web:host:path  a document at https://host/path/did.json that lists keys
 
-The first two are resolved by arithmetic alone. A did:web is fetched, and since its name may come from anybody, only
-from public addresses, without redirects, in little time and size; of its keys only those count that the document offers
-for delegating or asserting.
+The first two are resolved by arithmetic alone. A did:web is fetched and, since its name may come from anybody, only
+from public addresses, without redirects, with limits on time and size; only keys that the document offers for
+delegating or asserting count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def from_base58(text: str) -> bytes:
 
 
 def to_multibase(public: Any) -> str:
-    """A public key with its type, in multibase."""
+    """Encode a public key with its type in multibase."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     algorithm = algorithm_of(public)
@@ -66,7 +66,7 @@ def to_multibase(public: Any) -> str:
 
 
 def from_multibase(text: str) -> Any:
-    """The public key behind a multibase text; E3202 for what is none, or not in its one canonical form."""
+    """Decode the public key of a multibase text; E3202 if it is invalid, or not in its one canonical form."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -95,12 +95,12 @@ def _decoded(raw: bytes) -> Any:
 
 
 def make_did_key(public: Any) -> str:
-    """The did:key of a public key."""
+    """Make the did:key of a public key."""
     return f"did:key:{to_multibase(public)}"
 
 
 def keys_within(did: str) -> tuple[PublicKey, ...] | None:
-    """The keys that a DID itself holds; None where they have to be fetched, E3202 for what is no such DID."""
+    """Return the keys that a DID itself contains; None if they have to be fetched, E3202 if it is no such DID."""
     if not is_did(did):
         raise Failure("E3202", "the DID is malformed")
     method, _, rest = did.removeprefix("did:").partition(":")
@@ -122,7 +122,7 @@ def _jwk(text: str) -> Any:
 
 
 def web_address(did: str, *, loopback_http: bool = False) -> str:
-    """Where the document of a did:web is; E3202 for a name that leads astray."""
+    """Return the address of a did:web document; E3202 for an invalid name."""
     host, *path = did.removeprefix("did:web:").split(":")
     host = unquote(host)
     if not _WEB_HOST.match(host) or not all(_WEB_STEP.match(step) and step.strip(".") for step in path):
@@ -133,7 +133,7 @@ def web_address(did: str, *, loopback_http: bool = False) -> str:
 
 
 def read_document(did: str, document: Any) -> tuple[PublicKey, ...]:
-    """The keys that a DID document offers for delegating or asserting; E3202 if it is another's document."""
+    """Return the keys that a DID document offers for delegating or asserting; E3202 if it is another's document."""
     if not isinstance(document, dict) or cast("dict[str, Any]", document).get("id") != did:
         raise Failure("E3202", f"the document behind `{did}` is not its own")
     members = cast("dict[str, Any]", document)
@@ -156,14 +156,14 @@ def _method_key(did: str, method: Any) -> PublicKey | None:
     name = str(members.get("id"))
     kid = did + name if name.startswith("#") else name
     if members.get("controller", did) != did or not kid.startswith(f"{did}#"):
-        return None  # another's key: this document cannot speak for it
+        return None  # another's key: this document cannot vouch for it
     try:
         if "publicKeyJwk" in members:
             return from_jwk(members["publicKeyJwk"], kid)
         key = from_multibase(str(members.get("publicKeyMultibase")))
         return PublicKey(kid, algorithm_of(key), key)
     except Failure:
-        return None  # a key of a type that is not for us
+        return None  # a key of an unsupported type
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 class DidResolver:
-    """Finds the keys of DIDs, and remembers those that had to be fetched."""
+    """Finds the keys of DIDs, and caches those that had to be fetched."""
 
     def __init__(self, *, clock: Clock, loopback_http: bool = False) -> None:
         self._clock = clock
@@ -180,7 +180,7 @@ class DidResolver:
         self._web: dict[str, FetchedKeys] = {}
 
     async def resolve(self, did: str, kid: str | None = None) -> tuple[PublicKey, ...]:
-        """The keys of a DID; E3202 if it has none of ours, E3001 if its document is not to be had."""
+        """Return the keys of a DID; E3202 if it has none of a supported type, E3001 if its document is unavailable."""
         held = keys_within(did)
         if held is not None:
             return held

@@ -1,19 +1,19 @@
-"""What policy rules can match in a call's arguments: paths, hosts, URLs, commands and resources, each in one form.
+"""The facts of a call's arguments that rules can match: paths, hosts, URLs, commands and resources, in normal form.
 
-Every value is brought to its normal form before any rule sees it, and what has none is refused (E3206) rather than
-guessed at. What an argument is follows from three sources:
+Every value is converted to its normal form before any rule sees it, and a value without one is refused (E3206) rather
+than guessed. The kind of an argument follows from three sources:
 
 - its schema marks it, wherever in the schema that is: `format: path`, `format: uri`, `format: hostname`, `x-path`,
-  `x-url`, `x-host`, `x-command`. A mark on a list or an object holds for all texts in it;
+  `x-url`, `x-host`, `x-command`. A mark on a list or an object applies to all texts in it;
 - a rule compares it with a path, a URL or a host: `context.arguments.file like "/srv/*"`;
 - it looks like a URL or a path.
 
-The sets hold too much rather than too little, which is the safe side for a rule that forbids. Each set holds what
-contains the value as well: a path with all its ancestors, a host with its parent domains, a URL with the prefixes of
-its path. `context.paths.contains("/etc")` means: some path is in or under /etc. For rules that permit there are
-`all_paths`, `all_hosts` and `all_urls`, which hold what contains every one: `context.all_paths.contains("/srv")` means
-that all paths are in or under /srv, and that there is one. `all_commands` holds the program that is started, as it is
-written, where it is the only one.
+The sets contain too much rather than too little, which is the safe side for a rule that forbids. Each set also contains
+what encloses the value: a path with all its ancestors, a host with its parent domains, a URL with the prefixes of its
+path. `context.paths.contains("/etc")` means: some path is in or under /etc. For rules that permit there are
+`all_paths`, `all_hosts` and `all_urls`, which contain what encloses every value: `context.all_paths.contains("/srv")`
+means that all paths are in or under /srv, and that there is one. `all_commands` contains the program that is started,
+as written, if it is the only one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ALL = {"all_paths": "paths", "all_hosts": "hosts", "all_urls": "urls", "all_comm
 # Cedar reads objects with these keys as something other than data: an argument must not forge an entity.
 ESCAPES = frozenset({"__entity", "__extn", "__expr"})
 MAX_DEPTH = 64
-# Longer than any path can be: one that is cut is not taken for a path.
+# Longer than any path can be: a text above this is not taken for a path.
 _LONGEST_PATH = 5000
 
 _FORMS = frozenset({PATH, URL, HOST})
@@ -82,15 +82,16 @@ def facts(
     wanted: frozenset[str],
     compared: Compared = NOTHING_COMPARED,
 ) -> Json:
-    """The wanted sets, and `arguments` (all, or those named) as Cedar can hold them; E3206 for what has no normal form.
+    """Return the wanted sets, and `arguments` (all, or those named) as Cedar values; E3206 for values without a normal
+    form.
 
-    `compared` says what the rules hold each argument against. Sets come sorted: the same call always gives the same
+    `compared` states what the rules compare each argument with. Sets are sorted: the same call always gives the same
     bytes.
     """
     root = contract.input.places.root
     told = set(arguments) if names is None else arguments.keys() & set(names)
     seen = _Seen(contract, wanted)
-    # Values that no rule reads cannot keep a call from being judged.
+    # Values that no rule reads cannot prevent a decision.
     looked_at = arguments.keys() if wanted - {"arguments"} else told
     normal = {
         name: seen.value(arguments[name], root.member(name), name, _NONE, compared.below(name)) for name in looked_at
@@ -111,7 +112,7 @@ def facts(
 def as_written(
     contract: Contract, arguments: Mapping[str, Any], path: str, compared: Compared = NOTHING_COMPARED
 ) -> str:
-    """A path of the call as it was written: the caller need not learn where links on this machine lead."""
+    """Return a path of the call as it was written: the caller need not learn where links on this machine lead."""
     root = contract.input.places.root
     seen = _Seen(contract, frozenset({"paths"}))
     for name, value in arguments.items():
@@ -122,9 +123,9 @@ def as_written(
 def in_normal_form(
     contract: Contract, patterns: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Json, Json] | None:
-    """Patterns of arguments, and arguments, so that the ones can be held against the others.
+    """Normalise patterns and arguments so that they can be compared.
 
-    None where an argument that would be held against a pattern with `*` or `?` has no normal form.
+    None if an argument that would be compared with a pattern with `*` or `?` has no normal form.
     """
     compared, root = of_patterns(patterns), contract.input.places.root
     held = {name: one for name, one in patterns.items() if isinstance(one, str) and wild(one) and name in arguments}
@@ -140,7 +141,7 @@ def in_normal_form(
 
 
 class _Seen:
-    """What was found on a walk through the arguments, along their schema."""
+    """The facts found while walking through the arguments along their schema."""
 
     def __init__(self, contract: Contract, wanted: frozenset[str]) -> None:
         manifest = contract.manifest
@@ -151,9 +152,9 @@ class _Seen:
         self._commands = not wanted.isdisjoint(("commands", "all_commands"))
         self._arguments = "arguments" in wanted
         self.sets: dict[str, set[str]] = {name: set() for name in SETS}
-        # What contains every path, host and URL that was found.
+        # What encloses every path, host and URL found so far.
         self.shared: dict[str, set[str]] = {}
-        # Paths that are written in another way, through links or from some directory on.
+        # Paths that are written differently, through links or relative to some directory.
         self.written: dict[str, str] = {}
         blind = contract.input.places.blind
         if blind is not None:
@@ -162,9 +163,9 @@ class _Seen:
     def value(
         self, value: Any, place: Place, where: str, given: frozenset[str], compared: Compared, depth: int = 0
     ) -> Any:
-        """Note what a value holds and give it back with its paths, URLs and hosts in normal form.
+        """Record the facts of a value and return it with its paths, URLs and hosts in normal form.
 
-        `given` are the marks of what holds the value.
+        `given` are the marks of the enclosing value.
         """
         if depth > MAX_DEPTH:
             raise Failure("E3206", f"argument `{where}` is nested too deeply for policy to look at")
@@ -213,7 +214,7 @@ class _Seen:
         return text
 
     def _formed(self, text: str, forms: frozenset[str], where: str) -> str:
-        """Note a text that is marked, or compared, as one of these kinds, and give its normal form."""
+        """Record a text that is marked, or compared, as one of these kinds, and return its normal form."""
         looks_like_url = _LOOKS_LIKE_URL.match(text) is not None
         if URL in forms and (len(forms) == 1 or (looks_like_url and text[0] not in "/\\")):
             wanted = self._urls or self._arguments or (self._paths and "file:" in text.lower())
@@ -303,12 +304,12 @@ class _Seen:
         if self._paths:
             for path in paths_of(reading.words, where):
                 self._path(path, where)
-        # What is data to the shell, such as a here-document, is looked through as it is written.
+        # Text that is data to the shell, such as a here-document, is searched as written.
         for word in re.split(r"[\s;|&()<>`'\"=]+", text):
             self._looks(word, where)
 
     def _bare_host(self, piece: str, where: str) -> None:
-        """Note a word of a command that can be a host: `example.org`, `example.org/x`, `localhost`, `2130706433`."""
+        """Record a word of a command that can be a host: `example.org`, `example.org/x`, `localhost`, `2130706433`."""
         host = piece.partition("/")[0]
         if host and not host.startswith(("-", ".")):
             found = _try(lambda: normal_host(host, where))
@@ -317,7 +318,7 @@ class _Seen:
 
 
 def _try(make: Callable[[], str]) -> str | None:
-    """A normal form, where a text has one."""
+    """Return a normal form, if a text has one."""
     try:
         return make()
     except Failure:
@@ -325,7 +326,9 @@ def _try(make: Callable[[], str]) -> str | None:
 
 
 def _simple(text: str, where: str) -> str:
-    """A command that rules compare as text: one program and its words, each as the program would get it."""
+    """Normalise a command that rules compare as text: one program and its words, each as the program
+    would receive it.
+    """
     words = read_command(text, where).simple
     if words is None:
         why = "is compared as text, and is more than one program with plain words; use context.commands in the rule"
@@ -333,11 +336,11 @@ def _simple(text: str, where: str) -> str:
     return shlex.join(words)
 
 
-# Arguments as Cedar can hold them
+# Arguments as Cedar values
 
 
 def _express(value: Any, place: Place, where: str, depth: int) -> Any:
-    """A value in Cedar's JSON. Nulls are absent; a `number` is always a decimal; what cannot be said is refused."""
+    """Convert a value to Cedar's JSON. Nulls are absent; a `number` is always a decimal; other values are refused."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str):

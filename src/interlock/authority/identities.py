@@ -1,10 +1,10 @@
-"""Who is known: people, agents and services by their DID, and what the operator says of them.
+"""Registered identities: people, agents and services by their DID, and the operator's statements about them.
 
-A token says who holds it; what that holder *is* (its kind, tenant, trust and groups) only the operator says, here or in
-a registry of his own behind `DidRegistry`. Whoever is not known, or no longer, is refused whatever he presents.
+A token names its holder; the holder's kind, tenant, trust and groups are stated only by the operator, here or in an
+external registry behind `DidRegistry`. An unknown or revoked identity is refused whatever token it presents.
 
-A DID is one in the world; a name is one among the active identities of its tenant, so tenants neither take names from
-one another nor learn which are taken.
+A DID is unique in the world; a name is unique among the active identities of its tenant, so tenants neither take names
+from one another nor learn which are taken.
 
 A revoked identity does not come back: its row stays, and a row among the revocations voids every token that it holds or
 that was delegated through it. Every change raises `identity_epoch`, so that each process on the home notices.
@@ -41,7 +41,7 @@ class Identity:
 
 
 class DidRegistry(Protocol):
-    """Where identities are looked up. One that cannot be reached raises E3001."""
+    """Lookup of identities. One that cannot be reached raises E3001."""
 
     async def look_up(self, did: str) -> Identity | None: ...
 
@@ -57,9 +57,9 @@ class LocalIdentities:
         return None if row is None else _identity(row)
 
     def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
-        """An identity by its DID, whose tenant may be any, or the tenant's active one of this name.
+        """Find an identity by its DID, in any tenant, or the tenant's active one of this name.
 
-        E3004 where several bear it.
+        E3004 if several have the name.
         """
         rows = table.search(self._journal.reader, name_or_did, tenant)
         if len(rows) > 1:
@@ -67,11 +67,11 @@ class LocalIdentities:
         return _identity(rows[0]) if rows else None
 
     def all(self) -> list[Identity]:
-        """Everybody, in the order of registration."""
+        """Return all identities, in the order of registration."""
         return [_identity(row) for row in table.all_identities(self._journal.reader)]
 
     async def register(self, identity: Identity, *, by: str) -> Identity:
-        """Make somebody known; E3004 for what cannot be an identity, E3103 if the DID is known already."""
+        """Register an identity; E3004 if it is invalid, E3103 if the DID is known already."""
         _check(identity)
 
         def unit(transaction: Transaction) -> Identity:
@@ -86,7 +86,7 @@ class LocalIdentities:
         return await self._journal.commit(unit)
 
     async def update(self, identity: Identity, *, by: str) -> Identity:
-        """Say something else of somebody who is known; E3207 if he is not, or no longer."""
+        """Change the statements about a registered identity; E3207 if it is unknown or revoked."""
         _check(identity)
 
         def unit(transaction: Transaction) -> Identity:
@@ -98,7 +98,7 @@ class LocalIdentities:
         return await self._journal.commit(unit)
 
     async def revoke(self, did: str, *, reason: str, by: str) -> None:
-        """Void an identity and every token that it holds or passed on, for good; E3207 if it is not known."""
+        """Revoke an identity and every token that it holds or passed on, for good; E3207 if it is not known."""
 
         def unit(transaction: Transaction) -> None:
             _active(transaction, did)
@@ -108,7 +108,7 @@ class LocalIdentities:
 
 
 def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -> None:
-    """Void whatever a DID holds or passed on; the identity too, if it is one of this home."""
+    """Void everything that a DID holds or passed on; the identity too, if it is one of this home."""
     table.revoke(transaction, did)
     epochs.advance(transaction, epochs.IDENTITIES)
     void(transaction, "did", did, reason=reason, by=by)
@@ -117,7 +117,7 @@ def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -
 
 
 def void(transaction: Transaction, kind: Literal["jti", "did", "key"], ref: str, *, reason: str, by: str) -> None:
-    """Add a row to what is void. The first reason given is the one that stays."""
+    """Add a revocation. The first reason given stays."""
     tokens.revoke(transaction, kind, ref, at_ms=transaction.now_ms, by=by, reason=reason)
 
 

@@ -1,7 +1,7 @@
-"""The wire form of tokens: JSON Web Signatures, taken apart and put together, with nothing in them believed.
+"""The wire form of tokens: JSON Web Signatures, parsed and written, with nothing in them trusted.
 
-What a header may say is a list; whatever brings a key along or changes what a signature means is not on it. A signature
-is checked under the one algorithm that its key is for, never the one that the token names.
+The allowed header members are listed; members that bring a key along or change the meaning of a signature are not among
+them. A signature is checked under the one algorithm that its key is for, never the one that the token names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from interlock.core.errors import Failure
 LARGEST = 16_384  # bytes
 
 FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
-# `x5t` only names a certificate. Whatever brings a key along, or changes what a signature means, is refused.
+# `x5t` only names a certificate. Members that bring a key along, or change the meaning of a signature, are refused.
 _HEADERS = {"alg", "typ", "kid", "x5t", "x5t#S256"}
 _TYPES = {"JWT", "at+jwt"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A token that has the form of one. Nothing in it is believed yet."""
+    """A well-formed token. Nothing in it is trusted yet."""
 
     algorithm: Algorithm
     kid: str | None
@@ -35,7 +35,7 @@ class Opened:
 
 
 def take_apart(token: str) -> Opened:
-    """Take a token apart; E3203 if it is none, E3202 if its header asks for what is never done."""
+    """Parse a token; E3203 if it is malformed, E3202 if its header requests something unsupported."""
     if len(token) > LARGEST or not FORM.match(token):
         raise Failure("E3203", f"that is not a token: three parts in base64url, {LARGEST} bytes at most")
     header, claims = (_object(part) for part in token.split(".")[:2])
@@ -90,7 +90,7 @@ def _algorithm(name: Algorithm) -> Any:
 
 
 def sign(claims: Mapping[str, Any], private: Any, kid: str | None) -> str:
-    """A token with these claims; E3004 where it would be too large."""
+    """Sign a token with these claims; E3004 if it would be too large."""
     import jwt
 
     headers = {"typ": "JWT"} | ({} if kid is None else {"kid": kid})

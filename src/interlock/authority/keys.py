@@ -1,13 +1,13 @@
-"""The keys that sign our tokens, and the keys of others that are trusted to sign theirs.
+"""Signing keys of our tokens, and the keys of other issuers that are trusted to sign theirs.
 
 A public key verifies exactly one algorithm, the one that belongs to its type: RSA of 2048 bits or more RS256, Ed25519
-EdDSA, P-256 ES256. What a token's header says can therefore only agree or be refused; it chooses nothing.
+EdDSA, P-256 ES256. A token's header can therefore only agree or be refused; it chooses nothing.
 
-Our own keys are files that only their owner can read, named by the time they were made and by their thumbprint
-(RFC 7638), which is their `kid`. The newest signs; the older ones go on verifying until they are retired, which removes
-them. Other issuers are named one by one by the operator, each with its audience, its algorithms and where its key set
-is: a file, read again when it changes, or an https address, fetched when a key is not known yet and otherwise now and
-then. An address that does not answer leaves the last keys in force for an hour; after that nothing verifies.
+Our own keys are files that only their owner can read, named by the time they were made and by their thumbprint (RFC
+7638), which is their `kid`. The newest signs; the older ones go on verifying until they are retired, which removes
+them. Other issuers are configured by the operator, each with its audience, its algorithms and its key set: a file, read
+again when it changes, or an https address, fetched when a key is not known yet and otherwise periodically. An address
+that does not answer leaves the last keys in force for an hour; after that nothing verifies.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
 RSA_BITS = 2048
 FETCH_S = 5.0
 FETCH_BYTES = 65_536
-REFETCH_S = 30.0  # at the soonest, whoever asks for keys that do not exist
+REFETCH_S = 30.0  # at the earliest, whoever asks for keys that do not exist
 FRESH_S = 300.0
 KEEP_S = 3600.0
 MOST_KEYS = 32
 
-# Claims of other issuers that say who somebody is, or how and when they logged in. None of them restricts a token.
+# Claims of other issuers that identify somebody, or say how and when they logged in. None of them restricts a token.
 INFORMATIONAL = frozenset({
     "acr", "amr", "at_hash", "auth_time", "azp", "client_id", "email", "email_verified", "family_name", "given_name",
     "idp", "locale", "name", "nonce", "oid", "picture", "preferred_username", "session_state", "sid", "tid", "typ",
@@ -80,7 +80,7 @@ class SigningKey:
 
 
 def algorithm_of(key: Any) -> Algorithm:
-    """The one algorithm that a key, public or private, is good for; E3202 for a key of another or a weaker type."""
+    """Return the one algorithm of a key, public or private; E3202 for a key of another or a weaker type."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
     if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey) and key.key_size >= RSA_BITS:
@@ -93,7 +93,7 @@ def algorithm_of(key: Any) -> Algorithm:
 
 
 def make_private(algorithm: Algorithm) -> Any:
-    """A new private key for an algorithm."""
+    """Make a private key for an algorithm."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
     if algorithm == "RS256":
@@ -104,7 +104,7 @@ def make_private(algorithm: Algorithm) -> Any:
 
 
 def to_jwk(public: Any) -> dict[str, str]:
-    """The members that make up a public key, in RFC 7517's form."""
+    """Encode a public key in RFC 7517's form."""
     from jwt import algorithms
 
     forms: dict[Algorithm, Any] = {
@@ -117,7 +117,7 @@ def to_jwk(public: Any) -> dict[str, str]:
 
 
 def from_jwk(jwk: Any, kid: str | None = None) -> PublicKey:
-    """A public key from RFC 7517's form; E3202 for what is not one that may verify tokens."""
+    """Read a public key from RFC 7517's form; E3202 if it may not verify tokens."""
     from jwt import algorithms
     from jwt.exceptions import PyJWTError
 
@@ -150,7 +150,7 @@ def thumbprint(public: Any) -> str:
 
 
 def read_jwks(document: Any) -> tuple[PublicKey, ...]:
-    """The keys of a key set that may verify tokens. Those of other kinds are left out; E3001 if it is no key set."""
+    """Read the keys of a key set that may verify tokens. Others are left out; E3001 if it is no key set."""
     keys: Any = cast("dict[str, Any]", document).get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list):
         raise Failure("E3001", "the issuer's key set is not a JWKS document")
@@ -159,14 +159,14 @@ def read_jwks(document: Any) -> tuple[PublicKey, ...]:
         try:
             key = from_jwk(jwk)
         except Failure:
-            continue  # an encryption key, an algorithm we do not use: no business of ours
+            continue  # an encryption key, or an algorithm that is not supported
         if found.setdefault(key.kid, key) is not key:
             raise Failure("E3001", f"the issuer's key set names `{key.kid}` twice")
     return tuple(found.values())
 
 
 def strict_json(raw: bytes) -> Any:
-    """JSON that says everything once and in UTF-8; ValueError for the rest."""
+    """Parse JSON without repeated names and in UTF-8; ValueError otherwise."""
     try:
         return json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
@@ -188,7 +188,7 @@ def _no_constant(name: str) -> Any:
 
 
 def to_pem(private: Any) -> bytes:
-    """A private key as PKCS #8."""
+    """Encode a private key as PKCS #8."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     pem: bytes = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -196,7 +196,7 @@ def to_pem(private: Any) -> bytes:
 
 
 def load_private(path: Path) -> Any:
-    """A private key from a file that only its owner can read; E3804 when others can, or when it is damaged."""
+    """Load a private key from a file that only its owner can read; E3804 if others can, or if it is damaged."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -218,7 +218,7 @@ def _unfit(what: str) -> Failure:
 
 
 def keep_private(path: Path, private: Any) -> None:
-    """Write a private key where only its owner can read it: whole, or not at all."""
+    """Write a private key so that only its owner can read it: whole, or not at all."""
     staged = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -241,7 +241,7 @@ class IssuerKeys:
         self._keys: tuple[SigningKey, ...] = ()
 
     def names(self) -> tuple[str, ...]:
-        """The key files there are, oldest first. A changed answer means changed keys."""
+        """The existing key files, oldest first. A changed answer means changed keys."""
         try:
             return tuple(sorted(filter(_KEY_FILE.match, os.listdir(self._directory))))
         except FileNotFoundError:
@@ -258,7 +258,7 @@ class IssuerKeys:
         return self._keys
 
     def load(self, name: str) -> SigningKey:
-        """The key in one of the files; E3804 for one that is damaged, or that others can read."""
+        """Load the key of one of the files; E3804 if it is damaged, or if others can read it."""
         private = load_private(self._directory / name)
         made, kid, _ = name.split(".")
         if kid != thumbprint(private.public_key()):
@@ -266,7 +266,7 @@ class IssuerKeys:
         return SigningKey(kid, algorithm_of(private), private, int(made))
 
     def check(self, signed_by: str | None, retired: Container[str]) -> None:
-        """Refuse (E3804) where the key that has signed until now is gone, and was not retired; makes nothing."""
+        """Refuse (E3804) if the key that has signed until now is gone and was not retired; makes nothing."""
         held = [name.split(".")[1] for name in self.names()]
         if signed_by is None or signed_by in held or (held and signed_by in retired):
             return
@@ -285,26 +285,26 @@ class IssuerKeys:
         return next((key.public for key in self.all() if key.kid == kid), None)
 
     def init(self, algorithm: Algorithm = "RS256") -> SigningKey:
-        """The first key; E3411 if there is one already."""
+        """Make the first key; E3411 if there is one already."""
         if self.all():
             raise Failure("E3411", "the issuer has keys already; rotate makes a new one")
         return self.rotate(algorithm)
 
     def rotate(self, algorithm: Algorithm | None = None) -> SigningKey:
-        """A new key that signs from now on. Tokens of the older ones stay good until their keys are retired."""
+        """Make a new key that signs from now on. Tokens of the older ones stay valid until their keys are retired."""
         keys = self.all()
         chosen: Algorithm = algorithm or (keys[-1].algorithm if keys else "RS256")
         made = max(self._clock.now_ms(), keys[-1].created_ms + 1 if keys else 0)
         while True:
             private = make_private(chosen)
             kid = thumbprint(private.public_key())
-            if not kid.startswith("-"):  # which a command line would take for an option
+            if not kid.startswith("-"):  # a command line would take it for an option
                 break
         keep_private(self._directory / f"{made:015d}.{kid}.pem", private)
         return SigningKey(kid, chosen, private, made)
 
     def retirable(self, kid: str) -> SigningKey:
-        """A key that may be retired: one of ours (E3004) that no longer signs (E3411)."""
+        """Return a key that may be retired: one of ours (E3004) that no longer signs (E3411)."""
         keys = self.all()
         found = next((key for key in keys if key.kid == kid), None)
         if found is None:
@@ -319,7 +319,7 @@ class IssuerKeys:
         (self._directory / f"{found.created_ms:015d}.{kid}.pem").unlink(missing_ok=True)
 
     def jwks(self) -> dict[str, Any]:
-        """The public halves, for whoever wants to verify our tokens."""
+        """The public keys, for verifiers of our tokens."""
         return {
             "keys": [
                 {**to_jwk(key.public.key), "kid": key.kid, "alg": key.algorithm, "use": "sig"} for key in self.all()
@@ -332,9 +332,9 @@ class IssuerKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedIssuer:
-    """Another issuer whose tokens count here. `jwks` is a path or an https address.
+    """Another issuer whose tokens are accepted. `jwks` is a path or an https address.
 
-    `ignored_claims` are claims of its tokens that may be passed over, besides those that are informational anyway.
+    `ignored_claims` are claims of its tokens that may be ignored, besides the informational ones.
     """
 
     iss: str
@@ -345,7 +345,7 @@ class TrustedIssuer:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> TrustedIssuer:
-        """An issuer as the settings state it; E3108 for what is left out or not known."""
+        """Read an issuer from the settings; E3108 for missing or unknown members."""
         texts = {name: entry.get(name) for name in ("iss", "audience", "jwks")}
         listed: Any = entry.get("algorithms", ("RS256",))
         algorithms = tuple(cast("Iterable[Any]", listed)) if isinstance(listed, list | tuple) else ()
@@ -383,7 +383,7 @@ class TrustedIssuers:
         return self._issuers.get(iss)
 
     async def find(self, iss: str, kid: str) -> PublicKey | None:
-        """The issuer's key of this name; E3001 when its keys are not to be had."""
+        """Return the issuer's key of this name; E3001 if its keys are unavailable."""
         keys = await self._sources[iss].keys(kid)
         return next((key for key in keys if key.kid == kid), None)
 
@@ -419,7 +419,7 @@ class KeyFile:
 
 
 class FetchedKeys:
-    """Keys behind an address: fetched when one is missing or they have grown old, and at most every 30 seconds."""
+    """Keys behind an address: fetched when one is missing or they are old, and at most every 30 seconds."""
 
     def __init__(self, fetch: Callable[[], Awaitable[tuple[PublicKey, ...]]], clock: Clock) -> None:
         self._fetch = fetch
@@ -430,10 +430,10 @@ class FetchedKeys:
         self._why = ""
 
     async def keys(self, kid: str | None = None) -> tuple[PublicKey, ...]:
-        """The keys, fetched again if one of this name is not among them.
+        """Return the keys, fetched again if one of this name is not among them.
 
-        A key that is known does not wait for a fetch that somebody else began: an unknown name and a slow host must
-        not hold up others.
+        A known key does not wait for a fetch that another caller began: an unknown name and a slow host must not delay
+        others.
         """
         known = bool(self._keys) if kid is None else any(key.kid == kid for key in self._keys)
         if known and self._monotonic() - self._fetched <= (KEEP_S if self._lock.locked() else FRESH_S):
@@ -453,7 +453,7 @@ class FetchedKeys:
 
 
 async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool = False) -> Any:
-    """A small JSON document over https, without redirects; E3001 for whatever keeps it from coming.
+    """Fetch a small JSON document over https, without redirects; E3001 if it does not come.
 
     With `public_only` the host must have public addresses only: the address comes from a stranger. Otherwise an
     operator configured it, and it may be on a private network. `loopback_http` is for tests.

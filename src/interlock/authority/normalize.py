@@ -1,8 +1,8 @@
-"""Paths, URLs and hosts in their one normal form; E3206 for a text that has none.
+"""Normal forms of paths, URLs and hosts; E3206 for a text that has none.
 
-A rule that forbids `/etc` must also meet `/srv/../etc`, a symbolic link to it and `file:///%65tc`; one that forbids a
-host must meet it in capitals, as an IDN, behind `user@`, with a trailing dot, as `0x7f.1` and as an IPv6 address that
-stands for an IPv4 one. So texts are compared in their normal form only.
+A rule that forbids `/etc` must also match `/srv/../etc`, a symbolic link to it and `file:///%65tc`; one that forbids a
+host must match it in capitals, as an IDN, behind `user@`, with a trailing dot, as `0x7f.1` and as an IPv6 address that
+stands for an IPv4 one. Texts are therefore compared in their normal form only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from interlock.core.errors import Failure
 
-# Blanks and control characters around a URL or a host: those who read one drop them.
+# Blanks and control characters around a URL or a host: readers ignore them.
 BLANKS = "".join(map(chr, range(0x21)))
 
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\u3000\ud800-\udfff]")
@@ -29,16 +29,16 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 _PLAIN = _UNRESERVED | frozenset("!$&'()*+,;=:@/?[]|^{}<>`\"\\")
 _PORTS: Mapping[str, int] = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
 _SEPARATOR = re.compile(r"[/\\]")
-# Addresses of IPv4 hosts in IPv6: RFC 6052's well-known prefix, and the form that nobody uses any more.
+# IPv4 addresses in IPv6: RFC 6052's well-known prefix, and the obsolete compatible form.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
 
 
 def normal_path(text: str, where: str = "path", *, here: bool = True) -> str:
-    """The one absolute path that text names, with `..` and symbolic links resolved as far as they exist.
+    """Return the one absolute path that a text names, with `..` and symbolic links resolved as far as they exist.
 
     A tool that does not run in this process has another working directory, and may see other files: a path of such a
-    tool (not `here`) is refused where its meaning depends on them.
+    tool (not `here`) is refused if its meaning depends on them.
     """
     if text != text.strip():
         raise Failure("E3206", f"argument `{where}` is a path with blanks around it; write it without them")
@@ -66,7 +66,7 @@ def normal_path(text: str, where: str = "path", *, here: bool = True) -> str:
 
 
 def climbs(text: str) -> bool:
-    """Whether a text holds `.` or `..` between slashes, or would once percent-encoding is taken away."""
+    """Whether a text contains `.` or `..` between slashes, or would after percent-decoding."""
     for _ in range(5):
         if any(step in (".", "..") for step in _SEPARATOR.split(text)):
             return True
@@ -78,7 +78,7 @@ def climbs(text: str) -> bool:
 
 
 def written_path(text: str) -> str | None:
-    """A path as it is written, without `..` but with its symbolic links; None where it is not written whole."""
+    """Return a path as written, without `..` but with its symbolic links; None if it is not absolute."""
     return os.path.normpath(f"/{text.lstrip('/')}") if text.startswith("/") else None
 
 
@@ -92,7 +92,9 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def normal_url(text: str, where: str = "url") -> tuple[str, str]:
-    """A URL's one form, and its host (empty if it has none). User, default port, dot segments and fragment are gone."""
+    """Normalise a URL and return its host (empty if it has none). User, default port, dot segments and fragment are
+    removed.
+    """
     text = text.strip(BLANKS)
     if _UNSAFE.search(text):
         raise Failure("E3206", f"argument `{where}` holds blanks or control characters, which no URL may")
@@ -133,7 +135,7 @@ def _authority(authority: str, scheme: str, where: str) -> tuple[str, str]:
 
 
 def normal_host(text: str, where: str = "host") -> str:
-    """A host's one form: lower case, ASCII, no trailing dot; addresses written the usual way."""
+    """Normalise a host: lower case, ASCII, no trailing dot; addresses in the usual form."""
     wrong = Failure("E3206", f"argument `{where}` has a malformed host")
     text = text.strip(BLANKS)
     if ":" in text:
@@ -146,7 +148,7 @@ def normal_host(text: str, where: str = "host") -> str:
         return str(_ipv4_of(address) or address)
     try:
         host = _ascii_host(unquote_to_bytes(text).decode())
-    except ValueError:  # idna's and the codec's errors are among them
+    except ValueError:  # includes the errors of idna and of the codec
         raise wrong from None
     if not _HOST.match(host) or len(host) > 253:
         raise wrong
@@ -154,7 +156,7 @@ def normal_host(text: str, where: str = "host") -> str:
 
 
 def _ipv4_of(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that an IPv6 address stands for, if any."""
+    """Return the IPv4 address that an IPv6 address stands for, if any."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     old = address in _COMPATIBLE and int(address) > 0xFFFF  # `::` and `::1` are addresses of their own
@@ -167,12 +169,14 @@ def _ascii_host(text: str) -> str:
     import idna
 
     mapped = idna.uts46_remap(text, std3_rules=False, transitional=False).removesuffix(".")
-    # Labels that say they are encoded must decode to what they would be encoded to.
+    # A label in encoded form must decode to a text that encodes to the same label.
     return mapped if mapped.isascii() and "xn--" not in mapped else idna.encode(mapped).decode()
 
 
 def _ipv4(parts: list[str], wrong: Failure) -> str:
-    """Dotted form of an address as system libraries read it: one to four numbers, also octal and hexadecimal."""
+    """Return the dotted form of an address as system libraries read it: one to four numbers, also octal and
+    hexadecimal.
+    """
     if len(parts) > 4 or not all(_NUMBER.match(part) for part in parts):
         raise wrong
     try:
@@ -188,7 +192,7 @@ def _ipv4(parts: list[str], wrong: Failure) -> str:
 
 
 def _percent(text: str, where: str) -> str:
-    """Percent-encoding in one form: what needs none is decoded, hex is in capitals, other text is UTF-8."""
+    """Normalise percent-encoding: unnecessary ones are decoded, hex is in capitals, other text is UTF-8."""
 
     def one(match: re.Match[str]) -> str:
         if not _HEX.match(match.group(1)):
@@ -219,7 +223,7 @@ def _dots(path: str) -> str:
 
 
 def prefixes(url: str) -> Iterator[str]:
-    """A normal URL, and everything it lies under: its path by path, and its origin."""
+    """Yield a normal URL, and everything it lies under: its path by path, and its origin."""
     yield url
     scheme, mark, rest = url.partition("://")
     if not mark:
@@ -234,7 +238,7 @@ def prefixes(url: str) -> Iterator[str]:
 
 
 def parents(host: str) -> Iterator[str]:
-    """A normal host and the domains it belongs to. An address belongs to none."""
+    """Yield a normal host and the domains it belongs to. An address belongs to none."""
     yield host
     if ":" in host or _ENDS_IN_NUMBER.match(host):
         return

@@ -1,11 +1,11 @@
 """The policy of a home: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
 
-Decisions are remembered under each part of the context that the rules read, and never past a change of the files. With
-rules that read nothing of a call but who makes it and to which tool, a remembered decision costs one look-up.
+Decisions are cached under each part of the context that the rules read, and never past a change of the files. If the
+rules read nothing of a call but its caller and tool, a cached decision costs one lookup.
 
-The files are made with their defaults together with the home and never again, looked at every 50 ms, and read again
-when they changed. INVARIANT: a file that is missing, or cannot be read or understood, denies everything (E3205): a
-broken policy must not open a door. So does a `policy.toml` from before: what it forbade must not be dropped in silence.
+The files are made with their defaults together with the home and never again, checked every 50 ms, and read again when
+they changed. INVARIANT: a file that is missing, unreadable or invalid denies everything (E3205): a broken policy must
+not open anything. So does an old `policy.toml`: what it forbade must not be dropped silently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Engine", "Explanation", "Policies", "Question", "RuleView"]
 
 _log = logging.getLogger("interlock.policy")
 
-# A changed file is noticed this soon.
+# The interval at which the files are checked for changes.
 LOOK_EVERY_S = 0.05
 
 NOTHING = b"{}"
@@ -54,7 +54,7 @@ _CLASS_RISK = {"read_only": 0, "write_reversible": 30, "write_irreversible": 70}
 
 @record
 class RuleView:
-    """One rule as it stands towards a question: met, not met, or broken; without a person's agreement and with it."""
+    """The state of one rule for a question: met, not met, or broken; without a person's agreement and with it."""
 
     rule: Rule
     holds: str
@@ -63,7 +63,7 @@ class RuleView:
 
 @record
 class Explanation:
-    """A decision, every rule that could have had a say, and what would have to change."""
+    """A decision, every rule that could have applied, and what would have to change."""
 
     decision: Decision
     rules: tuple[RuleView, ...]
@@ -74,7 +74,7 @@ class Explanation:
 
 
 class _Loaded:
-    """One state of the files, and what was worked out under it."""
+    """One state of the files, and what was compiled from it."""
 
     def __init__(self, rules: Rules, monotonic: Callable[[], float]) -> None:
         self.rules = rules
@@ -82,7 +82,7 @@ class _Loaded:
 
 
 class _Asked:
-    """A caller and a tool as Cedar knows them."""
+    """A caller and a tool in Cedar's terms."""
 
     __slots__ = ("entities", "near", "request", "rules")
 
@@ -110,7 +110,7 @@ class Policies:
         self._loaded: _Loaded | None = None
         self._principals: Principals | None = None
         self._broken: Failure | None = None
-        # The same for callers, who do not see what is written in the files.
+        # The same for callers, who do not see the content of the files.
         self._told = ""
         self._nobody: dict[str, Caller] = {}
         self.evaluations = 0
@@ -118,7 +118,7 @@ class Policies:
     # Deciding
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
-        """The decision that is remembered for a caller and a tool, whatever the call: where no rule reads of it."""
+        """The cached decision for a caller and a tool that holds for every call: if no rule reads the call."""
         loaded = self._loaded
         if loaded is None or now - self._looked_at >= LOOK_EVERY_S:
             return None
@@ -129,7 +129,7 @@ class Policies:
         return decision if now < until and now_ms < (decision.expires_ms or 0) else None
 
     def cached(self, question: Question) -> Decision | None:
-        """The decision that is remembered for exactly this question, if any."""
+        """The cached decision for exactly this question, if any."""
         try:
             memory = self._current().memory
         except Failure:
@@ -145,11 +145,11 @@ class Policies:
         return memory.get(slot, key, question.now_ms, None if asked.rules.reads else question)
 
     async def decide(self, question: Question) -> Decision:
-        """What the rules say. E3205 when there are none that can be used."""
+        """Decide by the rules. E3205 if there are none that can be used."""
         return self.judge(question)
 
     def judge(self, question: Question) -> Decision:
-        """`decide`, for those who need not wait."""
+        """`decide` without waiting."""
         loaded = self._current()
         memory = loaded.memory
         try:
@@ -176,7 +176,7 @@ class Policies:
         return decision
 
     def forget(self, subjects: Collection[str] | None) -> None:
-        """Drop what is remembered of these callers; None means of all."""
+        """Drop the cached decisions about these callers; None means all."""
         if self._loaded is not None:
             self._loaded.memory.forget(subjects)
 
@@ -184,7 +184,9 @@ class Policies:
         """Nothing is held open."""
 
     def principal(self, caller_id: str) -> Caller:
-        """Who an id stands for: the same object until a file changes; nobody while principals.toml is broken."""
+        """Return the caller for an id: the same object until a file changes; without rights while principals.toml is
+        broken.
+        """
         self._refresh()
         if self._principals is not None:
             return self._principals.caller(caller_id)
@@ -193,25 +195,25 @@ class Policies:
         return self._nobody.setdefault(caller_id, Caller(id=caller_id))
 
     def knows(self, caller_id: str) -> bool:
-        """Whether principals.toml says anything of an id."""
+        """Whether principals.toml has an entry for an id."""
         self._refresh()
         return self._principals is not None and self._principals.knows(caller_id)
 
     @property
     def rules(self) -> Rules:
-        """The rules in force; E3205 when the files are broken."""
+        """The rules in force; E3205 if the files are broken."""
         return self._current().rules
 
     @property
     def groups(self) -> frozenset[str]:
-        """Every group that principals.toml puts somebody in."""
+        """Every group that principals.toml assigns to somebody."""
         self._refresh()
         return frozenset() if self._principals is None else self._principals.groups
 
     # Explaining
 
     def explain(self, question: Question) -> Explanation:
-        """Which rule decides, how every other one stands, and what would have to change."""
+        """Explain a decision: the deciding rule, the state of every other one, and what would have to change."""
         rules = self._current().rules
         asked = self._ask(question, rules)
         decision = self.judge(question)
@@ -259,7 +261,7 @@ class Policies:
         self._seen = seen
         before = self._broken
         self._load(former=seen[2] is not None)
-        # Once for each change, not for each call that it refuses.
+        # Logged once for each change, not for each refused call.
         if self._broken is not None and (before is None or before.message != self._broken.message):
             _log.error("the policy cannot be used: %s", self._broken.message)
         elif self._broken is None and before is not None:
@@ -297,7 +299,7 @@ def _status(path: Path) -> tuple[int, ...] | None:
 
 
 def read_file(path: Path) -> str:
-    """What a file of the policy says; E3205 for one that is missing or is no text, with what to do."""
+    """Read a policy file; E3205 if it is missing or not text, with what to do."""
     try:
         return path.read_text()
     except FileNotFoundError:
@@ -308,7 +310,7 @@ def read_file(path: Path) -> str:
 
 
 def _fault_in(name: str, failure: Failure) -> str:
-    """What callers are told of a file that cannot be parsed: where its fault is, and nothing that it says."""
+    """Describe the fault of an invalid file for callers: its place, and nothing of its content."""
     line = (failure.details or {}).get("line")
     where = "" if line is None else f" in line {line}"
     return f"{name} has a fault{where}, so nothing is allowed; `interlock doctor` shows it to an operator"
@@ -321,7 +323,7 @@ _PUT_BACK = {
 
 
 def make_defaults(policy: Path, principals: Path) -> None:
-    """Give a home that is being made the files it lacks; each appears whole or not at all. E3801 where that fails."""
+    """Create missing policy files of a new home; each appears whole or not at all. E3801 if that fails."""
     for path, text in ((policy, DEFAULT), (principals, DEFAULT_PRINCIPALS)):
         staged = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
         try:
@@ -337,7 +339,7 @@ def make_defaults(policy: Path, principals: Path) -> None:
             staged.unlink(missing_ok=True)
 
 
-# Questions as Cedar understands them
+# Questions in Cedar's terms
 
 
 def _uid(entity: Json) -> Uid:
@@ -345,11 +347,11 @@ def _uid(entity: Json) -> Uid:
 
 
 def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
-    """The request, but for its context, and the entities it names."""
+    """Return the request, except for its context, and the entities it names."""
     import cedarpy
 
     caller, contract = question.caller, question.contract
-    # An agent that is not said to be anything else is an agent, whatever its user is.
+    # An agent without a stated kind is an agent, whatever its user is.
     kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
     address, manifest = str(contract.id), contract.manifest
     request = {
@@ -391,7 +393,10 @@ def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
 
 
 def context_of(question: Question, rules: Slice) -> bytes:
-    """The parts of the context that rules read, but for `approved`, as sorted JSON. E3206 for what cannot be said."""
+    """Return the parts of the context that rules read, except `approved`, as sorted JSON.
+
+    E3206 for unsupported values.
+    """
     if not rules.reads:
         return NOTHING
     parts = dict.fromkeys((*_FACTS, *_SAID), None) if rules.parts is None else rules.parts
@@ -410,7 +415,7 @@ def context_of(question: Question, rules: Slice) -> bytes:
 
 
 def _blocked(question: Question, asked: _Asked, answer: Answer, context: bytes) -> str:
-    """The path because of which the rules refuse a call, or ask about it."""
+    """Return the path because of which the rules refuse a call, or ask about it."""
     if not any(map(reads_paths, asked.rules.rules)):
         return ""
     paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), asked.rules.compared)["paths"]
@@ -423,7 +428,7 @@ def _blocked(question: Question, asked: _Asked, answer: Answer, context: bytes) 
 
 
 def _only(value: Any, names: Collection[str]) -> Any:
-    """The members that are read, so that a change of the others asks nothing anew."""
+    """Return the members that are read, so that a change of the others needs no new decision."""
     if not isinstance(value, dict):
         return value
     return {name: item for name, item in cast("Json", value).items() if name in names}
@@ -463,7 +468,7 @@ def _refused(question: Question, rules: Rules, failure: Failure) -> Decision:
 
 
 def _advice(decision: Decision, views: Collection[RuleView]) -> Iterator[str]:
-    """What would have to change for the call to be allowed."""
+    """Yield what would have to change for the call to be allowed."""
     broken = [view for view in views if view.holds not in _HOLDS or view.holds_approved not in _HOLDS]
     if decision.behavior == "ask":
         yield "a person approves this call"

@@ -1,4 +1,4 @@
-"""Who people, agents and services are: `principals.toml` of the home.
+"""Principals: people, agents and services in `principals.toml` of the home.
 
     [[principal]]
     id = "local:*"            # a caller's id or DID; `*` and `?` match
@@ -7,8 +7,8 @@
     groups = ["approvers"]
     scopes = ["audit:read"]
 
-Groups and scopes of all entries that match add up; of kind and trust the first entry that says them decides, so put
-the particular before the general. Whom no entry matches has no trust, no groups and no scopes.
+Groups and scopes of all matching entries add up; for kind and trust the first entry that states them decides, so put
+the particular before the general. A caller without a matching entry has no trust, no groups and no scopes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ scopes = [
 
 
 class Principal(pydantic.BaseModel):
-    """One entry: what is said of everybody whose id matches."""
+    """One entry: the statements about everybody whose id matches."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ class _File(pydantic.BaseModel):
 
 
 class Principals:
-    """The entries, and the caller that each id stands for: always the same object, so that caches can key on it."""
+    """The entries, and the caller for each id: always the same object, so that caches can key on it."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -69,7 +69,7 @@ class Principals:
         self._callers: dict[str, Caller] = {}
 
     def knows(self, caller_id: str) -> bool:
-        """Whether anything is said of a caller with this id."""
+        """Whether an entry matches this id."""
         return any(fnmatch.fnmatchcase(caller_id, entry.id) for entry in self.entries)
 
     def caller(self, caller_id: str) -> Caller:

@@ -1,20 +1,21 @@
-"""A policy engine elsewhere, asked over HTTP or gRPC.
+"""A remote policy engine, asked over HTTP or gRPC.
 
-Two forms of the question. `interlock` is our own: `POST {url}/v1/authorize` with subject, action, resource and context,
-answered by decision (allow, deny, ask, passthrough), reason and obligations. Over gRPC (a URL with grpc:// or grpcs://)
-the same question and answer are messages of policy.proto. `authzen` is that of OpenID AuthZEN 1.0, over HTTP alone:
-`POST {url}/access/v1/evaluation`, answered by a decision of true or false and a context with reason and obligations.
+There are two forms of the question. `interlock` is our own: `POST {url}/v1/authorize` with subject, action, resource
+and context, answered by decision (allow, deny, ask, passthrough), reason and obligations. Over gRPC (a URL with grpc://
+or grpcs://) the same question and answer are messages of policy.proto. `authzen` is that of OpenID AuthZEN 1.0, over
+HTTP alone: `POST {url}/access/v1/evaluation`, answered by a decision of true or false and a context with reason and
+obligations.
 
 An obligation is a condition on a yes. `require_approval` makes it an ask; `alert` and `log` are passed on for the
-gateway to fulfil; one that nobody here can fulfil is a no.
+gateway to fulfil; an unknown obligation makes it a no.
 
 Arguments are redacted before they are sent, unless the operator chose otherwise: values that the tool's schema marks as
 sensitive, fields with the name of a secret, credentials in texts.
 
-INVARIANT: whatever is not a well-formed answer in time (an error, a redirect, a status other than 200 or OK, too many
-bytes, a name that stands twice) is E3205 and is never remembered. A decision is remembered under everything that the
-question was made of, but for the time of asking. A call with large arguments is not remembered: finding it again would
-cost as much as asking.
+INVARIANT: anything except a well-formed answer in time (an error, a redirect, a status other than 200 or OK, too many
+bytes, a repeated name) is E3205 and is never cached. A decision is cached under everything that the question consisted
+of, except for the time of asking. A call with large arguments is not cached: finding it again would cost as much as
+asking.
 """
 
 from __future__ import annotations
@@ -70,18 +71,18 @@ class Remote:
         self.questions = 0
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
-        """Nothing: what an engine elsewhere reads of a call is its own affair."""
+        """Always None: a remote engine may read anything of a call."""
         return None
 
     def cached(self, question: Question) -> Decision | None:
-        """The decision that is remembered for exactly this question, if any."""
+        """The cached decision for exactly this question, if any."""
         slot = self._memory.slot(question)
         if slot is None or _is_large(question):
             return None
         return self._memory.get(slot, self._key(question), question.now_ms)
 
     async def decide(self, question: Question) -> Decision:
-        """Ask the engine. E3205 when it does not answer in a way that can be understood."""
+        """Ask the engine. E3205 if it does not give a valid answer."""
         known = self.cached(question)
         if known is not None:
             return known
@@ -95,7 +96,7 @@ class Remote:
         return decision
 
     def forget(self, subjects: Collection[str] | None) -> None:
-        """Drop what is remembered of these callers; None means of all."""
+        """Drop the cached decisions about these callers; None means all."""
         self._memory.forget(subjects)
 
     async def close(self) -> None:
@@ -159,7 +160,7 @@ class Remote:
             self._redactors[question.digest] = redactor
         return redactor.for_deciding(question.arguments).value
 
-    # Understanding the answer
+    # Reading the answer
 
     def _decision(self, answer: Json, question: Question) -> Decision:
         said = answer.get("decision")
@@ -193,7 +194,7 @@ class Remote:
 
 
 def _obligations(said: Any) -> frozenset[str]:
-    """The names of obligations, each given as text or as an object with an id, name or type."""
+    """Return the names of obligations, each given as text or as an object with an id, name or type."""
     if said is None:
         return frozenset()
     if not isinstance(said, list) or len(cast("list[Any]", said)) > MOST_OBLIGATIONS:

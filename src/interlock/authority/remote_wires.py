@@ -1,15 +1,15 @@
-"""The connections to a policy engine elsewhere: HTTP with JSON, and gRPC.
+"""The connections to a remote policy engine: HTTP with JSON, and gRPC.
 
-Both take the question as a document and return the answer as one. Both bound the answer at 64 KiB before it is parsed,
-take no compressed answer, follow no redirect, retry nothing and use neither the proxies nor the credentials of the
+Both take the question as a document and return the answer as one. Both limit the answer to 64 KiB before it is parsed,
+accept no compressed answer, follow no redirect, retry nothing and use neither the proxies nor the credentials of the
 environment. Anything but a well-formed answer in time is E3205.
 
-The engine's host is resolved and judged here (`store.addresses`), and the connection goes to an address that was
-judged. With TLS it may be public or private, because the certificate is checked for the name. Without TLS it must be
-private, because an answer of DNS alone then says who the engine is.
+The engine's host is resolved and checked here (`store.addresses`), and the connection goes to an address that was
+checked. With TLS it may be public or private, because the certificate is checked for the name. Without TLS it must be
+private, because only DNS then identifies the engine.
 
-HTTP opens a connection per question: on one that is used again, an engine that answers twice would answer the next
-question with what it said of this one. gRPC numbers its streams, so one channel carries all questions.
+HTTP opens a connection per question: on a reused one, an engine that answers twice would answer the next question with
+its answer to this one. gRPC numbers its streams, so one channel carries all questions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_ANSWER = 64 * 1024
 GRPC_SCHEMES = ("grpc", "grpcs")
 # Bits of the compressions that a channel takes: the lowest one stands for none.
 _UNCOMPRESSED = 1
-# Questions over HTTP that are on their way at once. Others wait, within their time.
+# Concurrent questions over HTTP. Others wait, within their time.
 _MOST_AT_ONCE = 100
 
 
@@ -87,7 +87,7 @@ class HttpWire:
 class GrpcWire:
     """Calls interlock.policy.v1.PolicyEngine/Authorize (policy.proto).
 
-    A channel that does not connect is let go when its last question has ended; the next question resolves the name
+    A channel that does not connect is closed when its last question has ended; the next question resolves the name
     anew.
     """
 
@@ -126,7 +126,7 @@ class GrpcWire:
         ]
         if not self._secure:
             return grpc.aio.insecure_channel(target, options=options)
-        # The certificate is checked for the name, although the channel goes to an address.
+        # The certificate is checked for the name, although the channel connects to an address.
         options.append(("grpc.ssl_target_name_override", self._host))
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=options)
 
@@ -170,7 +170,7 @@ class GrpcWire:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise unanswered() from None  # this task was not cancelled: the channel was closed
+            raise unanswered() from None  # the channel was closed; this task was not cancelled
         finally:
             if line is not None:
                 line.users -= 1
@@ -185,7 +185,7 @@ class GrpcWire:
 
 
 class _Line:
-    """A channel, and how many questions are on it."""
+    """A channel, and the number of questions on it."""
 
     __slots__ = ("channel", "users")
 
@@ -199,10 +199,10 @@ _DECISIONS: Mapping[int, str] = {1: "allow", 2: "deny", 3: "ask", 4: "passthroug
 
 
 def _read(answer: bytes) -> Json:
-    """The document that a message stands for.
+    """Convert a message to its document.
 
-    A field that comes twice would be read as its last value, as a name that stands twice in JSON would be. The message
-    written anew is then shorter than the one that came.
+    A repeated field would be read as its last value, as a repeated name in JSON would be. The message written anew is
+    then shorter than the one received.
     """
     from google.protobuf.message import DecodeError
 
@@ -232,7 +232,7 @@ def _failure(error: grpc.aio.AioRpcError) -> Failure:
 
 
 def encoded(document: Any) -> bytes:
-    """JSON with its names in order."""
+    """Encode JSON with sorted names."""
     try:
         return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     except TypeError:
@@ -244,7 +244,7 @@ def _allowed(*, secure: bool) -> addresses.Allowed:
 
 
 def misled(refused: Failure) -> Failure:
-    """The refusal of an engine whose name leads to an address that is not connected to."""
+    """The failure of an engine whose name leads to a forbidden address."""
     return Failure("E3205", f"the policy engine is not asked: {refused.message}")
 
 

@@ -1,4 +1,4 @@
-"""Rules that can be used and may still let through what their author did not mean: what `policy check` warns of."""
+"""Warnings of `policy check`: valid rules that may still allow what their author did not intend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETS = ("paths", "hosts", "urls", "commands")
 
 
 def cautions(effect: str, conditions: Any, compares: Iterable[Comparison], tools: Iterable[Contract]) -> Iterator[str]:
-    """What to be careful about in a rule that can apply to these tools, each said once."""
+    """Yield warnings for a rule that can apply to these tools, each once."""
     listed = list(tools)
     compared = list(compares)
     told = [
@@ -34,13 +34,13 @@ def cautions(effect: str, conditions: Any, compares: Iterable[Comparison], tools
 
 
 def _first_raw(one: Comparison, tools: Iterable[Contract]) -> Iterator[str]:
-    """What is said of the first of many tools that it can be said of: a rule for all tools is warned of once."""
+    """Yield the warning for the first of many tools it applies to: a rule for all tools is warned of once."""
     found = (list(_raw(one, tool)) for tool in tools if one.names and one.names[0] in tool.input.properties)
     yield from next(filter(None, found), ())
 
 
 def _raw(one: Comparison, tool: Contract) -> Iterator[str]:
-    """A comparison of an argument that the tool's schema takes for a text like any other."""
+    """Warn of a comparison with an argument that the tool's schema treats as plain text."""
     place = tool.input.places.root
     inherited: frozenset[str] = frozenset()
     for name in one.names:
@@ -69,7 +69,7 @@ def _inside(place: Place) -> frozenset[str]:
 
 
 def _unreachable(one: Comparison) -> Iterator[str]:
-    """A path that no argument in normal form can be."""
+    """Warn of a path that no argument in normal form can equal."""
     for text in one.texts if PATH in one.readings else ():
         normal = normal_pattern(text) if wild(text) else written_path(text.rstrip("/") or "/")
         if normal not in (None, text):
@@ -81,7 +81,7 @@ def _any_of_many(name: str) -> str:
 
 
 def _contained(node: Any, *, positive: bool) -> Iterator[str]:
-    """The sets of which a rule says that something is in them, where that makes the rule apply."""
+    """Yield the sets that a rule tests for an element, where that makes the rule apply."""
     if isinstance(node, list):
         for one in cast("list[Any]", node):
             yield from _contained(one, positive=positive)

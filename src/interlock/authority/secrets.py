@@ -1,17 +1,17 @@
-"""Credentials: kept encrypted, lent to one call at a time, void and wiped when it ends.
+"""Credentials: stored encrypted, lent to one call at a time, void and wiped when it ends.
 
 Theory of operation. A tool's manifest names the credentials it needs (`credential:github/token`). When a call of it
-starts, `open_lease` fetches just these from a source, and the call holds them in a `Lease` no longer than it may run.
-What is rotated meanwhile reaches the next call, never a running one. `close` zeroes the values and, where they
-were issued for this call alone, has the issuer revoke them. Whoever uses one later is told E3603.
+starts, `open_lease` fetches just these from a source, and the call holds them in a `Lease` no longer than it may run. A
+rotated credential reaches the next call, never a running one. `close` zeroes the values and, if they were issued for
+this call alone, has the issuer revoke them. A later use raises E3603.
 
 Two sources exist: the embedded store below (one encrypted row per credential) and Vault (`vault`). Both answer in the
 same four ways: E3601 unreachable, E3602 absent, E3603 expired, E3604 cannot be decrypted. Several slots under one name
 form a pool: the first that is not resting is used, and one that met a rate limit rests for a while.
 
 A value is shown by `reveal` and by nothing else: not by repr, format, JSON, copying or pickling. The bytes Interlock
-holds are zeroed at the end; text that `reveal` handed out belongs to whoever asked for it, so results and messages
-go through core/scrub before they leave the call.
+holds are zeroed at the end; text that `reveal` returned belongs to its caller, so results and messages go through
+`privacy.scrub` before they leave the call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PERMISSION = "credential:"
 MAX_VALUE = 65_536
 LONGEST_REST_MS = 86_400_000
 
-# No part may begin with a dot: a name is also a path at a vault.
+# No part may begin with a dot: a name is also a path in Vault.
 _NAME = re.compile(r"(?=.{1,200}\Z)[a-z0-9_-][a-z0-9_.-]*(/[a-z0-9_-][a-z0-9_.-]*)*", re.ASCII)
 _SLOT = re.compile(r"[a-z0-9_-]{1,50}", re.ASCII)
 
@@ -60,7 +60,7 @@ class Credential:
         expires_ms: int | None = None,
         issued: str | None = None,
     ) -> None:
-        """`issued` is the issuer's own reference where the credential was made for one call."""
+        """Make a credential. `issued` is the issuer's own reference if it was made for one call."""
         self.name = name
         self.slot = slot
         self.version = version
@@ -72,7 +72,7 @@ class Credential:
         self._wiped = False
 
     def reveal(self) -> str:
-        """The value; E3603 once its call has ended or its time is over."""
+        """Return the value; E3603 once its call has ended or it has expired."""
         if self._clock.monotonic() >= self._ends:
             raise Failure("E3603", f"the credential `{self.name}` was lent to a call whose time is over")
         if self.expires_ms is not None and self._clock.now_ms() >= self.expires_ms:
@@ -80,7 +80,7 @@ class Credential:
         return self._text()
 
     def texts(self) -> list[str]:
-        """What must not be seen in any output: the value, and each field where an issuer gave several."""
+        """The texts that must not appear in any output: the value, and each field if an issuer gave several."""
         value = self._text()
         if self.issued is None or not value.startswith("{"):
             return [value]
@@ -93,7 +93,7 @@ class Credential:
 
     def wipe(self) -> None:
         """Zero the value, for good."""
-        # INVARIANT: the mark comes first, so that a thread that reads meanwhile never takes zeros for the value.
+        # INVARIANT: the mark is set first, so that a concurrent reader never takes zeros for the value.
         self._wiped = True
         self._value[:] = bytes(len(self._value))
 
@@ -111,17 +111,18 @@ class Credential:
 
 
 class SecretSource(Protocol):
-    """Where credentials come from."""
+    """A source of credentials."""
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
-        """The credential that is in force now; E3601 unreachable, E3602 absent, E3603 expired, E3604 undecryptable.
+        """Return the credential that is in force now; E3601 unreachable, E3602 absent, E3603 expired, E3604
+        undecryptable.
 
-        `lifetime_s` says how long it is needed. A source that issues credentials has it end then.
+        `lifetime_s` states how long it is needed. A source that issues credentials lets it end then.
         """
         ...
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
-        """Leave one of a pool alone for a while: its service limits its rate."""
+        """Do not use one slot of a pool for a while, because its service limits its rate."""
         ...
 
     async def release(self, credential: Credential) -> None:
@@ -131,11 +132,11 @@ class SecretSource(Protocol):
     async def close(self) -> None: ...
 
 
-# What a call gets
+# Leases
 
 
 async def open_lease(source: SecretSource, names: Sequence[str], *, lifetime_s: float, clock: Clock) -> Lease:
-    """Fetch credentials for one call that may take so long. Whatever keeps one from being had, none is kept."""
+    """Fetch the credentials of one call, for its duration. If one is unavailable, none is held."""
     lease = Lease(source, clock.monotonic() + lifetime_s)
     try:
         for name in dict.fromkeys(names):
@@ -175,19 +176,20 @@ class Lease:
 
     @property
     def closed(self) -> bool:
-        """Whether its credentials are void: what its call says from now on cannot be scrubbed any more."""
+        """Whether its credentials are void: output of its call can no longer be scrubbed."""
         return self._closed
 
     def __repr__(self) -> str:
         return f"<lease of {', '.join(self._credentials) or 'nothing'}>"
 
     def values(self) -> list[str]:
-        """Every text to be scrubbed from what leaves the call. Also after its time is over, but not once it is closed:
-        nobody may take an empty list for "nothing to hide"."""
+        """Every text to be scrubbed from what leaves the call. Also available after expiry, but not once it is closed:
+        an empty list must not be taken for "nothing to hide".
+        """
         return [text for credential in self._credentials.values() for text in credential.texts()]
 
     async def rate_limited(self, name: str, ms: int) -> None:
-        """Let the credential this call was lent rest: its service answered that the rate limit is reached."""
+        """Let the credential of this call rest: its service answered that the rate limit is reached."""
         await self._source.rest(name, self[name].slot, ms)
 
     def wipe(self) -> None:
@@ -199,12 +201,12 @@ class Lease:
             self._log_again = None
 
     async def close(self) -> None:
-        """Wipe, then have revoked what was issued for this call alone. An issuer that fails does not fail the call."""
+        """Wipe, then revoke what was issued for this call alone. An issuer that fails does not fail the call."""
         self.wipe()
         issued = [] if self._closed else [one for one in self._credentials.values() if one.issued is not None]
         self._closed = True
         if issued:
-            # A call that is cancelled at this very moment must not leave a credential valid behind it.
+            # A call that is cancelled at this moment must not leave a valid credential behind.
             await asyncio.shield(self._release(issued))
 
     async def _release(self, issued: list[Credential]) -> None:
@@ -219,7 +221,7 @@ class Lease:
 
 
 class Kept(NamedTuple):
-    """What may be known of a stored credential: everything but its value."""
+    """The public facts of a stored credential: everything but its value."""
 
     name: str
     slot: str
@@ -237,7 +239,7 @@ class Secrets:
         self._clock = clock
 
     async def set(self, name: str, value: str, *, by: str, slot: str = "main", expires_ms: int | None = None) -> None:
-        """Store a credential, in the place of one that is there. `expires_ms` is a point in time."""
+        """Store a credential, in place of an existing one. `expires_ms` is a point in time."""
         check_name(name)
         if not _SLOT.fullmatch(slot):
             raise Failure("E3004", "a slot is named by up to 50 of the characters `a-z 0-9 _ -`")
@@ -257,7 +259,7 @@ class Secrets:
         await self._journal.commit(unit)
 
     async def remove(self, name: str, *, by: str, slot: str | None = None) -> int:
-        """Forget a credential, or one slot of it; returns how many slots went. E3602 when there is none."""
+        """Remove a credential, or one slot of it; returns the number of slots removed. E3602 if there is none."""
 
         def unit(transaction: Transaction) -> int:
             gone = [found for found in table.slot_names(transaction, name) if slot is None or found == slot]
@@ -277,7 +279,7 @@ class Secrets:
         return [Kept._make(entry) for entry in table.entries(self._journal.reader)]
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
-        """The first slot that neither rests nor has expired."""
+        """Return the first slot that neither rests nor has expired."""
         try:
             pool = table.slots(self._journal.reader, name)
         except Failure as failure:
@@ -296,7 +298,7 @@ class Secrets:
         )
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
-        """Pass a slot over until so many milliseconds have gone by, in every process."""
+        """Do not use a slot for some milliseconds, in every process."""
 
         def unit(transaction: Transaction) -> None:
             until_ms = transaction.now_ms + min(ms, LONGEST_REST_MS)
@@ -306,15 +308,16 @@ class Secrets:
         await self._journal.commit(unit)
 
     async def release(self, credential: Credential) -> None:
-        """Nothing to revoke: what is stored here outlives the call."""
+        """Nothing to revoke: stored credentials outlive the call."""
 
     async def close(self) -> None:
-        """Nothing is held open: the journal is somebody else's."""
+        """Nothing is held open: the journal belongs to another owner."""
 
     async def rotate_key(self, *, by: str) -> list[Kept]:
-        """Seal everything under a new key and drop the old one. Returns what could not be opened and stays as it was.
+        """Seal everything under a new sealing key and drop the old one. Returns what could not be opened and stays
+        unchanged.
 
-        Killed at any moment, everything is readable as before; rotating again finishes the work.
+        If it is killed at any moment, everything is readable as before; rotating again finishes the work.
         """
         await DISK.run(self._box.rotate)
         left = await self.reseal_all(by=by)
@@ -324,17 +327,20 @@ class Secrets:
                 after = await self._journal.commit(seal_again(self._box, place, after))
 
         def drop_old_keys(transaction: Transaction) -> None:
-            # The key file is no part of the transaction. Within it nothing can come into use, and to drop the keys
-            # that are not in use is right however often it is done and whatever becomes of the transaction.
+            # The key file is no part of the transaction. During the transaction no key can come into use, and dropping
+            # unused keys is right however often it is done and whatever becomes of the transaction.
             self._box.retire(keys_in_use(transaction))
 
         await self._journal.commit(drop_old_keys)
         return left
 
     async def reseal_all(self, *, by: str) -> list[Kept]:
-        """Seal everything that is under an older key under the current one. Returns what could not be opened."""
+        """Seal everything that is under an older sealing key under the current one.
 
-        # Looked up here: others may add a key at any moment, and a unit does the same whenever it runs.
+        Returns what could not be opened.
+        """
+
+        # Looked up here: others may add a key at any moment, and a unit must do the same whenever it runs.
         current = self._box.current
 
         def unit(transaction: Transaction) -> list[Kept]:
@@ -357,7 +363,7 @@ class Secrets:
 
 
 class Slot(NamedTuple):
-    """One of a pool, as far as choosing goes."""
+    """One slot of a pool, with what matters for the choice."""
 
     slot: str
     expires_ms: int | None
@@ -365,7 +371,7 @@ class Slot(NamedTuple):
 
 
 def first_ready(name: str, pool: Sequence[Slot], now_ms: int) -> str:
-    """The first slot that can be used; E3603 when all have expired, E3504 when the others all rest."""
+    """Return the first usable slot; E3603 if all have expired, E3504 if the others all rest."""
     live = [one for one in pool if one.expires_ms is None or one.expires_ms > now_ms]
     if not live:
         raise Failure("E3603", f"the credential `{name}` has expired; store a new one")
@@ -377,7 +383,7 @@ def first_ready(name: str, pool: Sequence[Slot], now_ms: int) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse (E3004) what cannot be a credential's name."""
+    """Refuse (E3004) an invalid name of a credential."""
     if not _NAME.fullmatch(name):
         raise Failure(
             "E3004", "a credential is named like `github/token`: `a-z 0-9 _ . -` in parts that do not begin with a dot"
@@ -385,7 +391,7 @@ def check_name(name: str) -> None:
 
 
 def _plain(value: str) -> bytes:
-    # The words never quote the value.
+    # The message never quotes the value.
     try:
         plain = value.encode()
     except UnicodeEncodeError:
@@ -396,7 +402,7 @@ def _plain(value: str) -> bytes:
 
 
 def _place(name: str, slot: str, created_ms: int, expires_ms: int | None) -> str:
-    """What a sealed value is bound to: moved to another row or given a longer life, it does not open."""
+    """The place that a sealed value is bound to: in another row or with a later expiry it does not open."""
     return f"{name} {slot} {created_ms} {expires_ms}"
 
 

@@ -1,12 +1,12 @@
 """Capability tokens: issued, delegated, verified, revoked.
 
 A token is a JWT. Its own claims state the last link of a delegation chain, and `act` states the links above it, nearest
-first (core/capability has the algebra):
+first (`call.capability` has the algebra):
 
     iss aud iat │ sub jti nbf exp tools scopes resources constraints │ act {sub jti nbf exp tools … act {…}}
 
 A claim that is none of these is refused, since it may restrict the token. Of a trusted issuer, claims that only inform
-(authority/keys lists them) and those that the operator names are passed over.
+(`authority.keys` lists them) and those that the operator names are passed over.
 
 Two kinds of hands may sign one. Our issuer, or one that the operator trusts, answers for the whole chain; where it
 passes a token on, `via` names the keys that vouched for that one. Or the holder of a token passes it on by himself,
@@ -76,12 +76,12 @@ REMEMBER_S = 60.0
 REMEMBERED = 10_000
 ISSUE_SCOPE = "tokens:issue"
 
-# Claims beside those of a link: of every token, of one that an issuer signed, and of one that its holder passed on.
+# Claims besides those of a link: of every token, of one that an issuer signed, and of one that its holder passed on.
 _AROUND = frozenset({"iss", "aud", "iat"})
 _OF_ISSUERS = frozenset({"via"})
 _OF_HOLDERS = frozenset({"proof"})
 
-# Which key signed last, beside the keys themselves, so that their loss is noticed.
+# The fact that names the key that signed last, so that the loss of the key files is noticed.
 SIGNED_BY = "issuer_key"
 _KEEP_IT = (
     "keep the token and send the request again later; the operator restores keys/issuer from a backup or moves the home"
@@ -91,23 +91,23 @@ _KEEP_IT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Proven:
-    """A chain that an issuer answers for, and whom it is for."""
+    """A chain that an issuer vouches for, and its audience."""
 
     issuer: str
     audience: str
     links: tuple[Link, ...]
     keys: tuple[str, ...]
-    ignored: frozenset[str] = frozenset()  # claims of the issuer's own token that may be passed over
+    ignored: frozenset[str] = frozenset()  # claims of the issuer's own token that may be ignored
 
     def capability(self, digest: bytes) -> Capability:
         return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
 
 
-# A program sends the same token with call after call, and it is the longest text of each. (The last few tokens are kept
-# in memory for this, where whoever sends them has them too; they are remembered as verified by their digests alone.)
+# A program sends the same token with call after call, and it is the longest text of each. (The last few tokens are held
+# in memory for this, as their senders hold them too; verified ones are remembered only by their digests.)
 @lru_cache(maxsize=64)
 def token_digest(token: str) -> bytes:
-    """By what a token that was verified is remembered."""
+    """The digest by which a verified token is cached."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
@@ -139,7 +139,7 @@ class Tokens:
         if is_did(issuer) or self._trusted.get(issuer) is not None:
             raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         self._remembered: dict[bytes, tuple[Caller, float]] = {}
-        # Those that hang on nothing revoked, until something is; and between when they hold, in ms.
+        # Capabilities that depend on nothing revoked, until something is; with the period in which they hold, in ms.
         self._sound: dict[str, tuple[Capability, int, int]] = {}
         self._void_links: set[str] = set()
         self._void_subjects: set[str] = set()
@@ -152,11 +152,11 @@ class Tokens:
     # Verifying
 
     def known(self, token: str) -> Caller | None:
-        """The caller of a token that was verified a moment ago; None where `verify` has to look at it."""
+        """The caller of a recently verified token; None if `verify` has to check it."""
         return self.recall(token_digest(token))
 
     def recall(self, digest: bytes) -> Caller | None:
-        """The same for whoever has the token's digest."""
+        """The same by the token's digest."""
         now = self._clock.monotonic()
         if now >= self._changes.fresh_until:
             self._changes.catch_up()
@@ -164,10 +164,10 @@ class Tokens:
         return found[0] if found is not None and now < found[1] else None
 
     async def verify(self, token: str) -> Caller:
-        """The caller that a token speaks for.
+        """Verify a token and return its caller.
 
         E3201 expired, not valid yet or revoked; E3202 signature, algorithm or key; E3203 malformed, or wider than the
-        link above it; E3207 a subject that nobody knows; E3001 keys or identities that are not to be had.
+        link above it; E3207 an unknown subject; E3001 keys or identities that are unavailable.
         """
         self._catch_up()
         epoch = self._epoch
@@ -179,17 +179,18 @@ class Tokens:
         return caller
 
     async def renew(self, capability: Capability) -> Caller:
-        """The caller of a capability that was verified before, as things stand now."""
-        # Before the registry is asked, so that what is revoked says so; and after it, since it may have taken time.
+        """Return the caller of a capability that was verified before, by the present state of identities."""
+        # Checked before the registry is asked, so that a revocation is reported as such; and after it, since it may
+        # have taken time.
         self.check(capability)
         caller = _caller(capability, await self._identities(capability.links))
         self.check(capability)
         return caller
 
     def check(self, capability: Capability) -> None:
-        """Refuse (E3201) a capability whose time is not now, or that hangs on anything revoked. For every call."""
+        """Refuse (E3201) a capability outside its period, or that depends on anything revoked. Runs for every call."""
         self._catch_up()
-        # The last link has the narrowest time of all.
+        # The last link has the narrowest period.
         leaf, now_ms = capability.links[-1], self._clock.now_ms()
         if now_ms >= leaf.expires * 1000:
             raise Failure("E3201", f"the token expired at {iso(leaf.expires * 1000)}")
@@ -208,7 +209,7 @@ class Tokens:
         self._sound[capability.digest] = (capability, leaf.not_before * 1000, leaf.expires * 1000)
 
     def is_sound(self, capability: Capability, now: float, now_ms: int) -> bool:
-        """Whether a capability that was checked before holds still; where this is false, `check` has to look."""
+        """Whether a capability that was checked before still holds; if False, `check` has to run."""
         known = self._sound.get(capability.digest)
         if known is None or known[0] is not capability or now >= self._changes.fresh_until:
             return False
@@ -228,7 +229,7 @@ class Tokens:
         return table.revocations_after(reader, self._through)
 
     def _changed(self, revocations: list[table.Revocation]) -> None:
-        """Take over what was revoked since, and forget what was verified before."""
+        """Apply new revocations, and drop cached verifications."""
         sets = {"jti": self._void_links, "did": self._void_subjects, "key": self._void_keys}
         for seq, kind, ref in revocations:
             sets[kind].add(ref)
@@ -238,7 +239,7 @@ class Tokens:
         self._epoch += 1
 
     async def _prove(self, token: str, depth: int = 1) -> _Proven:
-        """The chain a token states, once signatures, claims and narrowing have been checked all the way up."""
+        """Return the chain of a token after checking signatures, claims and narrowing all the way up."""
         opened = jws.take_apart(token)
         claims = opened.claims
         above = read_above(claims.get("act"))
@@ -251,7 +252,7 @@ class Tokens:
                 raise Failure("E3203", "the token is malformed: only a token signed by a DID has a `proof`")
             key, proven = await self._issuer_key(opened)
         jws.verify(token, opened, key)
-        # INVARIANT: a restriction that is not understood is not passed over. `cnf` binds a token to a key, for one.
+        # INVARIANT: a restriction that is not understood is not ignored. `cnf`, for example, binds a token to a key.
         if unknown := sorted(claims.keys() - LINK_CLAIMS - _AROUND - proven.ignored):
             raise Failure("E3203", f"the token has claims that are not understood here: {', '.join(unknown)[:200]}")
         link = self._link(claims, proven.audience)
@@ -265,7 +266,7 @@ class Tokens:
         return replace(proven, links=links)
 
     async def _parent(self, opened: jws.Opened, above: tuple[Link, ...], depth: int) -> _Proven:
-        """The proof of a token that its holder signed himself: it must be the holder's, and the chain above it."""
+        """Verify the proof of a token that its holder signed: it must be the holder's, and the chain above it."""
         proof = opened.claims.get("proof")
         if not isinstance(proof, str):
             raise Failure("E3203", "the token is malformed: one that is signed by a DID needs the `proof` it hangs on")
@@ -305,10 +306,10 @@ class Tokens:
         return key, _Proven(issuer=iss, audience=audience, links=(), keys=keys, ignored=ignored)
 
     def _own_key(self, kid: str, claims: Mapping[str, Any]) -> PublicKey | None:
-        """A key of this home's issuer; None for one that it never had or has retired.
+        """Return a key of this home's issuer; None for one that it never had or has retired.
 
-        E3001 where that cannot be told, because key files are missing, damaged or open to others: the token may be a
-        good one, and its holder must not throw it away.
+        E3001 if that cannot be determined, because key files are missing, damaged or readable by others: the token may
+        be valid, and its holder must not discard it.
         """
         try:
             key = self._keys.find(kid)
@@ -322,7 +323,7 @@ class Tokens:
         return key
 
     def _missing(self, kid: str, jti: Any) -> str | None:
-        """The reason why a key that is not there may be a good one of ours; None for one that is not."""
+        """Return why a missing key may be a valid one of ours; None if it cannot be."""
         if kid in self._void_keys:
             return None
         if not self._keys.names():
@@ -330,7 +331,7 @@ class Tokens:
         return f"the issuer's key `{kid}` is missing and was not retired" if self._has_signed(kid, jti) else None
 
     def _has_signed(self, kid: str, jti: Any) -> bool:
-        """Whether it is on record that a key was the issuer's: it signs now, was made here, or signed this token."""
+        """Whether the journal shows that a key was the issuer's: it signs now, was made here, or signed this token."""
         reader = self._journal.reader
         if facts.get(reader, SIGNED_BY) == kid:
             return True
@@ -343,7 +344,7 @@ class Tokens:
         return False
 
     def _link(self, claims: Mapping[str, Any], audience: str) -> Link:
-        """The token's own link, once the claims around it are in order."""
+        """Read the token's own link, after checking the claims around it."""
         link = read_link(claims)
         if claims.get("aud") not in (audience, [audience]):
             raise Failure("E3203", f"the token is for another audience than `{audience}`")
@@ -369,7 +370,7 @@ class Tokens:
                 )
 
     async def _identities(self, links: Sequence[Link]) -> list[Identity]:
-        """Everybody on the chain, root first; E3207 for one who is not known, or no longer."""
+        """Return all identities of the chain, root first; E3207 for an unknown or revoked one."""
         found = [await self._known(link.subject) for link in links]
         if len(found) > 1 and found[-1].kind == "human":
             raise Failure("E3206", f"a token cannot be passed on to a person, and `{found[-1].did}` is one")
@@ -399,10 +400,10 @@ class Tokens:
         resources: Sequence[str] | None = None,
         constraints: Mapping[str, Any] | None = None,
     ) -> str:
-        """A new token for a subject, on behalf of a user where one is named. Needs the scope `tokens:issue`.
+        """Issue a token for a subject, on behalf of a user if one is named. Needs the scope `tokens:issue`.
 
-        Whoever issues on the strength of a token of his own passes that token on: the new one hangs below it and may
-        hold no more. People get theirs from somebody who needs none: the local operator.
+        An issuer that acts by a token of its own delegates that token: the new one is below it and may hold no more.
+        People get theirs from somebody without a token: the local operator.
         """
         _require(by)
         above: tuple[Link, ...] = ()
@@ -437,9 +438,9 @@ class Tokens:
         constraints: Mapping[str, Any] | None = None,
         ttl_s: int | None = None,
     ) -> str:
-        """Pass a token on to a subject, narrowed. What is not said stays as it is; more than it holds is E3206.
+        """Delegate a token to a subject, narrowed. What is omitted stays unchanged; more than it holds is E3206.
 
-        Holding the token is the right to pass it on.
+        Holding the token is the right to delegate it.
         """
         parent = (await self.verify(parent_token)).capability
         assert parent is not None
@@ -457,7 +458,7 @@ class Tokens:
         return await self._sign((*parent.links, link), parent.keys, "token.delegated", by)
 
     async def _sign(self, links: tuple[Link, ...], via: tuple[str, ...], act: str, by: Caller) -> str:
-        """The token of a chain, after the same checks that verifying it will make, and on record."""
+        """Sign the token of a chain, after the checks that verification will make, and record it."""
         check_new(links, self._max_ttl_s)
         await self._identities(links)
         self.check_signer()
@@ -491,10 +492,10 @@ class Tokens:
         return token
 
     def check_signer(self) -> None:
-        """Refuse (E3804) where the key that has signed until now is lost: another is made only by who means it."""
+        """Refuse (E3804) if the key that has signed until now is lost: a new one is made only on request."""
         reader = self._journal.reader
         signed_by = facts.get(reader, SIGNED_BY)
-        # Read here and not taken over: this may run on another thread.
+        # Read here and not applied: this may run on another thread.
         newer = table.revocations_after(reader, self._through)
         self._keys.check(signed_by, self._void_keys | {one.ref for one in newer if one.kind == "key"})
 
@@ -504,11 +505,11 @@ class Tokens:
     # Revoking
 
     async def revoke(self, ref: str, *, reason: str, by: Caller, unseen: bool = False) -> str:
-        """Void a token, a link (`jti`, or the beginning of it), an identity (DID) or a key (`kid`).
+        """Revoke a token, a link (`jti`, or its beginning), an identity (DID) or a key (`kid`), and all that depends on
+        it.
 
-        And everything that hangs on it. What was never seen here is refused (E3207), since nobody could tell a slip of
-        the pen from it, unless `unseen` says that it is meant. Needs the scope `tokens:issue`. Returns what was
-        revoked, in words.
+        An unknown reference is refused (E3207), because it may be a typing error, unless `unseen` confirms it. Needs
+        the scope `tokens:issue`. Returns a description of what was revoked.
         """
         _require(by)
         if is_did(ref):
@@ -539,14 +540,14 @@ class Tokens:
         return f"link {ref}"
 
     async def _signs_here(self, kid: str) -> bool:
-        """Whether a key is ours, a trusted issuer's, or that of somebody who is known."""
+        """Whether a key is ours, a trusted issuer's, or that of a registered identity."""
         owner = kid.partition("#")[0]
         if self._keys.find(kid) is not None or self._trusted.get(owner) is not None:
             return True
         return is_did(owner) and await self._registry.look_up(owner) is not None
 
     def _seen_link(self, ref: str) -> str:
-        """The id of a link that was given out here, or passed on below one that was; or the only one beginning so."""
+        """Return the id of a link that was issued here, or derived from one; or the only one that begins so."""
         part = ref.strip().rstrip("….")
         root = part.partition("/")[0]
         reader = self._journal.reader
@@ -565,7 +566,7 @@ class Tokens:
         raise _never_seen(ref, "no link")
 
     async def _jti_of(self, token: str) -> str:
-        """The id of a token that is, or was, a good one: nobody gets another's revoked by a forgery."""
+        """Return the id of a token that is, or was, valid: nobody can have another's token revoked by a forgery."""
         try:
             await self.verify(token)
         except Failure as failure:
@@ -574,7 +575,7 @@ class Tokens:
         return str(jws.take_apart(token).claims["jti"])
 
     async def rotate_key(self, algorithm: Algorithm | None = None, *, by: Caller, first: bool = False) -> SigningKey:
-        """A new key that signs from now on; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
+        """Make a new signing key; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
         _require(by)
         if first:
             self.check_signer()
@@ -592,13 +593,13 @@ class Tokens:
         return key
 
     async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
-        """Retire a key of ours that signs no longer; what it signed is void. Needs the scope `tokens:issue`."""
+        """Retire a key of ours that no longer signs; what it signed is void. Needs the scope `tokens:issue`."""
         _require(by)
         self._keys.retirable(kid)
         await self._void_key(kid, reason, by)
 
     async def _void_key(self, kid: str, reason: str, by: Caller) -> None:
-        """Void a key. One of ours that still signs is replaced first: there is always a key that signs."""
+        """Revoke a key. One of ours that still signs is replaced first: there is always a key that signs."""
         own = self._keys.all()
         if own and own[-1].kid == kid:
             await self.rotate_key(by=by)
@@ -616,10 +617,10 @@ class Tokens:
     # Looking
 
     async def inspect(self, token: str, *, by: Caller) -> dict[str, Any]:
-        """What a token says, for people: whether it holds and why not, its chain, what it grants, the time left.
+        """Describe a token for people: whether it is valid and why not, its chain, its grants, the time left.
 
-        Who its subjects are, and whether they are revoked, is told of a token that was signed as it must be, and to
-        callers of the subject's tenant or of `local`.
+        The subjects' identities and revocations are shown only for a correctly signed token, and to callers of the
+        subject's tenant or of `local`.
         """
         code, why, signed = "", "", False
         try:
@@ -646,7 +647,7 @@ class Tokens:
         }
 
     async def _standing_of(self, link: Link, by: Caller) -> dict[str, Any]:
-        """What is known here of a link that an issuer answers for, as far as it is the caller's affair."""
+        """Return what is known here of a verified link, as far as the caller may know it."""
         try:
             identity = await self._registry.look_up(link.subject)
         except Failure:
@@ -692,7 +693,7 @@ def _require(by: Caller) -> None:
 
 
 def _caller(capability: Capability, identities: Sequence[Identity]) -> Caller:
-    """Who acts. INVARIANT: passing a token on raises no trust, adds no group and makes nobody a person or a service."""
+    """Make the caller. INVARIANT: delegation raises no trust, adds no group and makes nobody a person or a service."""
     acting = identities[-1]
     alone = len(identities) == 1 and acting.kind == "human"
     hands = [acting] if alone else [one for one in identities if one.kind != "human"]
@@ -710,7 +711,7 @@ def _caller(capability: Capability, identities: Sequence[Identity]) -> Caller:
 
 
 def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:
-    """The keys that vouched for a token which its issuer passed on. They can only void it, never make it good."""
+    """Return the keys that vouched for a token which its issuer delegated. They can only void it, never validate it."""
     names: Any = claims.get("via", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
         raise Failure("E3203", "the token is malformed: `via` must be a list of names of keys")

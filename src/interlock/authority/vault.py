@@ -1,16 +1,16 @@
 """Credentials from Vault: its key-value store (version 2), and credentials it issues for one call.
 
-A name is a path below the mount and prefix. Of what is stored there, the field `value` is the credential; further
-fields `value-SLOT` make a pool. Custom metadata `expires` (ISO 8601) or a set deletion time bound its life. Names that
-the operator lists as *issued* are paths of an engine that makes a fresh credential each time (`database/creds/NAME`).
-Its lease is renewed once, when the call starts, for as long as the call may take: that makes a long lease shorter and a
-short one longer, as far as the role allows. It is revoked when the call ends, also when nobody waited for the answer.
+A name is a path below the mount and prefix. The field `value` stored there is the credential; further fields
+`value-SLOT` make a pool. Custom metadata `expires` (ISO 8601) or a set deletion time limit its life. Names that the
+operator lists as *issued* are paths of an engine that makes a fresh credential each time (`database/creds/NAME`). Its
+lease is renewed once, when the call starts, for as long as the call may take: that makes a long lease shorter and a
+short one longer, as far as the role allows. It is revoked when the call ends, also if nobody waited for the answer.
 INVARIANT: an issued credential is not lent past the term that Vault gave it last, whatever the wall clock says.
 
-Nothing is cached: a new value at Vault is what the next call gets. The token comes from a file or an environment
-variable each time it is used, so that an agent may renew it, and is never stored. Requests are made with
-`store.outgoing`: no redirect is followed (the token would go along), proxies that the environment names are not used,
-and an answer is bounded in bytes, values and time.
+Nothing is cached: the next call gets a new value from Vault. The token comes from a file or an environment variable
+each time it is used, so that an agent may renew it, and is never stored. Requests are made with `store.outgoing`: no
+redirect is followed (the token would go along), proxies of the environment are not used, and an answer is limited in
+bytes, values and time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger("interlock.secrets")
 
 CONNECTIONS = 4
 MAX_ANSWER = 1_048_576
-# A credential that was issued when nobody waited for it any more is waited for so long, to be revoked.
+# A credential that is issued after its call stopped waiting is awaited for this long, to be revoked.
 LATE_S = 30.0
 _FIELD = re.compile(r"value(?:-([a-z0-9_-]{1,50}))?", re.ASCII)
 _UNDECRYPTED = re.compile(rb"decrypt|message authentication failed")
@@ -65,7 +65,9 @@ class Vault:
         issued: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
     ) -> None:
-        """`issued` maps names to the paths that issue them, such as `{"db/reader": "database/creds/reader"}`."""
+        """Make a source. `issued` maps names to the paths that issue them, such as `{"db/reader":
+        "database/creds/reader"}`.
+        """
         parts = urlsplit(address)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
             raise Failure(
@@ -75,7 +77,7 @@ class Vault:
         self._clock = clock
         self._token_file = token_file
         self._token_variable = token_variable
-        # Servers take credentials out of their environment before tools run.
+        # Servers remove credentials from their environment before tools run.
         self._held = os.environ.get(token_variable, "")
         self._mount = mount
         self._prefix = prefix.strip("/")
@@ -88,7 +90,7 @@ class Vault:
         self._late: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
-        """The credential that Vault holds, or issues for as long as it is needed."""
+        """Return the credential that Vault stores, or issues for as long as it is needed."""
         check_name(name)
         path = self._issued.get(name)
         if path is None:
@@ -102,7 +104,7 @@ class Vault:
             raise
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
-        """Pass a slot over for a while, in this process."""
+        """Do not use a slot for a while, in this process."""
         until_ms = self._clock.now_ms() + min(ms, LONGEST_REST_MS)
         self._resting[name, slot] = max(until_ms, self._resting.get((name, slot), 0))
 
@@ -112,12 +114,12 @@ class Vault:
             await self._in_time(credential.name, self._revoke(credential))
 
     async def close(self) -> None:
-        """Revoke what nobody waited for, and let go of the connections."""
+        """Revoke credentials that nobody waited for, and close the connections."""
         while self._late:
             await asyncio.wait(self._late)
         await self._http.close()
 
-    # What is asked
+    # Requests
 
     async def _read(self, name: str) -> Credential:
         path = f"{self._prefix}/{name}" if self._prefix else name
@@ -164,7 +166,7 @@ class Vault:
             issued=lease,
             clock=self._clock,
         )
-        # Counted from before it was asked for: at the vault the term begins later.
+        # Counted from before the request: at Vault the term begins later.
         credential.end_at(asked + term_s)
         if term_s <= 0:
             await self._revoke(credential)
@@ -172,7 +174,7 @@ class Vault:
         return credential
 
     async def _renew(self, name: str, lease: str, lifetime_s: float) -> float | None:
-        """Have a lease end when the call must, or as near to that as the role allows. None: it stays as it was."""
+        """Renew a lease until the end of the call, or as near to that as the role allows. None: it stays as it was."""
         body = orjson.dumps({"lease_id": lease, "increment": max(1, math.ceil(lifetime_s))})
         try:
             return _term(await self._ask(name, "PUT", "sys/leases/renew", body, timeout_s=LATE_S))
@@ -187,7 +189,7 @@ class Vault:
     async def _ask(
         self, name: str, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
     ) -> Json:
-        """The document that Vault answers with, empty where it says nothing; a Failure for a refusal."""
+        """Send a request and return Vault's document, empty if there is none; a Failure for a refusal."""
         token = await self._token()
         headers = {"X-Vault-Token": token, "X-Vault-Request": "true"}
         if self._namespace:
@@ -236,7 +238,7 @@ class Vault:
         task.add_done_callback(self._late.discard)
 
     async def _revoke_late(self, issuing: asyncio.Task[Credential]) -> None:
-        """Revoke a credential that is issued when nobody waits for it any more."""
+        """Revoke a credential that is issued after its call stopped waiting."""
         try:
             await self._revoke(await issuing)
         except Failure:
@@ -267,7 +269,7 @@ async def _document(name: str, answer: Answer) -> Json:
 
 
 def _meaning(name: str, answer: Answer) -> Failure:
-    """The meaning of a refusal."""
+    """Convert a refusal to a failure."""
     status = answer.status
     if status == 404:
         return Failure("E3602", f"the vault has no credential `{name}`, or its latest version was deleted")
@@ -285,7 +287,7 @@ def _strange() -> Json:
 
 
 def _term(answer: Json) -> float:
-    """How many seconds a lease lasts; none where the answer does not say it as a number."""
+    """Return the duration of a lease in seconds; 0 if the answer has no such number."""
     found: object = answer.get("lease_duration")
     return min(float(found), _LONGEST_LEASE_S) if isinstance(found, int | float) and found > 0 else 0.0
 
@@ -296,7 +298,7 @@ def _object(answer: Any, member: str) -> Json:
 
 
 def _expiry(name: str, metadata: Json) -> int | None:
-    """The sooner of what the operator noted and what Vault itself has planned."""
+    """Return the sooner of the operator's expiry and Vault's own deletion time."""
     custom: object = metadata.get("custom_metadata")
     noted = cast("Json", custom).get("expires") if isinstance(custom, dict) else None
     moments = [str(moment) for moment in (noted, metadata.get("deletion_time")) if moment]

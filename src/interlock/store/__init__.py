@@ -1,1 +1,1 @@
-"""The one SQL file: tables, migrations, the journal's single writer, and who is alive on this home."""
+"""The store: tables, migrations, the journal's single writer, repositories, and the processes alive on a home."""

@@ -1,12 +1,12 @@
-"""Where connections may go: public addresses, and nowhere else unless an operator says so.
+"""Allowed destinations of connections: public addresses, and others only if an operator allows them.
 
 Whoever may choose an address that this machine then connects to could reach what only this machine can: its own ports,
-its neighbours, the cloud's metadata service. Three things prevent it:
+its neighbours, the cloud's metadata service. Three rules prevent it:
 
 1. A name is resolved here, and *every* address it has must be allowed. Numbers are read as the system reads them
-   (decimal, hex, octal, short), and IPv4 inside IPv6 is taken out, before they are judged.
-2. The connection goes to an address that was judged. Nobody resolves the name a second time, so a name that changes its
-   mind in between (rebinding) gains nothing. TLS still checks the certificate for the name.
+   (decimal, hex, octal, short), and IPv4 inside IPv6 is extracted, before they are checked.
+2. The connection goes to an address that was checked. The name is not resolved a second time, so a name that changes in
+   between (rebinding) gains nothing. TLS still checks the certificate for the name.
 3. Some addresses are never allowed, `allow_private` or not: metadata services, link-local, multicast, reserved.
 
 `localhost` must lead to this machine, whatever the system's resolver says.
@@ -53,7 +53,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def parse(host: str) -> Address | None:
-    """The address that a host is, however it is written; None for a name."""
+    """Parse a host as an address, however it is written; None for a name."""
     text = unicodedata.normalize("NFKC", host).replace("。", ".").strip("[]").removesuffix(".")
     try:
         return ipaddress.ip_address(text)
@@ -68,7 +68,7 @@ def parse(host: str) -> Address | None:
 
 
 def reach(address: Address) -> Reach:
-    """Whose network an address belongs to: everybody's, our own, or nobody's to connect to."""
+    """Classify an address: public, private, or never to be connected to."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _inside(address)
         if inner is not None:
@@ -83,14 +83,14 @@ def reach(address: Address) -> Reach:
 
 
 def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that connections to this one really go to."""
+    """Return the IPv4 address that connections to this one really go to."""
     if address in _NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
     return address.ipv4_mapped
 
 
 async def resolve_by_system(host: str) -> Sequence[str]:
-    """The addresses of a name, as the system knows them. OSError when it has none."""
+    """Resolve a name by the system. OSError if it has no address."""
     found = await LOOKUPS.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
@@ -98,7 +98,7 @@ async def resolve_by_system(host: str) -> Sequence[str]:
 async def checked(
     host: str, *, allow_private: bool = False, private_only: bool = False, resolve: Resolve = resolve_by_system
 ) -> tuple[str, ...]:
-    """The addresses of a host, all of them allowed; E3406 when one is not, OSError when there is none."""
+    """Return the addresses of a host, all of them allowed; E3406 if one is not, OSError if there is none."""
     literal = parse(host)
     texts = [str(literal)] if literal is not None else await resolve(host)
     here = host.lower().removesuffix(".") == "localhost"
@@ -124,7 +124,7 @@ def _refusal(host: str, where: Reach) -> str:
 
 
 def grpc_target(found: Sequence[str], port: str | int) -> str:
-    """The target of a gRPC channel that goes to these addresses. They are of one family: no target mixes them."""
+    """Return the target of a gRPC channel to these addresses. They are of one family: no target mixes them."""
     family = "ipv6" if ":" in found[0] else "ipv4"
     same = [address for address in found if (":" in address) == (family == "ipv6")]
     return f"{family}:" + ",".join(f"[{one}]:{port}" if family == "ipv6" else f"{one}:{port}" for one in same)

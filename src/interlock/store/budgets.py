@@ -16,14 +16,14 @@ from interlock.store.port import Reader, Transaction
 
 
 class Balance(NamedTuple):
-    """What is spent of a budget and what is held."""
+    """The spent and the held amount of a budget."""
 
     spent: int
     held: int
 
 
 class Spent(NamedTuple):
-    """What is spent of a budget, and when its row may be removed (None: never)."""
+    """The spent amount of a budget, and when its row may be removed (None: never)."""
 
     spent: int
     until_ms: int | None
@@ -38,7 +38,7 @@ class Use(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What a call of a process (`owner`) holds of a budget."""
+    """The amount that a call of a process (`owner`) holds of a budget."""
 
     call: str
     budget: str
@@ -104,7 +104,9 @@ def insert_hold(transaction: Transaction, call: str, budget: str, amount: int, o
 
 
 def held_by(reader: Reader, call: str) -> int:
-    """What a call holds of each of its budgets, which is the same amount in all of them; 0 where it holds nothing."""
+    """Return what a call holds of each of its budgets, which is the same amount in all of them; 0 if
+    it holds nothing.
+    """
     row = reader.one("SELECT amount FROM hold WHERE call = ? LIMIT 1", (call,))
     return 0 if row is None else row[0]
 
@@ -134,7 +136,7 @@ def insert_cost(
 
 
 def parts_of_task(reader: Reader, task: str, tenant: str) -> dict[str, int]:
-    """What a task has cost, by part."""
+    """Return the cost of a task, by part."""
     sums: dict[str, int] = {}
     for (parts,) in reader.each("SELECT parts FROM cost WHERE task = ? AND tenant = ?", (task, tenant)):
         for part, amount in orjson.loads(parts).items():

@@ -9,7 +9,7 @@ from interlock.store.port import Reader, Transaction
 
 
 def used(reader: Reader, jti: str) -> int:
-    """How often a link was used."""
+    """Return how often a link was used."""
     row = reader.one("SELECT used FROM grant_use WHERE jti = ?", (jti,))
     return 0 if row is None else row[0]
 

@@ -1,8 +1,8 @@
-"""A home: the directory that holds the database, the keys, and the locks of the processes alive on it.
+"""A home: the data directory with the database, the keys, and the locks of the processes alive on it.
 
-A database that is gone, emptied or set back has forgotten which calls were made, and would make them again. What stands
-beside it remembers that there was one: the public key that signs its journal, and the anchors. Both are written after
-what they speak of is in the database. INVARIANT: a home is opened only with a database that holds the record which its
+A database that is gone, emptied or set back has lost the record of its calls, and would make them again. Files beside
+it show that there was one: the public key that signs its journal, and the anchors. Both are written after the records
+they refer to are in the database. INVARIANT: a home is opened only with a database that holds the record which its
 newest anchor names; a new one is made only where nothing was ever signed.
 """
 
@@ -26,11 +26,12 @@ from interlock.store.connection import Connection
 from interlock.store.port import Reader
 
 SCHEMA_HEAD = "0010"
-APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
+APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
-# How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.
+# The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
+# swapped.
 _TAIL = 8192
-# How many signs of life of dead processes one that starts looks at.
+# The number of signs of life of dead processes that a starting process removes.
 _SWEPT_AT_ONCE = 10_000
 RESTORE = (
     "restore the whole home from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing that calls"
@@ -143,11 +144,11 @@ class Home:
             refuse_newer(found)
 
     def alive(self) -> int:
-        """How many processes run on this home now, this one among them if it does."""
+        """The number of processes that run on this home now, including this one if it does."""
         return sum(_held(path) for path in self.instances.glob("*.lock"))
 
     def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What each living process on this home last wrote into its sign of life."""
+        """Yield what each living process on this home last wrote into its sign of life."""
         for path in sorted(self.instances.glob("*.lock")):
             try:
                 text = path.read_bytes() if _held(path) else b""
@@ -413,7 +414,7 @@ def no_room(error: sqlite3.Error | OSError) -> Failure | None:
 
 
 def store_failure(error: sqlite3.Error) -> Failure:
-    """What a database error means to a caller, without the path or the statement."""
+    """Convert a database error to a failure, without the path or the statement."""
     if (full := no_room(error)) is not None:
         return full
     text = str(error)

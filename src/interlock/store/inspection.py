@@ -147,7 +147,7 @@ def open_breakers(reader: Reader) -> list[tuple[str, str, str]]:
 
 
 def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
-    """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
+    """Return how many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
     with closing(connect(home.database, alone=True)) as connection:
         return connection.one(
             "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"

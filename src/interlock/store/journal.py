@@ -16,7 +16,7 @@ take turns (`turns`), so that one that writes without a pause does not keep the 
 Every so often, and when the journal is closed, the head is signed and anchored in the database, in a file beside it and
 beside the keys. Removing records from the end then contradicts an anchor. The key is loaded before anything is written:
 a journal that nobody can vouch for is not begun. What a killed process left unsigned, the next one signs before it
-writes; more than a killed process can leave is refused (`lasthead`).
+writes; more than a killed process can leave is refused (`last_head`).
 
 The contract of a unit. It is handed a transaction, and:
 - All that it changes, it changes through the transaction: tables and records, nothing else. When it raises anything at
@@ -92,7 +92,7 @@ _OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.Dat
 
 
 class Transaction(Rows):
-    """What a unit sees: the store's time, the tables, and the end of the chain."""
+    """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
     __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "torn")
 
@@ -320,7 +320,7 @@ class Journal:
 
     @property
     def fill(self) -> float:
-        """How full the queue of writes is, from nought to one."""
+        """The fill level of the queue of writes, from zero to one."""
         return len(self._pending) / MAX_PENDING
 
     async def drain(self) -> None:

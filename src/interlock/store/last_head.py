@@ -126,7 +126,7 @@ def expected(reader: Reader) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where the journal, its newest anchor and the last signed head end."""
+    """The ends of the journal, of its newest anchor and of the last signed head."""
 
     head: tuple[int, bytes]
     anchor: SignedHead | None

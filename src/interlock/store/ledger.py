@@ -18,8 +18,8 @@ _ATTEMPT = f"SELECT call, {_PARTS} FROM journal"  # noqa: S608 - constant
 
 
 class Attempt(NamedTuple):
-    """What the closing record of a call says of the tool that was asked for. A call that was refused early has no
-    version; `spec` is the range of versions that it asked for.
+    """The tool that the closing record of a call names. A call that was refused early has no version; `spec` is the
+    range of versions that it asked for.
     """
 
     call: str

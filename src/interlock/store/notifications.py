@@ -76,7 +76,7 @@ def lanes(reader: Reader, now_ms: int) -> list[Lane]:
 
 
 def due(reader: Reader, channel: str, now_ms: int) -> list[DueRow]:
-    """What a channel has to send, or being sent, the longest due first; 100 rows at most."""
+    """Return the notifications that a channel has to send or is sending, the longest due first; 100 rows at most."""
     rows = reader.all(
         "SELECT n.id, n.ticket, n.step, n.channel, n.body, n.attempts, coalesce(t.expires_ms, 0),"
         " n.state, n.owner, coalesce(t.state, 'VOID') FROM notification n LEFT JOIN ticket t ON t.id = n.ticket"

@@ -235,6 +235,6 @@ def incomplete(reader: Reader) -> Iterator[str]:
 
 
 def bytes_used(reader: Reader, scopes: Collection[str]) -> dict[str, int]:
-    """How many bytes are kept for scopes (`home`, `tenant:…`, `caller:…`). Those without any are left out."""
+    """Return the stored bytes of scopes (`home`, `tenant:…`, `caller:…`). Those without any are left out."""
     marks = ", ".join("?" * len(scopes))
     return dict(reader.all(f"SELECT scope, bytes FROM payload_use WHERE scope IN ({marks})", tuple(scopes)))  # noqa: S608 - marks

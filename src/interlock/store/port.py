@@ -46,7 +46,7 @@ class Changed(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """How many rows were inserted, updated or deleted."""
+        """The number of rows inserted, updated or deleted."""
         ...
 
 

@@ -45,7 +45,7 @@ class Readers:
         return await self.run(partial(self._at_one_moment, work))
 
     async def slices(self, work: Callable[[Connection], Generator[T]]) -> AsyncGenerator[T]:
-        """What a generator reads, piece by piece; each piece is read on a reading thread.
+        """Run a generator that reads, piece by piece; each piece is read on a reading thread.
 
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
         being cut. Other calls can change the database between two pieces.

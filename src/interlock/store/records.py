@@ -1,4 +1,4 @@
-"""The records of the journal: what each kind says, and nothing it must not.
+"""The records of the journal: the content of each kind, without anything that must not be recorded.
 
 Inputs appear as hashes, outputs as summaries, values of changes redacted or hashed. A record is canonical JSON that
 names its own kind and call, so the chain covers all of it.
@@ -73,7 +73,7 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
 
 
 def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int) -> bytes:
-    """What is about to happen, durable before it does."""
+    """The record of a call's intent, durable before the tool runs."""
     record = head("intent", call, at_ms)
     if call.decision is not None:
         record["policy"] = call.decision.policy
@@ -90,7 +90,7 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
 
 
 def started(call: Call, at_ms: int) -> bytes:
-    """A call that is taking its time."""
+    """The record of a call that takes long."""
     said = {"authDecision": _decision(call), "approvalTicketId": call.more.approval}
     return encode({**head("started", call, at_ms), **said})
 
@@ -107,7 +107,7 @@ def closed(
     failure: Failure | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """How a call ended: the one record that every call has."""
+    """The closing record: how a call ended. Every call has exactly one."""
     record = head("closed", call, at_ms)
     history = HISTORY.get(state, "error")
     decision = call.decision
@@ -147,13 +147,13 @@ def closed(
 
 
 def _judged(call: Call, decision: Decision) -> Json:
-    """What a closing record says about the judgement: under which policy, by which rules, and what was decided."""
+    """The part of a closing record about the decision: the policy, the rules, and the outcome."""
     shown = decided(decision, looking=call.request.dry_run)
     return {"policy": decision.policy, "rules": decision.rules, "decision": shown}
 
 
 def decided(decision: Decision, *, looking: bool) -> Json:
-    """A permission decision as a record holds it. The record has its rules, policy, call and time."""
+    """A permission decision in the form of a record. The record itself has its rules, policy, call and time."""
     told: Json = {
         "behavior": decision.behavior,
         "mode": "dry_run" if looking else "enforce",
@@ -168,7 +168,7 @@ def decided(decision: Decision, *, looking: bool) -> Json:
 
 
 def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency_ms: float) -> bytes:
-    """The closing record of a call that could not be closed: nothing of what its tool said is in it."""
+    """The closing record of a call that could not be closed regularly: it contains nothing that its tool reported."""
     record = head("closed", call, at_ms)
     record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
     record |= {
@@ -203,7 +203,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
         or call.more.approval_outcome is not None or verified.more.redacted
         or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
-        # Facts that only some records hold.
+        # Facts that only some records have.
         return _closed_at_length(call, at_ms, latency_ms, source, verified)
     key = (decision, tool.digest, caller.id, caller.agent, caller.tenant, request.door)
     always = _ALWAYS.get(key) or _always(call, key)
@@ -219,7 +219,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
 def rest_of_read(
     decision: Decision, tool: Prepared, caller: Caller, door: str, native: Mapping[str, Any] | None
 ) -> str | None:
-    """What the record of a plain read says beside its own facts; None before `closed_read` has written one like it."""
+    """The common part of the records of a read; None before `closed_read` has written one like it."""
     always = _ALWAYS.get((decision, tool.digest, caller.id, caller.agent, caller.tenant, door))
     return always if always is None or native is None else _native(native) + always
 
@@ -251,7 +251,7 @@ def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, ve
 
 
 def persistence(decided: Persistence) -> Json:
-    """What was decided about a result that is not in the answer as it is; a record without this says inline."""
+    """The persistence of a result that is not inline; a record without this means inline."""
     facts: Json = {"decision": decided.decision, "size": decided.size, "reason": decided.reason}
     return facts if decided.ref is None else {**facts, "ref": decided.ref}
 
@@ -289,9 +289,9 @@ Shown = Callable[[str, Any], Any]
 
 
 def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_version: int | None = None) -> bytes:
-    """One change a call made. Private values are kept sealed beside the journal; the record refers to them.
+    """The record of one change. Private values are stored sealed beside the journal; the record refers to them.
 
-    A change of the session's state says which version of the state it made.
+    A change of the session's state names the version of the state it made.
     """
     record = head("mutation", call, at_ms)
     record["mutationType"] = change.operation
@@ -307,7 +307,7 @@ def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_versi
 
 
 def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
-    """How far a call has come: which point of its work was saved and the digest of its state, never the state."""
+    """The record of a checkpoint: its label and the digest of its state, never the state."""
     return encode({**head("checkpoint", call, at_ms), **facts})
 
 
@@ -328,7 +328,7 @@ def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:
 
 
 def with_budgets(body: bytes, rows: Sequence[tuple[str, int, int | None]]) -> bytes:
-    """A record with what is spent of each budget after it, and when the budget's row may go.
+    """Add to a record what is spent of each budget after it, and when the budget's row may be removed.
 
     Both are known only inside the write, when the rest of the record is encoded already.
     """
@@ -341,7 +341,7 @@ def encode(record: Json) -> bytes:
         encoded = orjson.dumps(record, option=_DUMP)
         return encoded if encoded.isascii() else canonical(record)
     except (TypeError, Failure):
-        # Something that JSON cannot hold was sent as a name or an id. The record must be written all the same.
+        # A name or an id was sent that JSON cannot represent. The record must be written nevertheless.
         return orjson.dumps(_writable(record), option=_DUMP)
 
 
@@ -359,7 +359,7 @@ def _text(value: Any) -> str:
 
 
 def summarize(value: Any, size: int) -> Json:
-    """What an output looked like: type, size and counts, never its content."""
+    """Summarise an output: type, size and counts, never its content."""
     if isinstance(value, dict):
         return {"type": "object", "keys": len(cast("Json", value)), "bytes": size}
     if isinstance(value, list | tuple):

@@ -352,7 +352,7 @@ class _KeyringShelf:
         return hashlib.sha256(own_secret(self._named)).hexdigest()[:16]
 
     def _look(self) -> _Seen:
-        """What the files look like that tell whether the ring is another."""
+        """Return the state of the files that show whether the ring has changed."""
         try:
             return tuple(_looks(os.stat(path)) for path in (self._named, self._changed))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The key that signs the chain's heads, and the check that needs only its public half."""
+"""The signing key of the chain's heads, and the check that needs only its public half."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _put(path: Path, content: bytes, mode: int) -> None:
 
 
 def head_message(kind: str, seq: int, head: bytes, at_ms: int) -> bytes:
-    """What a signature covers."""
+    """The message that a signature covers."""
     return f"interlock {kind} {seq} {head.hex()} {at_ms}".encode()
 
 

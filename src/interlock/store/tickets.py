@@ -124,7 +124,7 @@ def open_of_call(reader: Reader, call: str) -> TicketRow | None:
 
 
 def count_pending(reader: Reader, tenant: str, requester: str, now_ms: int, scope: bytes) -> int:
-    """How many calls of a requester wait for a person, without those of a scope and those that have expired."""
+    """Count the calls of a requester that wait for a person, without those of a scope and those that have expired."""
     return reader.one(
         "SELECT COUNT(*) FROM ticket WHERE state = 'PENDING' AND tenant = ? AND requester = ? AND expires_ms > ?"
         " AND scope != ?",

@@ -109,7 +109,7 @@ class StoreTime:
         execute(_SAVE, (_SAMPLE, orjson.dumps(value).decode()))
 
     def written(self) -> None:
-        """What `write` wrote is on disk."""
+        """Note that what `write` wrote is on disk."""
         steps, self._steps, self._saved = self._steps, [], True
         for step in steps:
             self._tell("ahead of the store's time", *step)
@@ -138,7 +138,7 @@ def _sampled(reader: Reader, boot: str) -> tuple[int, float | None] | None:
 
 
 def reached(reader: Reader) -> int:
-    """How far the store's time has come, as far as that is written down."""
+    """Return the store's time as far as it is written."""
     sample = _sampled(reader, "")
     row = reader.one("SELECT value FROM fact WHERE name = ?", (EVICTED,))
     return max(0 if sample is None else sample[0], 0 if row is None else int(row[0]))

@@ -63,7 +63,7 @@ class PublishedRow(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """What was admitted of a tool, and when the tool was first seen."""
+    """The admitted version of a tool, and when the tool was first seen."""
 
     address: str
     version: str | None

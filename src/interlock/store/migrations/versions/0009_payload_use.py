@@ -1,4 +1,4 @@
-"""How many bytes of payloads are kept, for the home, each tenant and each caller.
+"""The number of bytes of stored payloads, for the home, each tenant and each caller.
 
 The sums are kept by triggers on the payload table, so they change in the transaction that stores, expires or deletes a
 payload, whoever does it.

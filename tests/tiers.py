@@ -20,6 +20,7 @@ TIER_OF: dict[str, Tier] = {
     "resilience": "unit",
     "test_tiers.py": "unit",
     "test_changed.py": "unit",
+    "test_house.py": "unit",
     "registry": "contract",
     "doors": "contract",
     "docs": "contract",

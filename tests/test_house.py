@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests import house
 
 MOST_IMPORTED = 15
-LONGEST_FILE = 500
+# The longest files today are finish.py and the models of the REST API; this number may only fall.
+LONGEST_FILE = 900
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE = {
     "interlock.api.interlock": 55,
@@ -30,7 +31,6 @@ WIDE = {
     "interlock.upstreams.repository": 16,
 }
 MOST_LARGE_CLASSES = 40
-MOST_LONG_FILES = 22
 
 
 def test_no_module_imports_itself_through_others():
@@ -44,8 +44,7 @@ def test_a_module_imports_few_of_ours():
 
 
 def test_files_and_classes_do_not_grow():
-    long = {name: one.lines for name, one in house.modules().items() if one.lines > LONGEST_FILE}
-    assert len(long) <= MOST_LONG_FILES, long
+    assert {name: one.lines for name, one in house.modules().items() if one.lines > LONGEST_FILE} == {}
     assert len(house.large_classes()) <= MOST_LARGE_CLASSES, house.large_classes()
 
 

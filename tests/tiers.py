@@ -21,6 +21,7 @@ TIER_OF: dict[str, Tier] = {
     "test_tiers.py": "unit",
     "test_changed.py": "unit",
     "test_house.py": "unit",
+    "test_dependencies.py": "unit",
     "registry": "contract",
     "doors": "contract",
     "docs": "contract",

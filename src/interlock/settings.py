@@ -53,10 +53,10 @@ def _is_here(host: str) -> bool:
 
 def _expression(value: str) -> str:
     try:
-        found = re.compile(value)
+        expression = re.compile(value)
     except re.error as error:
         raise ValueError(f"it is no regular expression: {error}") from None
-    if found.match(""):
+    if expression.match(""):
         raise ValueError("it matches the empty text, so it would match everywhere")
     return value
 
@@ -419,19 +419,19 @@ def _place(kind: str, loc: tuple[int | str, ...], text: str, given: Mapping[str,
         return "what the program was given"
     if name in Settings.model_fields and variable(name) in os.environ:
         return variable(name)
-    said = loc[:-1] if kind == "missing" else loc
-    return f"settings.toml, line {_line(text.splitlines(), said)}"
+    place = loc[:-1] if kind == "missing" else loc
+    return f"settings.toml, line {_line(text.splitlines(), place)}"
 
 
 def _line(lines: list[str], loc: tuple[int | str, ...]) -> int:
     """The line where it is said, or the nearest one above that leads there."""
-    at, says = 0, re.compile("")
+    at, pattern = 0, re.compile("")
     for part in loc:
         if isinstance(part, str):
-            says = re.compile(rf"[^#=]*\b{re.escape(part)}\b")
+            pattern = re.compile(rf"[^#=]*\b{re.escape(part)}\b")
         skip = part if isinstance(part, int) else 0
-        found = [number for number, line in enumerate(lines, 1) if number >= at and says.match(line)]
-        at = found[min(skip, len(found) - 1)] if found else at
+        matching = [number for number, line in enumerate(lines, 1) if number >= at and pattern.match(line)]
+        at = matching[min(skip, len(matching) - 1)] if matching else at
     return max(at, 1)
 
 

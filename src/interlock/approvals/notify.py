@@ -254,10 +254,10 @@ class Courier:
                 texts = [await DISK.run(channel.secret_file.read_text)]
             except (OSError, UnicodeDecodeError):
                 texts = ()
-        found = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-        if not found:
+        secrets = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+        if not secrets:
             raise Failure("E3602", f"the secret of channel `{channel.name}` cannot be found; store it first")
-        return found
+        return secrets
 
     def _pause_ms(self, attempts: int) -> int:
         """Return the pause after a number of attempts: random, up to a growing bound, so that many

@@ -79,22 +79,22 @@ def guard(addresses: Callable[[str], list[str]], *, private: bool) -> None:
     system_lookup = socket.getaddrinfo
 
     def resolve(host: str) -> list[str]:
-        found = addresses(host)
-        allowed.update(found)
-        return found
+        resolved = addresses(host)
+        allowed.update(resolved)
+        return resolved
 
     def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:  # noqa: A002 - as the library has it
         if host is None:
             return system_lookup(host, port, family, type, proto, flags)
-        found: list[Any] = []
+        infos: list[Any] = []
         for address in resolve(host.decode() if isinstance(host, bytes) else host):
             try:
-                found += system_lookup(address, port, family, type, proto, flags | socket.AI_NUMERICHOST)
+                infos += system_lookup(address, port, family, type, proto, flags | socket.AI_NUMERICHOST)
             except socket.gaierror:
                 continue  # of another family than was asked for
-        if not found:
+        if not infos:
             raise socket.gaierror(socket.EAI_NONAME, "no address of this family")
-        return found
+        return infos
 
     def checked(of: socket.socket, address: Any) -> Any:
         if of.family not in (socket.AF_INET, socket.AF_INET6):

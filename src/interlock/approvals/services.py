@@ -30,7 +30,7 @@ _LONGEST_LINE = 1 << 16
 _SENDER = str(Path(__file__).with_name("sender.py"))
 # The location of trusted certificates is not secret. The user's home directory may contain a .netrc, so it is not
 # passed.
-_KEPT = ("LANG", "LC_ALL", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
+_ENVIRONMENT = ("LANG", "LC_ALL", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
 _NO_HOME = "/nonexistent"
 
 
@@ -101,12 +101,12 @@ class Service:
         self._refused = None
         self._write(title=title, text=text)
         for _ in range(MOST_LOOKUPS):
-            said = await self._read()
-            if "lookup" not in said:
+            message = await self._read()
+            if "lookup" not in message:
                 if self._refused is not None:
                     raise self._refused
-                return said.get("sent") is True
-            self._write(addresses=await self._addresses(str(said["lookup"])))
+                return message.get("sent") is True
+            self._write(addresses=await self._addresses(str(message["lookup"])))
         raise Broken
 
     async def _addresses(self, host: str) -> list[str]:
@@ -134,12 +134,12 @@ class Service:
         assert self._process is not None
         assert self._process.stdout is not None
         try:
-            said: Any = orjson.loads(await self._process.stdout.readline())
+            message: Any = orjson.loads(await self._process.stdout.readline())
         except ValueError:  # end of output, a line without an end, or invalid JSON
             raise Broken from None
-        if not isinstance(said, dict):
+        if not isinstance(message, dict):
             raise Broken
-        return cast("dict[str, Any]", said)
+        return cast("dict[str, Any]", message)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         self._ending.add(process)
@@ -154,7 +154,7 @@ class Service:
 
 
 def _environment(channel: Channel) -> dict[str, str]:
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {"HOME": _NO_HOME}
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | {"HOME": _NO_HOME}
     if channel.proxy is not None:
         for name in ("http_proxy", "https_proxy"):
             environment[name] = channel.proxy.get_secret_value()

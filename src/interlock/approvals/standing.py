@@ -185,7 +185,7 @@ def grant(
             wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,
         )  # fmt: skip
         stored.insert(transaction, row)
-        _record(transaction, wish, "standing.granted", **signature(by), **_told(wish))
+        _record(transaction, wish, "standing.granted", **signature(by), **_facts(wish))
         return _load(transaction, wish.id)
 
     return unit
@@ -243,15 +243,15 @@ def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
     """Unit that ends a standing approval now."""
 
     def unit(transaction: Transaction) -> Standing:
-        found = _load(transaction, standing_id)
+        standing = _load(transaction, standing_id)
         if not is_person(by):
             raise Failure("E3206", "only a person can take an approval back")
-        if not speaks_for(by, found.tenant):
+        if not speaks_for(by, standing.tenant):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
-        if found.revoked_ms is None:
-            stored.revoke(transaction, found.id, transaction.now_ms)
-            _record(transaction, found, "standing.revoked", **signature(by))
-        return _load(transaction, found.id)
+        if standing.revoked_ms is None:
+            stored.revoke(transaction, standing.id, transaction.now_ms)
+            _record(transaction, standing, "standing.revoked", **signature(by))
+        return _load(transaction, standing.id)
 
     return unit
 
@@ -271,7 +271,7 @@ def _standing(row: StandingRow) -> Standing:
     return Standing(**{**row._asdict(), "arguments": decode(row.arguments.encode())})
 
 
-def _told(wish: Standing) -> Json:
+def _facts(wish: Standing) -> Json:
     return {
         name: value for name, value in wish.document().items() if name not in ("id", "used", "revoked", "arguments")
     }
@@ -283,7 +283,7 @@ def _bounds(standing: Standing) -> str:
 
 
 def _record(transaction: Transaction, standing: Standing, act: str, **facts: Any) -> None:
-    told = {
+    document = {
         "mechanism": "standing",
         "tenant": standing.tenant,
         "bounds": _bounds(standing),
@@ -291,4 +291,4 @@ def _record(transaction: Transaction, standing: Standing, act: str, **facts: Any
         **facts,
     }
     ref = standing.id
-    transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **told))
+    transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **document))

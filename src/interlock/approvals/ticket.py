@@ -95,9 +95,9 @@ class Ticket:
             return self
         at_rest = self.shown
 
-        def part(name: str, found: bytes | str) -> Json:
+        def part(name: str, stored: bytes | str) -> Json:
             about = f"{self.id} {name}"
-            return orjson.loads(found if isinstance(found, str) else box.open(found, purpose="shown", about=about))
+            return orjson.loads(stored if isinstance(stored, str) else box.open(stored, purpose="shown", about=about))
 
         changed = None if at_rest.changed is None else part("changed", at_rest.changed)
         shown = Shown(part("params", at_rest.params), part("preview", at_rest.preview), changed)

@@ -73,19 +73,19 @@ def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most:
     def unit(transaction: Transaction) -> Ticket | None:
         if wish.sealed is not None:
             _refuse_crowd(transaction, wish, most)
-        found = latest(transaction, wish.scope)
-        if found is not None:
-            found = _aged(transaction, found)
-        if found is not None and found.state in _OPEN:
-            if found.same_wish(wish):
-                return found
+        ticket = latest(transaction, wish.scope)
+        if ticket is not None:
+            ticket = _aged(transaction, ticket)
+        if ticket is not None and ticket.state in _OPEN:
+            if ticket.same_wish(wish):
+                return ticket
             if wish.sealed is None:
                 return None
-            _move(transaction, found, "VOID", act="voided", why="something else is asked for now")
-            if found.call != wish.call:
-                _close(transaction, found, "what was asked for changed before it ran")
-        elif found is not None and keyed and _still_answers(transaction, found, wish):
-            return found
+            _move(transaction, ticket, "VOID", act="voided", why="something else is asked for now")
+            if ticket.call != wish.call:
+                _close(transaction, ticket, "what was asked for changed before it ran")
+        elif ticket is not None and keyed and _still_answers(transaction, ticket, wish):
+            return ticket
         if wish.sealed is None:
             return None
         now = transaction.now_ms
@@ -127,9 +127,9 @@ def load(reader: Reader, ticket_id: str, by: Caller | None = None) -> Ticket:
 
     A person (`by`) of another tenant than `local` does not learn that there are several.
     """
-    found = stored.find(reader, ticket_id)
-    if found is not None:
-        return from_row(found)
+    row = stored.find(reader, ticket_id)
+    if row is not None:
+        return from_row(row)
     part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
     # INVARIANT: search among all tickets. If only waiting ones were searched, a part of an id might later identify
     # another ticket than the one its reader saw.
@@ -175,11 +175,11 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
     pending = {**wish.head, "kind": "pending", "timestamp": iso(wish.created_ms), "approvalTicketId": wish.id}
     pending |= {"states": [*wish.head.get("states", ()), "awaiting_approval"], "authDecision": "REQUIRES_APPROVAL"}
     transaction.append("pending", wish.call, records.encode(pending))
-    _tell(transaction, ticket, channels)
+    _notify(transaction, ticket, channels)
     return ticket
 
 
-def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
+def _notify(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
     """Queue notifications for the current step's approvers: one per step and channel.
 
     The message itself is built when it is sent, so nothing of the call is stored in clear text.
@@ -291,12 +291,12 @@ def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Fail
 
 def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEyes) -> Failure | None:
     """Refuse a person who would decide on their own call, unless they have stated that they are alone."""
-    asked = ticket.requester in (by.id, by.acting)
-    if not is_person(by) or not (asked or {by.id, by.acting} & behind(ticket.head, ticket.caller, four_eyes)):
+    is_requester = ticket.requester in (by.id, by.acting)
+    if not is_person(by) or not (is_requester or {by.id, by.acting} & behind(ticket.head, ticket.caller, four_eyes)):
         return None
     if is_alone(transaction, by):
         return None
-    why = "asked for this call" if asked else "is one of those on whose behalf this call was asked for"
+    why = "asked for this call" if is_requester else "is one of those on whose behalf this call was asked for"
     return Failure(
         "E3206",
         f"{by.id} {why}, so somebody else must decide on it",
@@ -318,8 +318,8 @@ def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
         "AUTO_DENIED": "nobody decided in time, so it was denied",
         "VOID": "it is void: the call was changed or taken back",
     }
-    told = words.get(ticket.state, f"it is {ticket.state} already")
-    return Failure("E3411", f"ticket {ticket.id} cannot be decided on any more: {told}{when}")
+    reason = words.get(ticket.state, f"it is {ticket.state} already")
+    return Failure("E3411", f"ticket {ticket.id} cannot be decided on any more: {reason}{when}")
 
 
 # Using
@@ -341,8 +341,8 @@ def use(transaction: Transaction, wish: Ticket, call: str) -> None:
 
 def _on_record(transaction: Transaction, ticket: Ticket) -> bool:
     """Whether the journal's last record of a ticket is an approval that matches its row."""
-    said = (one for one in transaction.newest("approval", ticket.call) if one.get("approvalTicketId") == ticket.id)
-    last = next((one for one in said if one.get("act") not in _ASIDE), None)
+    approvals = (one for one in transaction.newest("approval", ticket.call) if one.get("approvalTicketId") == ticket.id)
+    last = next((one for one in approvals if one.get("act") not in _ASIDE), None)
     row = {
         **ticket.terms(), "act": "approved", "by": ticket.resolved_by, "expiresAt": iso(ticket.expires_ms),
         "user_modified": True if ticket.edited is not None else None,
@@ -437,7 +437,7 @@ def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> 
     stored.escalate(transaction, ticket.id)
     further = load(transaction, ticket.id)
     _record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
-    _tell(transaction, further, channels)
+    _notify(transaction, further, channels)
     return further
 
 

@@ -30,7 +30,7 @@ _MOVES = {
 
 
 @dataclass(slots=True)
-class _Said:
+class _Recorded:
     """The facts about one thing according to the records, the last of them, and whether one of them created it."""
 
     seq: int = 0
@@ -42,10 +42,10 @@ class _Said:
 class _Ledger:
     """The result of replaying the records."""
 
-    identities: dict[str, _Said] = field(default_factory=dict[str, _Said])
+    identities: dict[str, _Recorded] = field(default_factory=dict[str, _Recorded])
     revocations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    tickets: dict[str, _Said] = field(default_factory=dict[str, _Said])
-    standings: dict[str, _Said] = field(default_factory=dict[str, _Said])
+    tickets: dict[str, _Recorded] = field(default_factory=dict[str, _Recorded])
+    standings: dict[str, _Recorded] = field(default_factory=dict[str, _Recorded])
     purges: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     # Tickets that were used without an approval before, and where.
     unapproved: dict[str, int] = field(default_factory=dict[str, int])
@@ -64,41 +64,41 @@ class _Ledger:
                 self._identity(seq, ref, state="revoked")
         elif act in ("identity.registered", "identity.updated"):
             names = ("name", "tenant", "trust", "groups")
-            said = {name: record[name] for name in names if name in record}
-            self._identity(seq, ref, kind=record.get("identityKind"), state="active", **said).whole = True
+            facts = {name: record[name] for name in names if name in record}
+            self._identity(seq, ref, kind=record.get("identityKind"), state="active", **facts).whole = True
 
-    def _identity(self, seq: int, did: str, **facts: Any) -> _Said:
-        said = self.identities.setdefault(did, _Said())
-        said.seq = seq
-        said.facts |= facts
-        return said
+    def _identity(self, seq: int, did: str, **facts: Any) -> _Recorded:
+        recorded = self.identities.setdefault(did, _Recorded())
+        recorded.seq = seq
+        recorded.facts |= facts
+        return recorded
 
     def _play_ticket(self, seq: int, kind: str, act: str, record: Json) -> None:
         ticket = str(record.get("approvalTicketId"))
-        said = self.tickets.setdefault(ticket, _Said())
+        recorded = self.tickets.setdefault(ticket, _Recorded())
         if kind == "pending":
-            said.whole = True
-            said.seq, said.facts["state"] = seq, "PENDING"
+            recorded.whole = True
+            recorded.seq, recorded.facts["state"] = seq, "PENDING"
         elif act in _MOVES:
-            if act == "used" and said.facts.get("state") != "APPROVED":
+            if act == "used" and recorded.facts.get("state") != "APPROVED":
                 self.unapproved[ticket] = seq
-            said.seq, said.facts["state"] = seq, _MOVES[act]
+            recorded.seq, recorded.facts["state"] = seq, _MOVES[act]
             if act in ("approved", "denied"):
-                said.facts |= {"digest": record.get("digest"), "resolved_by": record.get("by")}
+                recorded.facts |= {"digest": record.get("digest"), "resolved_by": record.get("by")}
 
     def _play_standing(self, seq: int, act: str, ref: str, record: Json) -> None:
         if not act.startswith("standing."):
             return
-        said = self.standings.setdefault(ref, _Said())
-        said.seq = seq
+        recorded = self.standings.setdefault(ref, _Recorded())
+        recorded.seq = seq
         if act == "standing.granted":
-            said.whole = "bounds" in record  # the table dropped approvals that were granted without bounds
+            recorded.whole = "bounds" in record  # the table dropped approvals that were granted without bounds
             names = ("tool", "versions", "caller", "uses", "expiresAt", "grantedBy")
-            said.facts = {name: record[name] for name in names if name in record} | {"used": 0, "revoked": False}
+            recorded.facts = {name: record[name] for name in names if name in record} | {"used": 0, "revoked": False}
         elif act == "standing.used":
-            said.facts["used"] = said.facts.get("used", 0) + 1
+            recorded.facts["used"] = recorded.facts.get("used", 0) + 1
         elif act == "standing.revoked":
-            said.facts["revoked"] = True
+            recorded.facts["revoked"] = True
 
 
 def disagreements(reader: Reader, purged_through: int) -> Iterator[tuple[int, str]]:
@@ -122,22 +122,24 @@ def disagreements(reader: Reader, purged_through: int) -> Iterator[tuple[int, st
 
 
 def _compare(
-    what: str, recorded: dict[str, _Said], rows: Iterator[tuple[Any, Json]], complete: bool
+    what: str, recorded: dict[str, _Recorded], rows: Iterator[tuple[Any, Json]], complete: bool
 ) -> Iterator[tuple[int, str]]:
     present: set[Any] = set()
     for ref, row in rows:
         present.add(ref)
-        said = recorded.get(ref) if isinstance(ref, str) else None
-        if said is None:
+        expected = recorded.get(ref) if isinstance(ref, str) else None
+        if expected is None:
             if complete or not isinstance(ref, str):
                 yield 0, f"the {what} `{ref}` is in the tables and on no record"
             continue
         # Uses before the removed records are in the row alone.
-        unknown = () if said.whole or what != "standing approval" else ("used",)
-        differ = [name for name, value in said.facts.items() if name not in unknown and row.get(name) != value]
+        unknown = () if expected.whole or what != "standing approval" else ("used",)
+        differ = [name for name, value in expected.facts.items() if name not in unknown and row.get(name) != value]
         if differ:
-            told = ", ".join(f"{name} is {row.get(name)!r}, on record {said.facts[name]!r}" for name in differ)
-            yield said.seq, f"the {what} `{ref}` is another in the tables: {told}"
+            differences = ", ".join(
+                f"{name} is {row.get(name)!r}, on record {expected.facts[name]!r}" for name in differ
+            )
+            yield expected.seq, f"the {what} `{ref}` is another in the tables: {differences}"
     for ref in sorted(recorded.keys() - present):
         if recorded[ref].whole:
             yield recorded[ref].seq, f"the {what} `{ref}` is missing in the tables"

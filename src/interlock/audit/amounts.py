@@ -48,8 +48,8 @@ def _recorded(kind: str, record: Json) -> dict[str, int]:
         amount: Any = record.get("millionths")
         charged = record.get("act") == "cost.charged" and isinstance(amount, int) and amount
         return {str(record.get("part")): int(amount)} if charged else {}
-    told = record.get("cost")
-    parts = cast("Json", told) if isinstance(told, dict) else {}
+    cost = record.get("cost")
+    parts = cast("Json", cost) if isinstance(cost, dict) else {}
     return {part: millionths(amount) for part, amount in parts.items() if part != "total" and amount}
 
 
@@ -78,14 +78,20 @@ def _compare_budgets(
             yield 0, f"the budget {budget} sets {amount!r} millionths aside, and calls hold {wanted!r}"
         if type(spent) is not int or spent < 0:
             yield 0, f"of the budget {budget} {spent!r} millionths are spent, which cannot be"
-        seq, told, until_ms = recorded.pop(budget, (0, spent, None))
-        if spent != told and _lasts(until_ms, now_ms):
-            yield seq, f"of the budget {budget} {spent!r} millionths are spent in the tables, on record {told!r}"
+        seq, on_record, until_ms = recorded.pop(budget, (0, spent, None))
+        if spent != on_record and _lasts(until_ms, now_ms):
+            yield (
+                seq,
+                f"of the budget {budget} {spent!r} millionths are spent in the tables, on record {on_record!r}",
+            )
     for budget in held:
         yield 0, f"a call holds room in the budget {budget}, which is missing in the tables"
-    for budget, (seq, told, until_ms) in recorded.items():
+    for budget, (seq, on_record, until_ms) in recorded.items():
         if _lasts(until_ms, now_ms):
-            yield seq, f"the budget {budget} is missing in the tables, on record {told!r} millionths of it are spent"
+            yield (
+                seq,
+                f"the budget {budget} is missing in the tables, on record {on_record!r} millionths of it are spent",
+            )
 
 
 def _lasts(until_ms: Any, now_ms: int) -> bool:

@@ -152,7 +152,7 @@ class Found:
     in_segments: _Faults = field(default_factory=_Faults)
     in_records: _Faults = field(default_factory=_Faults)
     in_anchors: _Faults = field(default_factory=_Faults)
-    elsewhere: _Faults = field(default_factory=_Faults)
+    in_general: _Faults = field(default_factory=_Faults)
     records: int = 0
     segment_heads: dict[int, bytes] = field(default_factory=dict[int, bytes])
     purged_through: int = 0
@@ -165,7 +165,7 @@ class Found:
     def verdict(self, seconds: float) -> Verdict:
         parts = (self.in_segments, self.in_records, self.in_anchors)
         faults = sorted((fault for part in parts for fault in part.found), key=lambda fault: fault.seq)
-        faults = [*faults, *self.elsewhere.found][:MAX_FAULTS]
+        faults = [*faults, *self.in_general.found][:MAX_FAULTS]
         newest = self.newest
         return Verdict(
             intact=not faults,
@@ -193,9 +193,9 @@ def _examine(
     immutable: bool,
 ) -> Found:
     found = Found(anchors_file=witness is not None)
-    note = found.elsewhere.note
+    note = found.in_general.note
     with verify_reads.opened(home.database, immutable=immutable) as reader:
-        signatures = Signatures(public_key, partial(_key_of, home, found.elsewhere))
+        signatures = Signatures(public_key, partial(_key_of, home, found.in_general))
         for what in layout.departures(reader):
             note(0, what)
         _check_segments(reader, signatures, found)
@@ -415,9 +415,9 @@ def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | N
     found.anchors = len(stored) + len(lost)
     if witness is not None:
         for what in witness.wants(list(stored.values())):
-            found.elsewhere.note(0, what)
+            found.in_general.note(0, what)
     if not heads and found.records and signatures.given:
-        found.elsewhere.note(0, "there is no signed head, so the public key given proves nothing")
+        found.in_general.note(0, "there is no signed head, so the public key given proves nothing")
     for head in sorted(heads, key=lambda head: head.seq):
         wrong = signatures.fault("head", head)
         if wrong is not None:
@@ -475,7 +475,7 @@ def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | N
     database names it.
     """
     last = None if kept is None else kept.head
-    note = found.elsewhere.note
+    note = found.in_general.note
     if kept is not None and kept.fault is not None:
         note(0, kept.fault)
     elif kept is not None and last is None and found.records and last_head.expected(reader):
@@ -496,7 +496,7 @@ def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> Non
     """Check the records behind the newest signature: no more than a killed process leaves."""
     ends = last_head.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
     if (what := last_head.unsigned_fault(reader, ends)) is not None:
-        found.elsewhere.note(0, what)
+        found.in_general.note(0, what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def decisions_of(records: Sequence[Json]) -> list[Json]:
     """Build the tool_permission_decisions of one call, oldest first, from all its records."""
     approvals = [record for record in records if record.get("kind") == "approval"]
     checked = (record for record in records if record.get("kind") in ("pending", "closed"))
-    return [found for record in checked if (found := decision_of(record, approvals)) is not None]
+    return [decision for record in checked if (decision := decision_of(record, approvals)) is not None]
 
 
 def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
@@ -84,8 +84,12 @@ def _judged(record: Json) -> tuple[str | None, str, str]:
     if error == ErrorClass.APPROVAL_REJECTED:
         return "deny", "approval", record.get("reason") or CODES[record["error_code"]].title
     if error in _DENIALS and "execute" not in record.get("phases", ()):
-        said = behavior == "deny" and bool(decision)
-        return "deny", source if said else "gateway", reason if said else CODES[record["error_code"]].title
+        has_decision = behavior == "deny" and bool(decision)
+        return (
+            "deny",
+            source if has_decision else "gateway",
+            reason if has_decision else CODES[record["error_code"]].title,
+        )
     if behavior == "ask" and record["kind"] == "closed" and record.get("approvalTicketId") is not None:
         return "allow", "approval", reason
     return behavior, source, reason

@@ -111,7 +111,7 @@ class _Check:
         if first:
             self._named = bytes.fromhex(match["public"].decode())
             if self._signatures.given not in (None, self._named):
-                found.elsewhere.note(0, "it names another public key than the one given")
+                found.in_general.note(0, "it names another public key than the one given")
             self._begin(match, seq)
         self._follower.follow([(seq, *_names(match["body"]), match["body"], digest)])
         found.records += 1
@@ -142,9 +142,9 @@ class _Check:
         """Check what only the end shows: that nothing is missing there."""
         found = self.found
         if not found.records:
-            found.elsewhere.note(0, "there is no record in it")
+            found.in_general.note(0, "there is no record in it")
         elif not found.anchors:
-            found.elsewhere.note(0, "no head in it is signed, so anybody can have made it up")
+            found.in_general.note(0, "no head in it is signed, so anybody can have made it up")
         elif self._last_signed < found.seq:
             found.in_anchors.note(self._last_signed + 1, "it ends without a signed head: what came after is missing")
         if self._known is not None and self._known[0] > found.seq:

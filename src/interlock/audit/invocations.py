@@ -20,13 +20,13 @@ _REACHED = {"pending": "awaiting_approval", "intent": "queued", "started": "runn
 
 def invocation_of(records: Sequence[Json]) -> Json | None:
     """Build the tool_invocation from the records of one call, oldest first; None if there are none of a call."""
-    told = [record for record in records if record.get("toolId") is not None]
-    if not told:
+    of_call = [record for record in records if record.get("toolId") is not None]
+    if not of_call:
         return None
-    facts: Json = {name: value for record in told for name, value in record.items() if value is not None}
-    closed = told[-1] if told[-1]["kind"] == "closed" else None
-    began = _began(facts["call"], told[0]["timestamp"])
-    transitions = _transitions(told, closed, began)
+    facts: Json = {name: value for record in of_call for name, value in record.items() if value is not None}
+    closed = of_call[-1] if of_call[-1]["kind"] == "closed" else None
+    began = _began(facts["call"], of_call[0]["timestamp"])
+    transitions = _transitions(of_call, closed, began)
     native: Json = facts.get("native") or {}
     return {
         "schema_version": "0.2.0",
@@ -52,11 +52,11 @@ _ACTORS = (("tenant", "tenant"), ("caller", "callerId"), ("agent", "agentId"))
 _RUNTIME = (("door", "door"), ("version", "version"), ("session", "session"), ("task", "task"))
 
 
-def _transitions(told: Sequence[Json], closed: Json | None, began: str) -> list[Json]:
+def _transitions(records: Sequence[Json], closed: Json | None, began: str) -> list[Json]:
     """Return every state that the call has been in, with the time of those that were recorded when
     they were reached.
     """
-    at = {_REACHED[record["kind"]]: record["timestamp"] for record in told if record["kind"] in _REACHED}
+    at = {_REACHED[record["kind"]]: record["timestamp"] for record in records if record["kind"] in _REACHED}
     if closed is None:
         return [{"state": "planned", "at": began}, *({"state": state, "at": time} for state, time in at.items())]
     states: list[str] = closed["states"]
@@ -65,10 +65,10 @@ def _transitions(told: Sequence[Json], closed: Json | None, began: str) -> list[
     return moves
 
 
-def _change(told: Json) -> Json:
+def _change(change: Json) -> Json:
     """A difference between two inputs of a call, with its source and place; the record has no values."""
-    before, after = between(told["source"])
-    return {"before": before, "after": after, "source": told["source"], "pointer": told["pointer"]}
+    before, after = between(change["source"])
+    return {"before": before, "after": after, "source": change["source"], "pointer": change["pointer"]}
 
 
 def _began(call: str, otherwise: str) -> str:

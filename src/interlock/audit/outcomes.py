@@ -106,16 +106,19 @@ def disagreements(
         there: set[Any] = set()
         for row in verify_reads.keys(reader):
             there.add(row.call)
-            said = _said(reader, row.call) if isinstance(row.call, str) else _Key()
-            yield from _compare(said, row, complete=purged_through == 0)
-            if said.state == row.state == "done":
-                yield from _compare_result(reader, said, row.call, row.result, open_sealed)
+            recorded = _recorded_key(reader, row.call) if isinstance(row.call, str) else _Key()
+            yield from _compare(recorded, row, complete=purged_through == 0)
+            if recorded.state == row.state == "done":
+                yield from _compare_result(reader, recorded, row.call, row.result, open_sealed)
         now_ms = max(now_ms, timekeeping.reached(reader), _newest(reader)) + _MOMENTS_MS
         wanted, sessions = _marked(reader, now_ms)
         for call in sorted(wanted - there):
-            said = _said(reader, call)
-            if said.state == "unknown" or (said.state == "done" and (said.until_ms or 0) > now_ms):
-                yield said.seq, f"the key of call {call} is missing in the tables, on record it is {said.state!r}"
+            recorded = _recorded_key(reader, call)
+            if recorded.state == "unknown" or (recorded.state == "done" and (recorded.until_ms or 0) > now_ms):
+                yield (
+                    recorded.seq,
+                    f"the key of call {call} is missing in the tables, on record it is {recorded.state!r}",
+                )
         for seq, call in verify_reads.open_calls(reader):
             if call not in there:
                 yield seq, f"the key of call {call} is missing in the tables, on record it is 'executing'"
@@ -130,35 +133,37 @@ def _newest(reader: Reader) -> int:
     return _ms(cast("Json", record).get("timestamp")) or 0 if isinstance(record, dict) else 0
 
 
-def _compare(said: _Key, row: KeyRow, *, complete: bool) -> Iterator[tuple[int, str]]:
+def _compare(recorded: _Key, row: KeyRow, *, complete: bool) -> Iterator[tuple[int, str]]:
     scope, call, state, expires_ms, tool, version, key, caller, input_hash, _ = row
-    if said.state is None:
-        if not said.seq and (complete or not isinstance(call, str)):
+    if recorded.state is None:
+        if not recorded.seq and (complete or not isinstance(call, str)):
             yield 0, f"the key of call {call} is in the tables and on no record"
         return
-    if said.state == "released":
-        yield said.seq, f"the key of call {call} is {state!r} in the tables, on record it was given back"
+    if recorded.state == "released":
+        yield recorded.seq, f"the key of call {call} is {state!r} in the tables, on record it was given back"
         return
-    if state != said.state and not (state == "unknown" and said.state == "executing"):
-        yield said.seq, f"the key of call {call} is {state!r} in the tables, on record {said.state!r}"
-    told = {"tool": tool, "version": version, "key": key, "caller": caller, "input_hash": input_hash}
-    differ = [name for name, value in said.facts.items() if told[name] != value]
+    if state != recorded.state and not (state == "unknown" and recorded.state == "executing"):
+        yield recorded.seq, f"the key of call {call} is {state!r} in the tables, on record {recorded.state!r}"
+    row_facts = {"tool": tool, "version": version, "key": key, "caller": caller, "input_hash": input_hash}
+    differ = [name for name, value in recorded.facts.items() if row_facts[name] != value]
     if differ:
-        words = ", ".join(f"{name} is {told[name]!r}, on record {said.facts[name]!r}" for name in differ)
-        yield said.seq, f"the key of call {call} is another in the tables: {words}"
-    elif said.scope is not None and scope != said.scope:
-        yield said.seq, f"the key of call {call} is filed under another name than its record says"
-    if said.until_ms is not None and not (type(expires_ms) is int and expires_ms >= said.until_ms - _MOMENTS_MS):
-        yield said.seq, f"the key of call {call} ends in the tables before its window does"
+        words = ", ".join(f"{name} is {row_facts[name]!r}, on record {recorded.facts[name]!r}" for name in differ)
+        yield recorded.seq, f"the key of call {call} is another in the tables: {words}"
+    elif recorded.scope is not None and scope != recorded.scope:
+        yield recorded.seq, f"the key of call {call} is filed under another name than its record says"
+    if recorded.until_ms is not None and not (
+        type(expires_ms) is int and expires_ms >= recorded.until_ms - _MOMENTS_MS
+    ):
+        yield recorded.seq, f"the key of call {call} ends in the tables before its window does"
 
 
-def _said(reader: Reader, call: str) -> _Key:
-    said = _Key()
+def _recorded_key(reader: Reader, call: str) -> _Key:
+    recorded = _Key()
     for seq, kind, body in verify_reads.records_of_call(reader, call):
         record = agreement.parsed(body)
         if isinstance(record, dict):
-            said.play(seq, kind, cast("Json", record))
-    return said
+            recorded.play(seq, kind, cast("Json", record))
+    return recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,57 +197,67 @@ def _compare_sessions(
     reader: Reader, recorded: dict[bytes, _Session], open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
     there = verify_reads.has_sessions(reader)
-    for row_id, said in recorded.items():
+    for row_id, session in recorded.items():
         row = verify_reads.session(reader, row_id) if there else None
         if row is None:
-            yield said.seq, f"the state of a session is missing in the tables, on record it has version {said.version}"
+            yield (
+                session.seq,
+                f"the state of a session is missing in the tables, on record it has version {session.version}",
+            )
             continue
         version, state = row
-        if version != said.version:
-            yield said.seq, f"the state of a session has version {version!r} in the tables, on record {said.version}"
-        elif said.digest is not None:
-            yield from _compare_state(said, state, row_id.hex(), open_sealed)
+        if version != session.version:
+            yield (
+                session.seq,
+                f"the state of a session has version {version!r} in the tables, on record {session.version}",
+            )
+        elif session.digest is not None:
+            yield from _compare_state(session, state, row_id.hex(), open_sealed)
 
 
-def _compare_state(said: _Session, state: Any, about: str, open_sealed: Open | None) -> Iterator[tuple[int, str]]:
+def _compare_state(session: _Session, state: Any, about: str, open_sealed: Open | None) -> Iterator[tuple[int, str]]:
     """Compare a session's state.
 
     A state in clear text comes from an older version; anybody could have put one there.
     """
-    what = f"the state of a session with version {said.version}"
+    what = f"the state of a session with version {session.version}"
     try:
         text = state if isinstance(state, str) else _opened(state, "session", about, open_sealed)
     except Failure as failure:
-        yield said.seq, f"{what} cannot be opened: {failure.message}"
+        yield session.seq, f"{what} cannot be opened: {failure.message}"
         return
-    if text is not None and digest(orjson.loads(text)) != said.digest:
-        yield said.seq, f"{what} holds other values than it had on record"
+    if text is not None and digest(orjson.loads(text)) != session.digest:
+        yield session.seq, f"{what} holds other values than it had on record"
 
 
 def _compare_result(
-    reader: Reader, said: _Key, call: str, kept: Any, open_sealed: Open | None
+    reader: Reader, recorded: _Key, call: str, stored: Any, open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
     """Compare what a replay would answer with the digest of the result, or the code of the failure, on record."""
-    if said.result is None and said.error is None:
+    if recorded.result is None and recorded.error is None:
         return
     try:
-        outcome = _outcome(reader, call, kept, open_sealed)
+        outcome = _outcome(reader, call, stored, open_sealed)
     except Failure as failure:
-        yield said.seq, f"the result that the key of call {call} keeps cannot be opened: {failure.message}"
+        yield recorded.seq, f"the result that the key of call {call} keeps cannot be opened: {failure.message}"
         return
     if outcome is None:
         return
     error, value = outcome
-    if error != said.error or (error is None and value is not _GONE and digest(value) != said.result):
-        yield said.seq, f"the key of call {call} keeps another result than is on record"
+    if error != recorded.error or (error is None and value is not _GONE and digest(value) != recorded.result):
+        yield recorded.seq, f"the key of call {call} keeps another result than is on record"
 
 
 _GONE = object()
 
 
-def _outcome(reader: Reader, call: str, kept: Any, open_sealed: Open | None) -> tuple[str | None, Any] | None:
+def _outcome(reader: Reader, call: str, stored: Any, open_sealed: Open | None) -> tuple[str | None, Any] | None:
     """Return the failure's code or the result of a key, `_GONE` for one that is no longer stored; None if unknown."""
-    text = kept if isinstance(kept, bytes) and kept.startswith(b"{") else _opened(kept, "outcome", call, open_sealed)
+    text = (
+        stored
+        if isinstance(stored, bytes) and stored.startswith(b"{")
+        else _opened(stored, "outcome", call, open_sealed)
+    )
     if text is None:
         return None
     outcome = cast("Json", decode(text))

@@ -37,12 +37,12 @@ def blocked_path(rules: Sequence[Rule], answer: Answer, context: bytes, paths: C
         concerned = [rule for rule in rules if reads_paths(rule) and rule.effect == "permit"]
     if answer.errors or not concerned:
         return ""
-    said: Json = orjson.loads(context)
+    document: Json = orjson.loads(context)
     for rule, path in islice(_pairs(concerned, paths), _MOST_TRIED):
-        alone = {**said, **dict.fromkeys(said.keys() & set(_SETS), sorted(ancestors(path)))}
+        alone = {**document, **dict.fromkeys(document.keys() & set(_SETS), sorted(ancestors(path)))}
         if holds(rule, orjson.dumps(alone)) == (rule.effect == "forbid"):
             return path
-    named = (_value(said.get("arguments"), names) for rule in concerned for names in _by_path(rule))
+    named = (_value(document.get("arguments"), names) for rule in concerned for names in _by_path(rule))
     return next((value for value in named if value.startswith("/")), "")
 
 
@@ -59,7 +59,7 @@ def _by_path(rule: Rule) -> Iterator[tuple[str, ...]]:
     return (one.names for one in rule.compares if PATH in one.readings)
 
 
-def _value(found: Any, names: tuple[str, ...]) -> str:
+def _value(value: Any, names: tuple[str, ...]) -> str:
     for name in names:
-        found = cast("Json", found).get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, str) else ""
+        value = cast("Json", value).get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""

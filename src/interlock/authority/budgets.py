@@ -90,7 +90,7 @@ def budget_keys(
         "tenant": (caller.tenant,),
         "caller": (caller.tenant, caller.id),
     }
-    found: dict[str, Allowance] = {}
+    allowances: dict[str, Allowance] = {}
     for budget in budgets:
         if not budget.covers(tool):
             continue
@@ -98,10 +98,10 @@ def budget_keys(
         subject = subjects[budget.per]
         key = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms, *subject]).decode()
         limit = millionths(budget.limit)
-        if key not in found or limit < found[key].limit:
+        if key not in allowances or limit < allowances[key].limit:
             renews_ms = None if budget.period_s is None else until_ms
-            found[key] = Allowance(key if subject else None, limit, until_ms, budget.name, renews_ms)
-    return tuple(found.values())
+            allowances[key] = Allowance(key if subject else None, limit, until_ms, budget.name, renews_ms)
+    return tuple(allowances.values())
 
 
 def _period(budget: Budget, now_ms: int) -> tuple[int, int | None]:
@@ -122,8 +122,8 @@ def uses(reader: Reader, budget: Budget, *, now_ms: int, within: Sequence[str] =
     start_ms, _ = _period(budget, now_ms)
     beginning = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms]).decode().removesuffix("]")
     first = ",".join((beginning, orjson.dumps(list(within)).decode()[1:-1]))
-    found = table.most_used(reader, first, most)
-    return [Use(tuple(orjson.loads(key)[4:]), spent, held) for key, spent, held in found]
+    rows = table.most_used(reader, first, most)
+    return [Use(tuple(orjson.loads(key)[4:]), spent, held) for key, spent, held in rows]
 
 
 def used(reader: Reader, allowance: Allowance) -> int:

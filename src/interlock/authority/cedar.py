@@ -142,8 +142,8 @@ class Slice:
         if self._fixed is None:
             return frozenset()
         keys, as_permits = self._fixed
-        found = cedarpy.is_authorized({**request, "context": "{}"}, as_permits, entities).diagnostics  # pyright: ignore[reportUnknownMemberType] - as below
-        return frozenset() if found.errors else keys - frozenset(found.reasons)
+        diagnostics = cedarpy.is_authorized({**request, "context": "{}"}, as_permits, entities).diagnostics  # pyright: ignore[reportUnknownMemberType] - as below
+        return frozenset() if diagnostics.errors else keys - frozenset(diagnostics.reasons)
 
     @cached_property
     def _fixed(self) -> tuple[frozenset[str], PolicySet] | None:
@@ -193,12 +193,12 @@ class Rules:
 
     def _slice(self, rules: Sequence[Rule]) -> Slice:
         keys = tuple(rule.key for rule in rules)
-        found = self._slices.get(keys)
-        if found is None:
+        cached = self._slices.get(keys)
+        if cached is None:
             if len(self._slices) > 1000:
                 self._slices.clear()
-            found = self._slices[keys] = Slice(rules)
-        return found
+            cached = self._slices[keys] = Slice(rules)
+        return cached
 
     def rule(self, name: str) -> Rule | None:
         return next((rule for rule in self.rules if rule.id == name), None)
@@ -254,12 +254,12 @@ def _first_fault(listed: Sequence[Statement], otherwise: str) -> tuple[int, str]
 
 
 def _rule(key: str, est: Json, statement: Statement) -> Rule:
-    said: str | None = est.get("annotations", {}).get("id")
+    rule_id: str | None = est.get("annotations", {}).get("id")
     mentions = frozenset(_reads(est["conditions"]))
     reads, asks = mentions - {_APPROVED}, _APPROVED in mentions or () in mentions
     scope = (_scope(est["principal"]), _scope(est["action"]), _scope(est["resource"]))
     compares = tuple(comparisons(est["conditions"]))
-    name, named, effect = said or key, bool(said), est["effect"]
+    name, named, effect = rule_id or key, bool(rule_id), est["effect"]
     return Rule(key, name, named, effect, statement.line, statement.text, est, reads, asks, scope, compares)
 
 
@@ -395,14 +395,14 @@ def _type_faults(text: str, rules: Sequence[Rule], tools: Mapping[str, Sequence[
 
     by_key = {rule.key: rule for rule in rules}
     # Reported once: a fault is found again for every tool and kind of caller that the rule may meet.
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     result = cedarpy.validate_policies(text, schema(tools))  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
     for error in result.errors:
         rule = by_key.get(error.policy_id)
         message = re.sub(r"^for policy `policy\d+`, ", "", error.error)
         same = (error.policy_id, re.sub(r'Action::"[^"]*"', "", message))
-        if same not in told:
-            told.add(same)
+        if same not in reported:
+            reported.add(same)
             yield Fault(rule.line if rule else 1, rule.id if rule else "", message)
 
 
@@ -458,10 +458,10 @@ def _arguments(versions: Sequence[Contract]) -> str:
     attributes = [_attributes(one.input.document, one.input.document, dict(one.input.defaults), ()) for one in versions]
     shared: list[str] = []
     for name in sorted({name for one in attributes for name in one}):
-        said = [one.get(name) for one in attributes]
-        types = {one[0] for one in said if one is not None}
+        in_versions = [one.get(name) for one in attributes]
+        types = {one[0] for one in in_versions if one is not None}
         if len(types) == 1:
-            always = all(one is not None and one[1] for one in said)
+            always = all(one is not None and one[1] for one in in_versions)
             shared.append(f"{_quoted(name)}{'' if always else '?'}: {types.pop()}")
     return f"{{{', '.join(shared)}}}"
 
@@ -470,12 +470,12 @@ def _attributes(
     node: Json, root: Json, defaults: Mapping[str, Any], above: tuple[str, ...]
 ) -> dict[str, tuple[str, bool]]:
     required: Any = node.get("required") or []
-    found: dict[str, tuple[str, bool]] = {}
+    attributes: dict[str, tuple[str, bool]] = {}
     for name, part in properties_of(node).items():
         kind, nullable = _type(part, root, above)
         if kind not in (None, "null") and name.isprintable():
-            found[name] = (kind, (name in required or name in defaults) and not nullable)
-    return found
+            attributes[name] = (kind, (name in required or name in defaults) and not nullable)
+    return attributes
 
 
 _TYPES = {"string": "String", "integer": "Long", "boolean": "Bool", "number": "decimal"}
@@ -493,22 +493,22 @@ def _type(part: Json, root: Json, above: tuple[str, ...]) -> tuple[str | None, b
         kinds = [_type(cast("Json", one), root, above) for one in cast("list[Any]", choices) if isinstance(one, dict)]
         known = {kind for kind, _ in kinds if kind != "null"}
         return (known.pop() if len(known) == 1 else None), any(kind == "null" or empty for kind, empty in kinds)
-    said: Any = part.get("type")
-    if isinstance(said, list):
-        rest = [one for one in cast("list[str]", said) if one != "null"]
+    type_: Any = part.get("type")
+    if isinstance(type_, list):
+        rest = [one for one in cast("list[str]", type_) if one != "null"]
         kind = _type({**part, "type": rest[0]}, root, above)[0] if len(rest) == 1 else None
-        return kind, "null" in said
-    if said is None and isinstance(values := part.get("enum", [part.get("const")]), list):
+        return kind, "null" in type_
+    if type_ is None and isinstance(values := part.get("enum", [part.get("const")]), list):
         texts = all(isinstance(value, str) for value in cast("list[Any]", values))
         return ("String" if texts else None), False
-    if said == "array":
+    if type_ == "array":
         inner = _type(cast("Json", part.get("items")), root, above)[0] if isinstance(part.get("items"), dict) else None
         return (None if inner in (None, "null") else f"Set<{inner}>"), False
-    if said == "object":
+    if type_ == "object":
         inside = _attributes(part, root, {}, above)
         listed = ", ".join(f"{_quoted(name)}{'' if must else '?'}: {kind}" for name, (kind, must) in inside.items())
         return f"{{{listed}}}", False
-    return ("null" if said == "null" else _TYPES.get(str(said))), False
+    return ("null" if type_ == "null" else _TYPES.get(str(type_))), False
 
 
 def _quoted(name: str) -> str:

@@ -227,10 +227,10 @@ class _Reader:
         fixed = word.fixed or word.raw in ("[", "[[")
         if opens and not starts and not _ASSIGNMENT.match(word.raw):
             fixed = False
-        kept = word._replace(fixed=fixed, starts=starts)
-        self._reading.words.append(kept)
+        noted = word._replace(fixed=fixed, starts=starts)
+        self._reading.words.append(noted)
         if self._depth == 0:
-            self._reading.line.append(kept)
+            self._reading.line.append(noted)
 
     def _first(self, word: Word, state: _State, *, nested: bool) -> None:
         """Handle a word where a command may begin."""

@@ -43,10 +43,10 @@ class Compared(NamedTuple):
         """Return the readings of a member: all of the enclosing value, and its own."""
         if self is NOTHING_COMPARED:
             return self
-        found = self.members.get(name)
-        if found is None:
+        member = self.members.get(name)
+        if member is None:
             return Compared(self.readings, {}) if self.readings else NOTHING_COMPARED
-        return found if not self.readings else Compared(found.readings | self.readings, found.members)
+        return member if not self.readings else Compared(member.readings | self.readings, member.members)
 
 
 NOTHING_COMPARED = Compared(frozenset(), {})
@@ -60,11 +60,11 @@ class Comparison(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
-def together(found: Iterable[Comparison]) -> Compared:
+def together(comparisons_: Iterable[Comparison]) -> Compared:
     """Combine the readings of many comparisons."""
     here: set[str] = set()
     inside: dict[str, list[Comparison]] = {}
-    for one in found:
+    for one in comparisons_:
         if one.names:
             inside.setdefault(one.names[0], []).append(one._replace(names=one.names[1:]))
         else:
@@ -78,16 +78,16 @@ def reading_of(text: str, *, pattern: bool) -> frozenset[str]:
     """Return the reading that follows from comparing an argument with a text, or with a pattern in which `*` matches
     anything.
     """
-    found = LIKE_ALONE if pattern else frozenset[str]()
+    readings = LIKE_ALONE if pattern else frozenset[str]()
     if text.startswith(("/", "~")) or text[:5].lower() == "file:":
-        return found | {PATH}
+        return readings | {PATH}
     if _URL.match(text):
-        return found | {URL}
+        return readings | {URL}
     if "/" in text:
-        return found | {PIECES}
+        return readings | {PIECES}
     if _HOST.match(text) or _ADDRESS.match(text):
-        return found | {HOST if pattern else MAYBE_HOST}
-    return found
+        return readings | {HOST if pattern else MAYBE_HOST}
+    return readings
 
 
 LIKE_ALONE = frozenset({LIKE})

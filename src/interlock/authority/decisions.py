@@ -125,17 +125,17 @@ class Memory:
 
     def get(self, slot: Slot, key: bytes, now_ms: int, whatever: Question | None = None) -> Decision | None:
         """Return the cached decision, as passed to `put`; `whatever` states that it holds for every call."""
-        found = slot.decisions.get(_short(key))
-        if found is None:
+        cached = slot.decisions.get(_short(key))
+        if cached is None:
             return None
-        decision, until = found
+        decision, until = cached
         assert decision.expires_ms is not None
         # Two clocks: the token ends by the wall clock, and setting that back must not extend anything.
         if now_ms >= decision.expires_ms or self._monotonic() >= until:
             return None
         if whatever is not None:
             # By another object for the same caller: a token that is verified anew makes one every minute.
-            self.plain[(whatever.caller, whatever.digest)] = found
+            self.plain[(whatever.caller, whatever.digest)] = cached
         return decision
 
     def put(self, slot: Slot, key: bytes, decision: Decision, whatever: Question | None = None) -> None:

@@ -138,15 +138,15 @@ def read_document(did: str, document: Any) -> tuple[PublicKey, ...]:
         raise Failure("E3202", f"the document behind `{did}` is not its own")
     members = cast("dict[str, Any]", document)
     methods = {str(one.get("id")): one for one in _objects(members.get("verificationMethod"))}
-    found: dict[str, PublicKey] = {}
+    keys: dict[str, PublicKey] = {}
     for relation in ("capabilityDelegation", "assertionMethod"):
         listed: Any = members.get(relation)
         for entry in cast("list[Any]", listed) if isinstance(listed, list) else ():
             method = methods.get(entry) if isinstance(entry, str) else entry
             key = _method_key(did, method)
             if key is not None:
-                found.setdefault(key.kid, key)
-    return tuple(found.values())
+                keys.setdefault(key.kid, key)
+    return tuple(keys.values())
 
 
 def _method_key(did: str, method: Any) -> PublicKey | None:

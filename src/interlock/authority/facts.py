@@ -89,24 +89,24 @@ def facts(
     bytes.
     """
     root = contract.input.places.root
-    told = set(arguments) if names is None else arguments.keys() & set(names)
+    sent = set(arguments) if names is None else arguments.keys() & set(names)
     seen = _Seen(contract, wanted)
     # Values that no rule reads cannot prevent a decision.
-    looked_at = arguments.keys() if wanted - {"arguments"} else told
+    looked_at = arguments.keys() if wanted - {"arguments"} else sent
     normal = {
         name: seen.value(arguments[name], root.member(name), name, _NONE, compared.below(name)) for name in looked_at
     }
-    found: Json = {}
+    result: Json = {}
     if "arguments" in wanted:
-        found["arguments"] = _record({name: normal[name] for name in sorted(told)}, root, "", 0)
+        result["arguments"] = _record({name: normal[name] for name in sorted(sent)}, root, "", 0)
     if "resources" in wanted:
         for change in predict(contract.mutation.effects, normal):
             if climbs(change.resource.partition(":")[2]):
                 raise Failure("E3206", f"the call would change `{change.resource[:100]}`, which is not in normal form")
             seen.sets["resources"].add(change.resource)
-    found.update({name: sorted(seen.sets[name]) for name in SETS if name in wanted})
-    found.update({name: sorted(seen.shared.get(of, ())) for name, of in ALL.items() if name in wanted})
-    return found
+    result.update({name: sorted(seen.sets[name]) for name in SETS if name in wanted})
+    result.update({name: sorted(seen.shared.get(of, ())) for name, of in ALL.items() if name in wanted})
+    return result
 
 
 def as_written(
@@ -312,9 +312,9 @@ class _Seen:
         """Record a word of a command that can be a host: `example.org`, `example.org/x`, `localhost`, `2130706433`."""
         host = piece.partition("/")[0]
         if host and not host.startswith(("-", ".")):
-            found = _try(lambda: normal_host(host, where))
-            if found:
-                self._host(found)
+            normal = _try(lambda: normal_host(host, where))
+            if normal:
+                self._host(normal)
 
 
 def _try(make: Callable[[], str]) -> str | None:

@@ -154,15 +154,15 @@ def read_jwks(document: Any) -> tuple[PublicKey, ...]:
     keys: Any = cast("dict[str, Any]", document).get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list):
         raise Failure("E3001", "the issuer's key set is not a JWKS document")
-    found: dict[str, PublicKey] = {}
+    by_kid: dict[str, PublicKey] = {}
     for jwk in cast("list[Any]", keys)[:MOST_KEYS]:
         try:
             key = from_jwk(jwk)
         except Failure:
             continue  # an encryption key, or an algorithm that is not supported
-        if found.setdefault(key.kid, key) is not key:
+        if by_kid.setdefault(key.kid, key) is not key:
             raise Failure("E3001", f"the issuer's key set names `{key.kid}` twice")
-    return tuple(found.values())
+    return tuple(by_kid.values())
 
 
 def strict_json(raw: bytes) -> Any:
@@ -306,17 +306,17 @@ class IssuerKeys:
     def retirable(self, kid: str) -> SigningKey:
         """Return a key that may be retired: one of ours (E3004) that no longer signs (E3411)."""
         keys = self.all()
-        found = next((key for key in keys if key.kid == kid), None)
-        if found is None:
+        key_ = next((key for key in keys if key.kid == kid), None)
+        if key_ is None:
             raise Failure("E3004", f"the issuer has no key `{kid}`; interlock keys list shows them")
-        if found is keys[-1]:
+        if key_ is keys[-1]:
             raise Failure("E3411", f"`{kid}` is the key that signs; rotate first, then retire it")
-        return found
+        return key_
 
     def retire(self, kid: str) -> None:
         """Remove a key: what it signed is void from now on."""
-        found = self.retirable(kid)
-        (self._directory / f"{found.created_ms:015d}.{kid}.pem").unlink(missing_ok=True)
+        retired = self.retirable(kid)
+        (self._directory / f"{retired.created_ms:015d}.{kid}.pem").unlink(missing_ok=True)
 
     def jwks(self) -> dict[str, Any]:
         """The public keys, for verifiers of our tokens."""

@@ -130,8 +130,8 @@ def _authority(authority: str, scheme: str, where: str) -> tuple[str, str]:
         host, colon, port = place.partition(":")
     if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise Failure("E3206", f"argument `{where}` has a malformed port")
-    kept = f":{int(port)}" if port and int(port) != _PORTS.get(scheme) else ""
-    return (normal_host(host, where) if host else ""), kept
+    suffix = f":{int(port)}" if port and int(port) != _PORTS.get(scheme) else ""
+    return (normal_host(host, where) if host else ""), suffix
 
 
 def normal_host(text: str, where: str = "host") -> str:
@@ -211,15 +211,15 @@ def _percent(text: str, where: str) -> str:
 
 def _dots(path: str) -> str:
     """A path without dot segments and doubled slashes."""
-    kept: list[str] = []
+    parts: list[str] = []
     segments = path.split("/")
     for segment in segments:
         if segment == "..":
-            del kept[-1:]
+            del parts[-1:]
         elif segment not in ("", "."):
-            kept.append(segment)
-    trailing = bool(kept) and segments[-1] in ("", ".", "..")
-    return "/" + "/".join(kept) + ("/" if trailing else "")
+            parts.append(segment)
+    trailing = bool(parts) and segments[-1] in ("", ".", "..")
+    return "/" + "/".join(parts) + ("/" if trailing else "")
 
 
 def prefixes(url: str) -> Iterator[str]:

@@ -81,7 +81,7 @@ class _Loaded:
         self.memory = Memory(monotonic)
 
 
-class _Asked:
+class _Prepared:
     """A caller and a tool in Cedar's terms."""
 
     __slots__ = ("entities", "near", "request", "rules")
@@ -111,7 +111,7 @@ class Policies:
         self._principals: Principals | None = None
         self._broken: Failure | None = None
         # The same for callers, who do not see the content of the files.
-        self._told = ""
+        self._reason_for_callers = ""
         self._nobody: dict[str, Caller] = {}
         self.evaluations = 0
 
@@ -122,10 +122,10 @@ class Policies:
         loaded = self._loaded
         if loaded is None or now - self._looked_at >= LOOK_EVERY_S:
             return None
-        found = loaded.memory.plain.get((caller, digest))
-        if found is None:
+        cached = loaded.memory.plain.get((caller, digest))
+        if cached is None:
             return None
-        decision, until = found
+        decision, until = cached
         return decision if now < until and now_ms < (decision.expires_ms or 0) else None
 
     def cached(self, question: Question) -> Decision | None:
@@ -137,12 +137,12 @@ class Policies:
         slot = memory.slot(question)
         if slot is None:
             return None
-        asked: _Asked = slot.what
+        prepared: _Prepared = slot.what
         try:
-            key = context_of(question, asked.rules) if asked.rules.reads else NOTHING
+            key = context_of(question, prepared.rules) if prepared.rules.reads else NOTHING
         except Failure:
             return None
-        return memory.get(slot, key, question.now_ms, None if asked.rules.reads else question)
+        return memory.get(slot, key, question.now_ms, None if prepared.rules.reads else question)
 
     async def decide(self, question: Question) -> Decision:
         """Decide by the rules. E3205 if there are none that can be used."""
@@ -154,16 +154,16 @@ class Policies:
         memory = loaded.memory
         try:
             slot = memory.slot(question) or memory.open(question, self._ask(question, loaded.rules))
-            asked: _Asked = slot.what
-            context = context_of(question, asked.rules)
+            prepared: _Prepared = slot.what
+            context = context_of(question, prepared.rules)
         except Failure as failure:
             return _refused(question, loaded.rules, failure)
-        whatever = None if asked.rules.reads else question
+        whatever = None if prepared.rules.reads else question
         decision = memory.get(slot, context, question.now_ms, whatever)
         if decision is None:
             self.evaluations += 1
-            answer = asked.rules.ask(asked.entities, asked.request, context)
-            blocked = _blocked(question, asked, answer, context) if answer.behavior != "allow" else ""
+            answer = prepared.rules.ask(prepared.entities, prepared.request, context)
+            blocked = _blocked(question, prepared, answer, context) if answer.behavior != "allow" else ""
             decision = Decision(
                 behavior=answer.behavior,
                 reason=answer.reason,
@@ -215,10 +215,10 @@ class Policies:
     def explain(self, question: Question) -> Explanation:
         """Explain a decision: the deciding rule, the state of every other one, and what would have to change."""
         rules = self._current().rules
-        asked = self._ask(question, rules)
+        prepared = self._ask(question, rules)
         decision = self.judge(question)
         try:
-            context = context_of(question, asked.rules)
+            context = context_of(question, prepared.rules)
         except Failure as failure:
             return Explanation(
                 decision=decision,
@@ -228,15 +228,15 @@ class Policies:
         views = tuple(
             RuleView(
                 rule=rule,
-                holds=asked.near.holds(rule, asked.entities, asked.request, context, approved=False),
-                holds_approved=asked.near.holds(rule, asked.entities, asked.request, context, approved=True),
+                holds=prepared.near.holds(rule, prepared.entities, prepared.request, context, approved=False),
+                holds_approved=prepared.near.holds(rule, prepared.entities, prepared.request, context, approved=True),
             )
-            for rule in asked.near.rules
+            for rule in prepared.near.rules
         )
         return Explanation(decision=decision, rules=views, advice=tuple(_advice(decision, views)))
 
-    def _ask(self, question: Question, rules: Rules) -> _Asked:
-        return _Asked(question, rules, self._environment)
+    def _ask(self, question: Question, rules: Rules) -> _Prepared:
+        return _Prepared(question, rules, self._environment)
 
     # Files
 
@@ -244,7 +244,7 @@ class Policies:
         self._refresh()
         if self._loaded is None:
             assert self._broken is not None
-            raise Failure("E3205", self._told)
+            raise Failure("E3205", self._reason_for_callers)
         return self._loaded
 
     def _refresh(self) -> None:
@@ -270,8 +270,8 @@ class Policies:
     def _load(self, *, former: bool) -> None:
         self._loaded = self._principals = self._broken = None
         if former:
-            self._told = "the home has a policy.toml: move its rules to policy.cedar and remove it"
-            self._broken = Failure("E3205", self._told)
+            self._reason_for_callers = "the home has a policy.toml: move its rules to policy.cedar and remove it"
+            self._broken = Failure("E3205", self._reason_for_callers)
             return
         # People keep their rights while the rules are broken: somebody must be able to repair them.
         parsed = ""
@@ -285,7 +285,7 @@ class Policies:
             self._loaded = _Loaded(Rules(text), self._monotonic)
         except Failure as failure:
             self._broken = failure
-            self._told = _fault_in(parsed, failure) if parsed else failure.message
+            self._reason_for_callers = _fault_in(parsed, failure) if parsed else failure.message
 
 
 def _status(path: Path) -> tuple[int, ...] | None:
@@ -399,13 +399,13 @@ def context_of(question: Question, rules: Slice) -> bytes:
     """
     if not rules.reads:
         return NOTHING
-    parts = dict.fromkeys((*_FACTS, *_SAID), None) if rules.parts is None else rules.parts
+    parts = dict.fromkeys((*_FACTS, *_CONTEXT), None) if rules.parts is None else rules.parts
     context: Json = {}
     wanted = _FACTS & parts.keys()
     if wanted:
         context = facts(question.contract, question.arguments, parts.get("arguments"), wanted, rules.compared)
-    for name in parts.keys() & _SAID.keys():
-        value, below = _SAID[name](question), parts[name]
+    for name in parts.keys() & _CONTEXT.keys():
+        value, below = _CONTEXT[name](question), parts[name]
         if value is not None:
             context[name] = value if below is None else _only(value, below)
     try:
@@ -414,17 +414,17 @@ def context_of(question: Question, rules: Slice) -> bytes:
         raise Failure("E3206", "the call holds text that is not valid") from None
 
 
-def _blocked(question: Question, asked: _Asked, answer: Answer, context: bytes) -> str:
+def _blocked(question: Question, prepared: _Prepared, answer: Answer, context: bytes) -> str:
     """Return the path because of which the rules refuse a call, or ask about it."""
-    if not any(map(reads_paths, asked.rules.rules)):
+    if not any(map(reads_paths, prepared.rules.rules)):
         return ""
-    paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), asked.rules.compared)["paths"]
+    paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), prepared.rules.compared)["paths"]
 
     def holds(rule: Rule, alone: bytes) -> bool:
-        return asked.rules.holds(rule, asked.entities, asked.request, alone, approved=False) == "yes"
+        return prepared.rules.holds(rule, prepared.entities, prepared.request, alone, approved=False) == "yes"
 
-    found = blocked_path(asked.rules.rules, answer, context, paths, holds)
-    return as_written(question.contract, question.arguments, found, asked.rules.compared)
+    path = blocked_path(prepared.rules.rules, answer, context, paths, holds)
+    return as_written(question.contract, question.arguments, path, prepared.rules.compared)
 
 
 def _only(value: Any, names: Collection[str]) -> Any:
@@ -452,7 +452,7 @@ def _risk(question: Question) -> int:
 
 
 _FACTS = frozenset({"arguments", *SETS, *ALL})
-_SAID: Mapping[str, Callable[[Question], Any]] = {
+_CONTEXT: Mapping[str, Callable[[Question], Any]] = {
     "operation": lambda question: question.operation,
     "native": lambda question: question.native,
     "time": _time,

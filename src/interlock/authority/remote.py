@@ -163,18 +163,18 @@ class Remote:
     # Reading the answer
 
     def _decision(self, answer: Json, question: Question) -> Decision:
-        said = answer.get("decision")
-        told: Any = answer if self._form == "interlock" else answer.get("context") or {}
-        if not isinstance(told, dict):
+        decision = answer.get("decision")
+        document: Any = answer if self._form == "interlock" else answer.get("context") or {}
+        if not isinstance(document, dict):
             raise garbled()
         if self._form == "authzen":
-            if not isinstance(said, bool):
+            if not isinstance(decision, bool):
                 raise garbled()
-            said = "allow" if said else "deny"
-        behavior = _BEHAVIORS.get(said) if isinstance(said, str) else None
+            decision = "allow" if decision else "deny"
+        behavior = _BEHAVIORS.get(decision) if isinstance(decision, str) else None
         if behavior is None:
             raise garbled()
-        details = cast("Json", told)
+        details = cast("Json", document)
         reason, obligations = details.get("reason"), _obligations(details.get("obligations"))
         words = reason if isinstance(reason, str) and reason else f"the policy engine said {behavior}"
         unknown = sorted(obligations - FULFILLED - {"require_approval"})
@@ -193,13 +193,13 @@ class Remote:
         )
 
 
-def _obligations(said: Any) -> frozenset[str]:
+def _obligations(value: Any) -> frozenset[str]:
     """Return the names of obligations, each given as text or as an object with an id, name or type."""
-    if said is None:
+    if value is None:
         return frozenset()
-    if not isinstance(said, list) or len(cast("list[Any]", said)) > MOST_OBLIGATIONS:
+    if not isinstance(value, list) or len(cast("list[Any]", value)) > MOST_OBLIGATIONS:
         raise garbled()
-    return frozenset(_name(one) for one in cast("Sequence[Any]", said))
+    return frozenset(_name(one) for one in cast("Sequence[Any]", value))
 
 
 def _name(obligation: Any) -> str:

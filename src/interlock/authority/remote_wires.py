@@ -111,8 +111,10 @@ class GrpcWire:
         import grpc.aio
 
         allowed = _allowed(secure=self._secure)
-        found = await addresses.checked(self._host, allow_private=allowed == "any", private_only=allowed == "private")
-        target = addresses.grpc_target(found, str(self._port))
+        addresses_ = await addresses.checked(
+            self._host, allow_private=allowed == "any", private_only=allowed == "private"
+        )
+        target = addresses.grpc_target(addresses_, str(self._port))
         options: list[tuple[str, Any]] = [
             ("grpc.default_authority", self._authority),
             ("grpc.max_receive_message_length", MAX_ANSWER),

@@ -24,19 +24,19 @@ def cautions(effect: str, conditions: Any, compares: Iterable[Comparison], tools
     """Yield warnings for a rule that can apply to these tools, each once."""
     listed = list(tools)
     compared = list(compares)
-    told = [
+    warnings = [
         *(caution for one in compared for caution in _first_raw(one, listed)),
         *(caution for one in compared for caution in _unreachable(one)),
     ]
     if effect == "permit":
-        told.extend(_any_of_many(name) for name in _contained(conditions, positive=True))
-    yield from dict.fromkeys(told)
+        warnings.extend(_any_of_many(name) for name in _contained(conditions, positive=True))
+    yield from dict.fromkeys(warnings)
 
 
 def _first_raw(one: Comparison, tools: Iterable[Contract]) -> Iterator[str]:
     """Yield the warning for the first of many tools it applies to: a rule for all tools is warned of once."""
-    found = (list(_raw(one, tool)) for tool in tools if one.names and one.names[0] in tool.input.properties)
-    yield from next(filter(None, found), ())
+    warnings = (list(_raw(one, tool)) for tool in tools if one.names and one.names[0] in tool.input.properties)
+    yield from next(filter(None, warnings), ())
 
 
 def _raw(one: Comparison, tool: Contract) -> Iterator[str]:

@@ -262,14 +262,14 @@ class Secrets:
         """Remove a credential, or one slot of it; returns the number of slots removed. E3602 if there is none."""
 
         def unit(transaction: Transaction) -> int:
-            gone = [found for found in table.slot_names(transaction, name) if slot is None or found == slot]
+            gone = [slot_name for slot_name in table.slot_names(transaction, name) if slot is None or slot_name == slot]
             if not gone:
                 which = f"`{name}`" if slot is None else f"`{name}` [{slot}]"
                 words = "see which there are: interlock secrets list"
                 raise Failure("E3602", f"there is no credential {which} to forget", resolution=words)
-            for found in gone:
-                table.delete(transaction, name, found)
-                _note(transaction, "secret.removed", by, name=name, slot=found)
+            for slot_name in gone:
+                table.delete(transaction, name, slot_name)
+                _note(transaction, "secret.removed", by, name=name, slot=slot_name)
             return len(gone)
 
         return await self._journal.commit(unit)

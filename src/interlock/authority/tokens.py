@@ -160,8 +160,8 @@ class Tokens:
         now = self._clock.monotonic()
         if now >= self._changes.fresh_until:
             self._changes.catch_up()
-        found = self._remembered.get(digest)
-        return found[0] if found is not None and now < found[1] else None
+        cached = self._remembered.get(digest)
+        return cached[0] if cached is not None and now < cached[1] else None
 
     async def verify(self, token: str) -> Caller:
         """Verify a token and return its caller.
@@ -371,12 +371,12 @@ class Tokens:
 
     async def _identities(self, links: Sequence[Link]) -> list[Identity]:
         """Return all identities of the chain, root first; E3207 for an unknown or revoked one."""
-        found = [await self._known(link.subject) for link in links]
-        if len(found) > 1 and found[-1].kind == "human":
-            raise Failure("E3206", f"a token cannot be passed on to a person, and `{found[-1].did}` is one")
-        if len({identity.tenant for identity in found}) > 1:
+        identities = [await self._known(link.subject) for link in links]
+        if len(identities) > 1 and identities[-1].kind == "human":
+            raise Failure("E3206", f"a token cannot be passed on to a person, and `{identities[-1].did}` is one")
+        if len({identity.tenant for identity in identities}) > 1:
             raise Failure("E3206", "the delegation chain leads from one tenant into another")
-        return found
+        return identities
 
     async def _known(self, did: str) -> Identity:
         identity = await self._registry.look_up(did)
@@ -422,8 +422,8 @@ class Tokens:
             resources=None if resources is None else tuple(resources),
             constraints=dict(constraints or {}),
         )
-        told = (None, subject, above[0].subject) if above else (None, subject)
-        users = () if user in told else (replace(link, jti=self._new_id(), subject=cast("str", user)),)
+        subjects = (None, subject, above[0].subject) if above else (None, subject)
+        users = () if user in subjects else (replace(link, jti=self._new_id(), subject=cast("str", user)),)
         return await self._sign((*above, *users, link), via, "token.issued", by)
 
     async def delegate(
@@ -551,17 +551,17 @@ class Tokens:
         part = ref.strip().rstrip("….")
         root = part.partition("/")[0]
         reader = self._journal.reader
-        found = table.given_out(reader, root, *_GIVEN)
-        if not found and len(part) >= _SHORTEST:
+        matching = table.given_out(reader, root, *_GIVEN)
+        if not matching and len(part) >= _SHORTEST:
             # Links above the last one of a chain are on record within the record of the last.
             bodies = table.authority_bodies_with(reader, f'"jti":"{part}'.encode())
             chains: list[list[dict[str, str]]] = [orjson.loads(body).get("chain", []) for body in bodies]
-            found = {link["jti"] for chain in chains for link in chain if link["jti"].startswith(part)}
-        if part in found or (root in found and is_jti(part)):
+            matching = {link["jti"] for chain in chains for link in chain if link["jti"].startswith(part)}
+        if part in matching or (root in matching and is_jti(part)):
             return part
-        if len(found) == 1 and len(part) >= _SHORTEST and "/" not in part:
-            return found.pop()
-        if len(found) > 1 and len(part) >= _SHORTEST:
+        if len(matching) == 1 and len(part) >= _SHORTEST and "/" not in part:
+            return matching.pop()
+        if len(matching) > 1 and len(part) >= _SHORTEST:
             raise Failure("E3004", f"more than one link begins with `{part[:60]}`; write more of it")
         raise _never_seen(ref, "no link")
 

@@ -146,7 +146,7 @@ class Vault:
         )
 
     async def _issue(self, name: str, path: str, lifetime_s: float | None) -> Credential:
-        asked, asked_ms = self._clock.monotonic(), self._clock.now_ms()
+        asked_at, asked_ms = self._clock.monotonic(), self._clock.now_ms()
         answer = await self._ask(name, "GET", path.strip("/"), timeout_s=LATE_S)
         data, lease = _object(answer, "data"), answer.get("lease_id")
         if not isinstance(lease, str) or not lease:
@@ -156,7 +156,7 @@ class Vault:
             renewed, renewed_ms = self._clock.monotonic(), self._clock.now_ms()
             given_s = await self._renew(name, lease, lifetime_s)
             if given_s is not None:
-                asked, asked_ms, term_s = renewed, renewed_ms, given_s
+                asked_at, asked_ms, term_s = renewed, renewed_ms, given_s
         credential = Credential(
             orjson.dumps(data),
             name=name,
@@ -167,7 +167,7 @@ class Vault:
             clock=self._clock,
         )
         # Counted from before the request: at Vault the term begins later.
-        credential.end_at(asked + term_s)
+        credential.end_at(asked_at + term_s)
         if term_s <= 0:
             await self._revoke(credential)
             raise Failure("E3603", f"the vault issued `{name}` already expired")
@@ -288,13 +288,13 @@ def _strange() -> Json:
 
 def _term(answer: Json) -> float:
     """Return the duration of a lease in seconds; 0 if the answer has no such number."""
-    found: object = answer.get("lease_duration")
-    return min(float(found), _LONGEST_LEASE_S) if isinstance(found, int | float) and found > 0 else 0.0
+    duration: object = answer.get("lease_duration")
+    return min(float(duration), _LONGEST_LEASE_S) if isinstance(duration, int | float) and duration > 0 else 0.0
 
 
 def _object(answer: Any, member: str) -> Json:
-    found: object = cast("Json", answer).get(member) if isinstance(answer, dict) else None
-    return cast("Json", found) if isinstance(found, dict) else _strange()
+    value: object = cast("Json", answer).get(member) if isinstance(answer, dict) else None
+    return cast("Json", value) if isinstance(value, dict) else _strange()
 
 
 def _expiry(name: str, metadata: Json) -> int | None:

@@ -50,13 +50,13 @@ def refer(call: str, files: Iterable[File], shown: Callable[[str], str]) -> tupl
     """Make references to the files of a call. A path is shown as `shown` returns it; two that look the same are
     numbered.
     """
-    found: dict[str, Artifact] = {}
+    artifacts: dict[str, Artifact] = {}
     for number, file in enumerate(files, 1):
         path = shown(file.path)
-        while path in found:
+        while path in artifacts:
             path += f"{_MARK}{number}"
-        found[path] = Artifact(path, file.sha256, file.size, f"payload:{call}{_MARK}{number}")
-    return tuple(found.values())
+        artifacts[path] = Artifact(path, file.sha256, file.size, f"payload:{call}{_MARK}{number}")
+    return tuple(artifacts.values())
 
 
 def recalled(documents: Sequence[Any]) -> tuple[Artifact, ...]:

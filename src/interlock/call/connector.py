@@ -96,10 +96,10 @@ class RemoteCall:
     @property
     def identity(self) -> dict[str, str]:
         """The caller and the agent that acts for them, as headers or metadata."""
-        told = {"x-interlock-caller": quote(self.caller.id, safe=_IN_A_HEADER, errors="replace")}
+        headers = {"x-interlock-caller": quote(self.caller.id, safe=_IN_A_HEADER, errors="replace")}
         if self.caller.agent is not None:
-            told["x-interlock-agent"] = quote(self.caller.agent, safe=_IN_A_HEADER, errors="replace")
-        return told
+            headers["x-interlock-agent"] = quote(self.caller.agent, safe=_IN_A_HEADER, errors="replace")
+        return headers
 
     @property
     def left_s(self) -> float:

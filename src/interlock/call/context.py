@@ -293,8 +293,8 @@ class Context(CallContext):
         covers what it does. It can name no scope and no resource that this call itself lacks.
         """
         to = {name: one for name, one in (("agent", agent), ("tool", tool)) if one is not None}
-        said = {"what": what, "to": to, "scopes": scopes, "resources": resources, "expires_s": expires_s}
-        self.attached.add_handoff(said, self.caller)
+        handoff = {"what": what, "to": to, "scopes": scopes, "resources": resources, "expires_s": expires_s}
+        self.attached.add_handoff(handoff, self.caller)
 
     def modify_context(self, **modifiers: Any) -> None:
         """Request changes to the conversation's context; the scheduler decides whether they are allowed."""

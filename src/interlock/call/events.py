@@ -104,7 +104,7 @@ class Event:
     surface: str = ""
 
     def document(self) -> Json:
-        told: Json = {
+        document: Json = {
             "schema_version": "0.2.0",
             "event_id": self.id,
             "event_class": self.type,
@@ -113,7 +113,7 @@ class Event:
             "tool_id": self.tool,
             "data": self.data,
         }
-        return {**told, "surface_id": self.surface} if self.surface else told
+        return {**document, "surface_id": self.surface} if self.surface else document
 
 
 Listener = Callable[[Event], None]

@@ -111,8 +111,8 @@ class Prepared:
             and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
         )  # fmt: skip
         # Checks, copies and writes its input in one pass, if possible.
-        kept = None if bound.arguments is None else [name for name, _ in bound.rich]
-        self.take = taker(self.facing.document, kept) if self.straight else None
+        rich = None if bound.arguments is None else [name for name, _ in bound.rich]
+        self.take = taker(self.facing.document, rich) if self.straight else None
 
     def fits_output(self, value: Any) -> bool:
         """Whether a result fits its schema. Takes time in proportion to the result."""

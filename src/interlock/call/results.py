@@ -174,15 +174,15 @@ class Result:
 
     def _original(self) -> str:
         """The value as text, or its beginning with a reference."""
-        kept, value = self.persistence.ref is not None, self.value
-        if kept and self.persistence.private:
+        stored, value = self.persistence.ref is not None, self.value
+        if stored and self.persistence.private:
             at = self.persistence.reason if self.persistence.decision == "link" else f"kept as {self.persistence.ref}"
             return f"(private: {self.persistence.size} characters, {at})"
-        if kept:
+        if stored:
             # Only its beginning is shown. Further characters or values cannot be among so many characters of JSON.
             value = Shortener(characters=PREVIEW_CHARS, values=PREVIEW_CHARS).shorten(value)
         rendered = value if isinstance(value, str) else encode(value).decode()
-        if not kept:
+        if not stored:
             return rendered
         if self.persistence.decision == "link":
             return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, {self.persistence.reason})"
@@ -250,14 +250,14 @@ class Result:
 
     def _search_text(self) -> str:
         """The text that a search of a transcript covers: the tool, the outcome, and the words that the tool gave."""
-        said = self._views.get("search") or words_of(self.content)[:PREVIEW_CHARS]
-        return f"{self.summary()}\n{said}".strip()
+        text = self._views.get("search") or words_of(self.content)[:PREVIEW_CHARS]
+        return f"{self.summary()}\n{text}".strip()
 
     def document(self) -> Json:
         """The tool_result of the standard, with the error envelope and metadata beside it."""
-        kept = self.persistence.ref is not None
+        stored = self.persistence.ref is not None
         content: list[Json]
-        if kept:
+        if stored:
             content = [{"type": "persisted_ref", "ref": self.persistence.ref, "preview": self._original()}]
         else:
             content = [{"type": "text", "text": self.text() if self.error is not None else self._original()}]
@@ -276,7 +276,7 @@ class Result:
             "history_status": "pending" if self.pending else HISTORY.get(self.state, "error"),
             "is_error": not self.ok and not self.pending,
             "content": [*content, *self.content, *left],
-            "structured_content": None if kept or not self.ok else self.value,
+            "structured_content": None if stored or not self.ok else self.value,
             "model_facing_content": [{"type": "text", "text": self.text()}, *for_models(self.content), *left],
             "ui_facing_summary": self.summary(),
             "ui_facing_rendering": self._rendering(),
@@ -285,7 +285,7 @@ class Result:
             "evidence_refs": [f"journal:{self.invocation_id}"],
             "policy_refs": list(self.metadata.get("policy_refs", ())),
             "telemetry_refs": [f"trace:{self.trace_id}"],
-            "persistence_refs": [self.persistence.ref] if kept else [],
+            "persistence_refs": [self.persistence.ref] if stored else [],
             "persisted_payload_ref": self.persistence.ref,
             "handoff_refs": list(self.handoffs),
             "summary": self.summary(),

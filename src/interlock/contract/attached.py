@@ -62,18 +62,18 @@ class Attached:
                 raise _wrong(f"a view is a text of up to {LONGEST_VIEW} characters for {', '.join(VIEWS)}")
             self.views[name] = text
 
-    def add_handoff(self, said: Mapping[str, Any], caller: Caller) -> None:
+    def add_handoff(self, handoff: Mapping[str, Any], caller: Caller) -> None:
         """Add a reference that hands work over; E3206 if it names more authority than the call has."""
         if len(self.handoffs) >= MOST_HANDOFFS:
             raise _wrong(f"a result holds at most {MOST_HANDOFFS} handoffs")
-        self.handoffs.append(_handoff(said, caller))
+        self.handoffs.append(_handoff(handoff, caller))
 
-    def add_provenance(self, said: Mapping[str, Any]) -> None:
+    def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """State the version of the data (`data_version`) and the confidence in the value (`confidence`); E3401 if
         neither.
         """
-        version, confidence = said.get("data_version"), said.get("confidence")
-        if said.keys() - {"data_version", "confidence"}:
+        version, confidence = facts.get("data_version"), facts.get("confidence")
+        if facts.keys() - {"data_version", "confidence"}:
             raise _wrong("provenance is a data_version and a confidence")
         if version is not None:
             if not isinstance(version, str) or not 0 < len(version) <= LONGEST_VERSION or not version.isprintable():
@@ -114,10 +114,10 @@ def binary(item: Json) -> bytes:
         raise _wrong("its data is not base64") from None
 
 
-def _handoff(said: Mapping[str, Any], caller: Caller) -> Json:
+def _handoff(handoff: Mapping[str, Any], caller: Caller) -> Json:
     """Check a handoff: the work, the agent or tool, the authority and the period."""
-    what, to, lasts_s = said.get("what"), said.get("to"), said.get("expires_s")
-    scopes, resources = _texts(said.get("scopes")), _texts(said.get("resources"))
+    what, to, lasts_s = handoff.get("what"), handoff.get("to"), handoff.get("expires_s")
+    scopes, resources = _texts(handoff.get("scopes")), _texts(handoff.get("resources"))
     if not isinstance(what, Mapping) or not what or len(encode(dict(cast("Json", what)))) > MOST_HANDED_OVER:
         raise _wrong(f"a handoff says what is handed over, as an object of up to {MOST_HANDED_OVER} bytes")
     named = cast("Json", to) if isinstance(to, Mapping) else {}
@@ -139,8 +139,8 @@ def _handoff(said: Mapping[str, Any], caller: Caller) -> Json:
     }
 
 
-def _texts(said: Any) -> list[str]:
-    texts = list(cast("Sequence[Any]", said)) if isinstance(said, list | tuple) else None if said else []
+def _texts(value: Any) -> list[str]:
+    texts = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else None if value else []
     if texts is None or len(texts) > MOST_ITEMS or not all(_is_name(one) for one in texts):
         raise _wrong("the authority of a handoff is a list of scopes and a list of resources")
     return texts
@@ -174,8 +174,8 @@ def for_models(items: Sequence[Json]) -> list[Json]:
 
 def words_of(items: Sequence[Json]) -> str:
     """Return the texts of items, for people and for searching."""
-    found = (one.get("text") or one.get("diff") or one.get("name") or one.get("uri") or "" for one in items)
-    return "\n".join(text for text in found if text)
+    texts = (one.get("text") or one.get("diff") or one.get("name") or one.get("uri") or "" for one in items)
+    return "\n".join(text for text in texts if text)
 
 
 Clean = Callable[[Any], Any]

@@ -158,11 +158,11 @@ def class_for_latency(p99_s: float, *, external_io: bool, checkpointable: bool) 
 
 def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
     """Read class and bounds of a manifest; refuses a class that contradicts the rest of it (E3105)."""
-    said = manifest.timeout_class
+    stated = manifest.timeout_class
     default_s: float = manifest.timeout_default
-    if said is not None and "timeout_default" not in manifest.model_fields_set:
-        default_s = min(CLASS_MAX_S[said], 7200.0, float(manifest.timeout_max or 7200))
-    timeout_class = said or infer_class(default_s)
+    if stated is not None and "timeout_default" not in manifest.model_fields_set:
+        default_s = min(CLASS_MAX_S[stated], 7200.0, float(manifest.timeout_max or 7200))
+    timeout_class = stated or infer_class(default_s)
     longest = CLASS_MAX_S[timeout_class]
     max_s = min(float(manifest.timeout_max or (7200 if timeout_class == "async" else longest)), longest)
     for fault in class_faults(manifest, timeout_class, default_s):

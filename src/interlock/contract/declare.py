@@ -152,19 +152,19 @@ class Tool(Generic[P, R]):
 
         A parameter named like one of the tool's own receives the call's argument, another one the result.
         """
-        found: Json = {}
-        told = False
+        arguments: Json = {}
+        has_result = False
         for parameter in _parameters(self.handlers["compensate"])[self.undo_takes_context :]:
             name, optional = parameter.name, parameter.default is not parameter.empty
             if name in given and name != "result":
-                found[name] = given[name]
+                arguments[name] = given[name]
             elif parameter.kind in _ANYTHING or (optional and name != "result"):
                 continue
-            elif told:
+            elif has_result:
                 return None
             else:
-                found[name], told = result, True
-        return found
+                arguments[name], has_result = result, True
+        return arguments
 
     @property
     def undo_takes_context(self) -> bool:
@@ -291,17 +291,17 @@ _NEEDED = {
 }
 
 
-def _unnamed(unnamed: tuple[Any, ...], said: Json) -> Iterator[Fault]:
+def _unnamed(unnamed: tuple[Any, ...], options: Json) -> Iterator[Fault]:
     for one in unnamed:
-        if isinstance(one, str) and "name" not in said:
+        if isinstance(one, str) and "name" not in options:
             yield Fault("/name", f'options are named: write @tool(name="{one}", …)')
         elif not callable(one) or len(unnamed) > 1:
             yield Fault("", f"options are named: `{one!r}` has no name")
 
 
-def _forgotten(said: Json) -> Iterator[Fault]:
+def _forgotten(options: Json) -> Iterator[Fault]:
     for name, (line, meaning) in _NEEDED.items():
-        if name not in said:
+        if name not in options:
             yield Fault(f"/{name}", f'`{name}` is missing: write @tool({name}="{line}"){meaning}')
 
 
@@ -316,7 +316,7 @@ def _unknown(options: Mapping[str, Any], said: Json) -> Iterator[Fault]:
 _ALSO_CALLED = {"timeout": "timeout_s", "window": "window_s", "summary": "description"}
 
 
-def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
+def _declarer(options: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
     def declare(function: Callable[..., Any], above: int = 1) -> Tool[..., Any]:
         # Tools may be declared inside a function, with types that exist only there.
         around = sys._getframe(above).f_locals  # pyright: ignore[reportPrivateUsage]
@@ -324,17 +324,17 @@ def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any
         if faults != misuse:
             raise _refused(function, faults)
         annotations, unread = read_annotations(function, around)
-        doc = inspect.cleandoc(said["description"] or function.__doc__ or "")
+        doc = inspect.cleandoc(options["description"] or function.__doc__ or "")
         text = PARAMETERS.split(doc, maxsplit=1)[0].strip()
         if len(text) < 10:
             faults.append(
                 Fault("/description", "it needs a docstring of at least 10 characters: agents choose tools by it")
             )
-        facts = _facts(function, said, text, annotations, faults)
+        facts = _facts(function, options, text, annotations, faults)
         try:
             parse_manifest(facts)  # faults are reported here, where they were written
         except Failure as failure:
-            faults += _in_options(failure, function, said)
+            faults += _in_options(failure, function, options)
         if faults or unread:
             raise _refused(function, [*faults, *unread])
         return Tool(function, facts, annotations)
@@ -445,11 +445,11 @@ def _facts(
     return facts
 
 
-def _name_of(function: Callable[..., Any], said: Mapping[str, Any]) -> tuple[Any, Any]:
+def _name_of(function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the bare name of a tool and its namespace."""
-    identifier = said["name"] or function.__name__
+    identifier = options["name"] or function.__name__
     space, _, last = identifier.rpartition(".") if isinstance(identifier, str) else ("", "", identifier)
-    return last, space or said["namespace"] or namespace_of(function)
+    return last, space or options["namespace"] or namespace_of(function)
 
 
 _LISTS = {
@@ -475,17 +475,17 @@ _OPTION_OF = {
 }  # fmt: skip
 
 
-def _in_options(failure: Failure, function: Callable[..., Any], said: Mapping[str, Any]) -> Iterator[Fault]:
+def _in_options(failure: Failure, function: Callable[..., Any], options: Mapping[str, Any]) -> Iterator[Fault]:
     """Translate the faults of a manifest to the options that it was made from."""
     listed: list[Json] = (failure.details or {}).get("faults", [])
     for fault in listed:
         first, _, rest = str(fault["pointer"])[1:].partition("/")
         words = _PYDANTIC.sub("must ", str(fault["message"]))
         if first == "tool_id":
-            yield Fault("/name", _renamed(*_name_of(function, said), words))
+            yield Fault("/name", _renamed(*_name_of(function, options), words))
             continue
         option = _OPTION_OF.get(first, first)
-        given = said.get(option)
+        given = options.get(option)
         line = f"{option}={given!r}" if isinstance(given, str | int | float) else option
         yield Fault(f"/{option}", f"`{line}` {words}" + _instead(option, given) + (f" (at {rest})" if rest else ""))
 
@@ -598,10 +598,10 @@ def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None 
             tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         except (OSError, TypeError, tokenize.TokenError, IndentationError):
             return None
-        kept = [token for token in tokens if token.type not in _NOISE]
+        tokens_ = [token for token in tokens if token.type not in _NOISE]
         # The end of the last line is present or not, depending on whether a comment follows it.
-        last = max((at for at, token in enumerate(kept) if token.type == tokenize.NEWLINE), default=-1)
-        for at, token in enumerate(kept):
+        last = max((at for at, token in enumerate(tokens_) if token.type == tokenize.NEWLINE), default=-1)
+        for at, token in enumerate(tokens_):
             hasher.update(f"{token.type}:{'' if at == last else token.string}\n".encode())
     if pinned is not None:
         hasher.update(pinned.digest.encode())
@@ -613,6 +613,6 @@ def tools_in(namespace: Mapping[str, Any]) -> list[Tool[..., Any]]:
     seen: dict[int, Tool[..., Any]] = {}
     for value in namespace.values():
         if isinstance(value, Tool):
-            found = cast("Tool[..., Any]", value)
-            seen.setdefault(id(found), found)
+            tool_ = cast("Tool[..., Any]", value)
+            seen.setdefault(id(tool_), tool_)
     return list(seen.values())

@@ -83,15 +83,15 @@ def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]
 
 def _fill(template: str, arguments: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
-        found = _argument(match.group(1), arguments)
+        argument = _argument(match.group(1), arguments)
         # An absent argument may name any resource, hence the star.
-        return "*" if found is None else str(found)
+        return "*" if argument is None else str(argument)
 
     return _FIELD.sub(value, template)
 
 
 def _argument(path: str, arguments: Mapping[str, Any]) -> Any:
-    found: Any = arguments
+    value: Any = arguments
     for step in path.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - arguments are JSON
-    return found  # pyright: ignore[reportUnknownVariableType] - as above
+        value = value.get(step) if isinstance(value, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - arguments are JSON
+    return value  # pyright: ignore[reportUnknownVariableType] - as above

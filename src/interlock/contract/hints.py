@@ -185,19 +185,19 @@ _SPHINX = re.compile(r"^:param (?:\w+ )?(\w+): (.+)$")
 
 
 def _documented_parameters(doc: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     name, indent = "", 0
     for line in inspect.cleandoc(doc).splitlines():
         deeper = len(line) - len(line.lstrip()) > indent
         match = None if name and deeper else _GOOGLE.match(line) or _SPHINX.match(line)
         if match:
             name, indent = match.group(1), len(line) - len(line.lstrip())
-            found[name] = match.group(2).strip()
+            parameters[name] = match.group(2).strip()
         elif name and deeper and line.strip():
-            found[name] += " " + line.strip()
+            parameters[name] += " " + line.strip()
         else:
             name, indent = "", 0
-    return found
+    return parameters
 
 
 # Types
@@ -236,7 +236,7 @@ def _typed_dict(hint: Any, around: Mapping[str, Any], inside: tuple[Any, ...]) -
 
 
 def _item(hint: Any, name: str, item: Any, around: Mapping[str, Any], inside: tuple[Any, ...]) -> Any:
-    said = typing.get_origin(item)
-    if said not in (typing.Required, typing.NotRequired):
-        said = typing.Required if name in hint.__required_keys__ else typing.NotRequired
-    return said[_made_over(item_hint(item), around, inside)]
+    origin = typing.get_origin(item)
+    if origin not in (typing.Required, typing.NotRequired):
+        origin = typing.Required if name in hint.__required_keys__ else typing.NotRequired
+    return origin[_made_over(item_hint(item), around, inside)]

@@ -177,8 +177,8 @@ class BreakerRule(CircuitBreakerConfig):
     tools: str = Field("*", description="the tools that it is for, as a pattern")
 
     def applied(self, config: CircuitBreakerConfig) -> CircuitBreakerConfig:
-        said = {name: getattr(self, name) for name in self.model_fields_set - {"services", "tools"}}
-        return config.model_copy(update=said)
+        overrides = {name: getattr(self, name) for name in self.model_fields_set - {"services", "tools"}}
+        return config.model_copy(update=overrides)
 
 
 class CheckpointConfig(Part):
@@ -374,12 +374,12 @@ class Execution(Part):
         schema = Schema(parameters)
         known, filled = schema.properties, {*parameters.get("required", ()), *(name for name, _ in schema.defaults)}
         for index, template in enumerate(self.argv):
-            at, found = f"/execution/argv/{index}", list(_PLACEHOLDER.finditer(template))
-            if found and template.startswith("-") and "=" not in template[: found[0].start()]:
+            at, placeholders = f"/execution/argv/{index}", list(_PLACEHOLDER.finditer(template))
+            if placeholders and template.startswith("-") and "=" not in template[: placeholders[0].start()]:
                 yield Fault(at, f"`{template}` lets the input choose options; write --option={{name}} or two words")
-            if len(found) > 1 and any(one[2] for one in found):
+            if len(placeholders) > 1 and any(one[2] for one in placeholders):
                 yield Fault(at, f"`{template}` has a list and something else; give the list a word of its own")
-            for name, many in (one.groups() for one in found):
+            for name, many in (one.groups() for one in placeholders):
                 if name not in known:
                     yield Fault(at, f"`{{{name}}}` is not a parameter")
                 elif is_secret_name(name) or _holds_private(parameters, known[name], set()):
@@ -400,14 +400,14 @@ class Execution(Part):
         """
         words: list[str] = []
         for template in self.argv:
-            found = _PLACEHOLDER.search(template)
-            if found is None:
+            placeholder = _PLACEHOLDER.search(template)
+            if placeholder is None:
                 words.append(template)
                 continue
-            made = [_filled(template, given) for given in _each(found, arguments)]
+            made = [_filled(template, given) for given in _each(placeholder, arguments)]
             if any("\0" in word for word in made):
                 raise Failure("E3305", f"what stands for `{template}` holds a NUL character, which no word can")
-            if found.start() == 0 and "--" not in words and any(word.startswith("-") for word in made):
+            if placeholder.start() == 0 and "--" not in words and any(word.startswith("-") for word in made):
                 raise Failure("E3305", f"what stands for `{template}` begins with `-`: it would be read as an option")
             words += made
         if sum(len(word.encode()) + 1 for word in words) > _LONGEST_COMMAND:
@@ -435,9 +435,9 @@ def _holds_private(root: Json, part: Json, seen: set[int]) -> bool:
     )
 
 
-def _each(found: re.Match[str], arguments: Json) -> list[Json]:
+def _each(placeholder: re.Match[str], arguments: Json) -> list[Json]:
     """Return the arguments once, or once per item of a list with the item in the list's place."""
-    name, many = found.groups()
+    name, many = placeholder.groups()
     if not many:
         return [arguments]
     value = arguments.get(name)
@@ -446,7 +446,7 @@ def _each(found: re.Match[str], arguments: Json) -> list[Json]:
 
 
 def _filled(template: str, arguments: Json) -> str:
-    return _PLACEHOLDER.sub(lambda found: _text(arguments[found[1]]), template)
+    return _PLACEHOLDER.sub(lambda match: _text(arguments[match[1]]), template)
 
 
 def _text(value: Any) -> str:
@@ -664,4 +664,4 @@ def _fields_at(path: tuple[int | str, ...]) -> tuple[str, ...]:
 def _model_in(hint: Any) -> type[BaseModel] | None:
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return hint
-    return next((found for one in get_args(hint) if (found := _model_in(one))), None)
+    return next((model for one in get_args(hint) if (model := _model_in(one))), None)

@@ -158,16 +158,16 @@ NOTHING = Permissions()
 
 def permissions_of(texts: Iterable[str] | None) -> Permissions:
     """Read the permissions of a manifest. An unreadable one allows nothing: admission refuses it."""
-    found = [one for text in texts or () if (one := _readable(text)) is not None]
-    if not found:
+    permissions = [one for text in texts or () if (one := _readable(text)) is not None]
+    if not permissions:
         return NOTHING
-    kept = outermost(found)
-    of = {family: [one for one in kept if one.family == family] for family in FAMILIES}
+    outer = outermost(permissions)
+    of = {family: [one for one in outer if one.family == family] for family in FAMILIES}
     databases: dict[str, Mode] = {one.target: one.mode for one in of["database"]}
     lent = [one.target for one in of["credential"]]
     lent += [f"database/{engine}/{mode}" for engine, mode in databases.items() if engine not in WITHOUT_CREDENTIAL]
     return Permissions(
-        listed=kept,
+        listed=outer,
         readable=tuple(one.target for one in of["filesystem"]),
         writable=tuple(one.target for one in of["filesystem"] if one.mode == "write"),
         hosts=tuple((host, int(port)) for host, _, port in (one.target.rpartition(":") for one in of["network"])),
@@ -183,9 +183,9 @@ def _readable(text: str) -> Permission | None:
         return None
 
 
-def outermost(found: Iterable[Permission]) -> tuple[Permission, ...]:
+def outermost(permissions: Iterable[Permission]) -> tuple[Permission, ...]:
     """Return the permissions that no other one includes, each once, in the order in which they are listed."""
-    listed = list(dict.fromkeys(found))
+    listed = list(dict.fromkeys(permissions))
     return tuple(one for one in listed if not any(other != one and other.includes(one) for other in listed))
 
 

@@ -67,15 +67,15 @@ def _beside(file: Path, text: str, package: str) -> dict[str, tuple[str, bool]]:
     base = file.parents[len(package.split("."))] if package else file.parent
     if top == "interlock" or (not package and base in _installed()):
         return {}
-    found: dict[str, tuple[str, bool]] = {}
+    modules: dict[str, tuple[str, bool]] = {}
     waiting = [(text, package)]
     while waiting:
         for name in _imported(*waiting.pop()):
-            one = None if name in found or (top and name.partition(".")[0] != top) else _read(base, name)
+            one = None if name in modules or (top and name.partition(".")[0] != top) else _read(base, name)
             if one is not None:
-                found[name] = one
+                modules[name] = one
                 waiting.append((one[0], name if one[1] else name.rpartition(".")[0]))
-    return found
+    return modules
 
 
 def _installed() -> set[Path]:

@@ -83,19 +83,19 @@ def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
     return False
 
 
-def _only_bounds(said: Any) -> bool:
+def _only_bounds(annotation: Any) -> bool:
     """Whether the annotations of a type only bound it, which the schema does too, or describe it."""
-    if isinstance(said, FieldInfo):
-        renamed = said.alias is not None or said.validation_alias is not None
-        filled = said.default is not PydanticUndefined or said.default_factory is not None
-        extra: Any = said.json_schema_extra or {}
+    if isinstance(annotation, FieldInfo):
+        renamed = annotation.alias is not None or annotation.validation_alias is not None
+        filled = annotation.default is not PydanticUndefined or annotation.default_factory is not None
+        extra: Any = annotation.json_schema_extra or {}
         # Our own marks change no type; other additions of an author to the schema might.
         marked = isinstance(extra, dict) and all(name.startswith("x-") for name in cast("dict[str, Any]", extra))
-        return not renamed and not filled and marked and all(map(_only_bounds, said.metadata))
-    if isinstance(said, pydantic.StringConstraints):
-        return not (said.strip_whitespace or said.to_lower or said.to_upper)
+        return not renamed and not filled and marked and all(map(_only_bounds, annotation.metadata))
+    if isinstance(annotation, pydantic.StringConstraints):
+        return not (annotation.strip_whitespace or annotation.to_lower or annotation.to_upper)
     # Patterns and the like are of a private class of pydantic.
-    return isinstance(said, _BOUNDS) or type(said).__module__.startswith("pydantic._internal.")
+    return isinstance(annotation, _BOUNDS) or type(annotation).__module__.startswith("pydantic._internal.")
 
 
 def _is_immutable(hint: Any) -> bool:

@@ -94,11 +94,11 @@ def resolve(spec: str | None, versions: Collection[str], *, deprecated: Collecti
     """Return the highest registered version that the spec selects; E3102 if there is none, E3004 if the spec is
     invalid.
     """
-    found = _candidates(spec, versions)
-    if not found:
+    matching = _candidates(spec, versions)
+    if not matching:
         wanted = "any release" if spec is None else f"`{spec}`"
         raise _without(versions, "E3102", f"no version matches {wanted}")
-    return _best(found, deprecated)
+    return _best(matching, deprecated)
 
 
 def common(specs: Sequence[str | None], versions: Collection[str], deprecated: Collection[str] = ()) -> str:
@@ -109,11 +109,11 @@ def common(specs: Sequence[str | None], versions: Collection[str], deprecated: C
     """
     asking = [spec for spec in specs if not _is_latest(spec)]
     sets = [_candidates(spec, versions) for spec in asking or (None,)]
-    found = set[str].intersection(*sets)
-    if not found:
+    matching = set[str].intersection(*sets)
+    if not matching:
         listed = ", ".join(f"`{spec}`" for spec in asking) or "any release"
         raise _without(versions, "E3103", f"no version satisfies all of {listed}")
-    return _best(found, deprecated)
+    return _best(matching, deprecated)
 
 
 def highest(versions: Iterable[str]) -> str | None:
@@ -175,8 +175,8 @@ def _order(text: str) -> Any:
     return parse_version(text).order
 
 
-def _best(found: Collection[str], deprecated: Collection[str]) -> str:
-    return max([text for text in found if text not in deprecated] or found, key=_order)
+def _best(matching: Collection[str], deprecated: Collection[str]) -> str:
+    return max([text for text in matching if text not in deprecated] or matching, key=_order)
 
 
 def _is_latest(spec: str | None) -> bool:
@@ -193,10 +193,10 @@ def _candidates(spec: str | None, versions: Collection[str]) -> set[str]:
 
 
 def _admits(alternatives: tuple[_Conjunction, ...], version: Version) -> bool:
-    return any(all(one.admits(version) for one in every) and _asked(every, version) for every in alternatives)
+    return any(all(one.admits(version) for one in every) and _requested(every, version) for every in alternatives)
 
 
-def _asked(every: _Conjunction, version: Version) -> bool:
+def _requested(every: _Conjunction, version: Version) -> bool:
     """Whether a pre-release was requested: by a comparator that names one of the same core."""
     return not version.prerelease or any(one.version.prerelease and one.version.core == version.core for one in every)
 

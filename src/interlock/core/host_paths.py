@@ -68,6 +68,6 @@ def without_paths_in(value: Any) -> Any:
         return members if same else cleaned
     if isinstance(value, list | tuple):
         items = cast("list[Any]", value)
-        found = [without_paths_in(one) for one in items]
-        return items if all(one is before for one, before in zip(found, items, strict=True)) else found
+        items_cleaned = [without_paths_in(one) for one in items]
+        return items if all(one is before for one, before in zip(items_cleaned, items, strict=True)) else items_cleaned
     return value

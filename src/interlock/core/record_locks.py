@@ -30,9 +30,9 @@ def question(start: int, length: int) -> bytes:
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
 
 
-def anyone(file: int, asked: bytes) -> bool:
+def anyone(file: int, range_: bytes) -> bool:
     """Whether others hold a lock in a range. The range is encoded beforehand, because this runs for every write."""
-    return fcntl.fcntl(file, _TEST, asked)[:2] != _FREE
+    return fcntl.fcntl(file, _TEST, range_)[:2] != _FREE
 
 
 def found(file: int, start: int, length: int) -> tuple[int, int] | None:

@@ -44,7 +44,7 @@ class Failing:
     error: str
 
 
-class _Kept:
+class _Task:
     """State of one supervised task."""
 
     __slots__ = ("error", "failures", "name")
@@ -75,18 +75,18 @@ class Supervisor:
         self._alert = alert
         self._changed = changed
         self._seldom = Seldom(TELL_EVERY_S, clock.monotonic)
-        self._kept: dict[asyncio.Task[Any], _Kept] = {}
+        self._tasks: dict[asyncio.Task[Any], _Task] = {}
         self._spawned: set[asyncio.Task[Any]] = set()
 
     @property
     def failing(self) -> list[Failing]:
         """The tasks whose last run failed and that have not recovered, by name."""
-        found = [Failing(task=one.name, failures=one.failures, error=one.error) for one in self._kept.values()]
-        return sorted((one for one in found if one.failures), key=lambda one: one.task)
+        failing = [Failing(task=one.name, failures=one.failures, error=one.error) for one in self._tasks.values()]
+        return sorted((one for one in failing if one.failures), key=lambda one: one.task)
 
     def every(self, name: str, seconds: float, step: Callable[[], Awaitable[Any]], *, at_once: bool = True) -> None:
         """Run a step repeatedly with this pause in between; after a failure the pause is longer."""
-        kept = _Kept(name)
+        task = _Task(name)
 
         async def go_on() -> None:
             if not at_once:
@@ -95,29 +95,29 @@ class Supervisor:
                 try:
                     await step()
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the next step must come
-                    await self._sleep(max(seconds, self._pause_after(kept, error)))
+                    await self._sleep(max(seconds, self._pause_after(task, error)))
                 else:
-                    self._recovered(kept)
+                    self._recovered(task)
                     await self._sleep(seconds)
 
-        self._start(kept, go_on())
+        self._start(task, go_on())
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Run a task until it returns or is cancelled; restart it when it raises."""
-        kept = _Kept(name)
+        task = _Task(name)
 
         async def go_on() -> None:
             while True:
-                steady = asyncio.get_running_loop().call_later(STEADY_S, self._recovered, kept)
+                steady = asyncio.get_running_loop().call_later(STEADY_S, self._recovered, task)
                 try:
                     return await work()
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the task is started again
-                    pause_s = self._pause_after(kept, error)
+                    pause_s = self._pause_after(task, error)
                 finally:
                     steady.cancel()
                 await self._sleep(pause_s)
 
-        return self._start(kept, go_on())
+        return self._start(task, go_on())
 
     def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Do some work once in the background. A failure is logged and raises an alert; the work is not repeated."""
@@ -128,31 +128,31 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the jobs and the long-lived tasks. Spawned work continues, because other parts may need its result."""
-        await _end(list(self._kept))
+        await _end(list(self._tasks))
 
     async def close(self) -> None:
         """End all tasks."""
-        await _end([*self._kept, *self._spawned])
+        await _end([*self._tasks, *self._spawned])
 
-    def _start(self, kept: _Kept, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=kept.name)
-        self._kept[task] = kept
+    def _start(self, supervised: _Task, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=supervised.name)
+        self._tasks[task] = supervised
         task.add_done_callback(self._let_go)
         return task
 
     def _let_go(self, task: asyncio.Task[Any]) -> None:
-        kept = self._kept.pop(task)
+        ended = self._tasks.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell(kept.name, error)
-        if kept.failures:
+            self._report(ended.name, error)
+        if ended.failures:
             self._changed()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell(task.get_name(), error)
+            self._report(task.get_name(), error)
 
-    def _pause_after(self, kept: _Kept, error: BaseException) -> float:
+    def _pause_after(self, supervised: _Task, error: BaseException) -> float:
         """Record a failure and return the pause before the next attempt. Re-raises what must end the task: its own
         cancellation, or an exit.
         """
@@ -162,21 +162,21 @@ class Supervisor:
         if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise error
         # A cancellation that is not this task's own came from something that it awaited, and counts as a failure.
-        kept.failures += 1
-        kept.error = _in_words(error)
-        self._tell(kept.name, error)
-        if kept.failures == 1:
+        supervised.failures += 1
+        supervised.error = _in_words(error)
+        self._report(supervised.name, error)
+        if supervised.failures == 1:
             self._changed()
-        bound = min(FIRST_PAUSE_S * 2 ** min(kept.failures - 1, 16), LONGEST_PAUSE_S)
+        bound = min(FIRST_PAUSE_S * 2 ** min(supervised.failures - 1, 16), LONGEST_PAUSE_S)
         return bound * (0.5 + self._clock.random_bytes(1)[0] / 512)
 
-    def _recovered(self, kept: _Kept) -> None:
+    def _recovered(self, kept: _Task) -> None:
         if kept.failures:
             kept.failures, kept.error = 0, ""
             _log.info("%s works again", kept.name)
             self._changed()
 
-    def _tell(self, name: str, error: BaseException) -> None:
+    def _report(self, name: str, error: BaseException) -> None:
         held_back = self._seldom.due((name, type(error)))
         if held_back is None:
             return

@@ -101,7 +101,7 @@ def long_number(data: bytes | bytearray) -> bool:
     outside = b'"'.join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     if not _has_run(outside):
         return False
-    return any(found[1] is not None for found in _WHOLE.finditer(outside))
+    return any(match[1] is not None for match in _WHOLE.finditer(outside))
 
 
 def _has_run(data: bytes | bytearray) -> bool:

@@ -64,24 +64,24 @@ def _without_fractions(encoded: bytes) -> bytes | None:
     quote and a colon before the digits show that at once; elsewhere, an even number of quotes before it does. Escapes
     would invalidate both tests, and minus zero needs separate treatment.
     """
-    kept: list[bytes] = []
+    pieces: list[bytes] = []
     done = counted = quotes = 0
     looked = False
-    for found in _FRACTION(encoded):
-        at = found.start()
+    for match in _FRACTION(encoded):
+        at = match.start()
         looked = True
         if _MEMBER(encoded, max(at - 20, 0), at) is None:
             quotes += encoded.count(b'"', counted, at)
             counted = at
             if quotes % 2:
                 continue
-        kept.append(encoded[done:at])
+        pieces.append(encoded[done:at])
         done = at + 2
         if encoded[at - 2 : at] == b"-0":
             return None
     if not looked:
         return encoded
-    return None if _BACKSLASH in encoded else b"".join(kept) + encoded[done:]
+    return None if _BACKSLASH in encoded else b"".join(pieces) + encoded[done:]
 
 
 _FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer

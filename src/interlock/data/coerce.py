@@ -77,11 +77,11 @@ def _branch(root: Json, part: Json, kind: str) -> Json:
     branches = part.get("anyOf") or part.get("oneOf")
     if "type" in part or not isinstance(branches, list):
         return part
-    found = [
+    resolved = [
         resolve_ref(root, cast("Json", branch)) for branch in cast("list[Any]", branches) if branch not in (True, False)
     ]
-    kinds = [_kinds(root, branch) for branch in found]
-    fitting = [branch for branch, said in zip(found, kinds, strict=True) if kind in said]
+    kinds = [_kinds(root, branch) for branch in resolved]
+    fitting = [branch for branch, admitted in zip(resolved, kinds, strict=True) if kind in admitted]
     return _branch(root, fitting[0], kind) if len(fitting) == 1 and all(kinds) else part
 
 
@@ -91,10 +91,10 @@ def _convert(root: Json, part: Json, text: str) -> Any:
     if "string" in kinds or not kinds:
         return None
     # INVARIANT: at most one of the requested types may match the text, otherwise the choice would be a guess.
-    claims = {kind: claim for kind in kinds if (claim := _claim(kind, text)) is not None}
-    if kinds >= {"integer", "number"} and "integer" in claims:
-        claims.pop("number", None)
-    return next(iter(claims.values())) if len(claims) == 1 else None
+    values = {kind: value for kind in kinds if (value := _parsed(kind, text)) is not None}
+    if kinds >= {"integer", "number"} and "integer" in values:
+        values.pop("number", None)
+    return next(iter(values.values())) if len(values) == 1 else None
 
 
 def _kinds(root: Json, part: Json) -> frozenset[str]:
@@ -107,11 +107,11 @@ def _kinds(root: Json, part: Json) -> frozenset[str]:
     branches = part.get("anyOf") or part.get("oneOf")
     if not isinstance(branches, list):
         return frozenset()
-    found = [_kinds(root, resolve_ref(root, cast("Json", branch))) for branch in cast("list[Any]", branches)]
-    return frozenset({"string"}) if not all(found) else frozenset[str]().union(*found)
+    kinds = [_kinds(root, resolve_ref(root, cast("Json", branch))) for branch in cast("list[Any]", branches)]
+    return frozenset({"string"}) if not all(kinds) else frozenset[str]().union(*kinds)
 
 
-def _claim(kind: str, text: str) -> int | float | bool | None:
+def _parsed(kind: str, text: str) -> int | float | bool | None:
     if kind == "integer":
         return int(text) if _INTEGER.match(text) else None
     if kind == "number":

@@ -103,18 +103,18 @@ def _perhaps(there: list[Any], it: str, names: Iterator[int], depth: int) -> Ite
 
 
 def _member(row: Any, member: str, item: Any, it: str, names: Iterator[int], depth: int) -> Iterator[str]:
-    hint, said = item_hint(item), typing.get_origin(item)
-    always = said is typing.Required or (said is not typing.NotRequired and member in row.__required_keys__)
+    hint, origin = item_hint(item), typing.get_origin(item)
+    always = origin is typing.Required or (origin is not typing.NotRequired and member in row.__required_keys__)
     one = f"it_{_next(names)}"
     lines = list(_copied(hint, one, names, depth + 1))
     if not lines:
         return
-    kept = f"{it}[{member!r}]"
+    place = f"{it}[{member!r}]"
     if bare(hint) in (int, float):
         value, _, condition = _number(bare(hint), one).partition(" if ")
-        lines = [f"{one} = {kept}", f"if {condition}:", f"    {kept} = {value}"]
+        lines = [f"{one} = {place}", f"if {condition}:", f"    {place} = {value}"]
     else:
-        lines = [f"{one} = {kept}", *lines, f"{kept} = {one}"]
+        lines = [f"{one} = {place}", *lines, f"{place} = {one}"]
     if always:
         yield from lines
     else:

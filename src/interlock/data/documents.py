@@ -43,17 +43,17 @@ def read_json(text: str | bytes) -> Any:
 def _check_names(words: str) -> None:
     """Refuse valid JSON in which an object has a name twice."""
     within: list[set[str]] = []
-    for found in _MARKS(words):
-        mark = found[0]
+    for match in _MARKS(words):
+        mark = match[0]
         if mark in "{[":
             within.append(set())
         elif mark in "}]":
             within.pop()
-        elif found[1] is not None:
-            quoted = found[1]
+        elif match[1] is not None:
+            quoted = match[1]
             name: str = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
             if name in within[-1]:
-                raise Doubled(name, words.count("\n", 0, found.start()) + 1)
+                raise Doubled(name, words.count("\n", 0, match.start()) + 1)
             within[-1].add(name)
 
 

@@ -36,9 +36,9 @@ def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fa
 
     At most MOST_FAULTS are listed, so the answer stays small whatever was sent.
     """
-    found = (fault for error in schema.errors(value) for fault in _explain(schema, error, noun))
-    some = set(islice(found, MOST_FAULTS))
-    more = [] if next(found, None) is None else [Fault("", f"more is wrong than these {MOST_FAULTS} faults")]
+    faults = (fault for error in schema.errors(value) for fault in _explain(schema, error, noun))
+    some = set(islice(faults, MOST_FAULTS))
+    more = [] if next(faults, None) is None else [Fault("", f"more is wrong than these {MOST_FAULTS} faults")]
     return sorted(some) + more
 
 
@@ -217,8 +217,8 @@ def _inside(spot: _Spot) -> Iterator[_Spot]:
             yield _Spot(cast("Json", child), at + pointer(["patternProperties", pattern]), f"{name}.*", values, trail)
 
 
-def _list(said: Any) -> list[Any]:
-    return cast("list[Any]", said) if isinstance(said, list) else []
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _wanting(root: Json, spot: _Spot, given: Sequence[Any]) -> Iterator[Fault]:
@@ -244,8 +244,8 @@ def _example_faults(root: Json, name: str, part: Json, at: str, given: Sequence[
 
 
 def _extension_faults(name: str, part: Json, at: str) -> Iterator[Fault]:
-    said = part.get("x-sensitivity", "pii")
-    if not isinstance(said, str) or said not in SENSITIVITIES:
+    sensitivity = part.get("x-sensitivity", "pii")
+    if not isinstance(sensitivity, str) or sensitivity not in SENSITIVITIES:
         choices = ", ".join(sorted(SENSITIVITIES))
         yield Fault(f"{at}/x-sensitivity", f"x-sensitivity of `{name}` must be one of {choices}")
     cost = part.get("x-token-cost", 0)

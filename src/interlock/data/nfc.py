@@ -65,6 +65,6 @@ def _long_run() -> re.Pattern[str]:
 
 def _sorted(run: re.Match[str]) -> str:
     """Decompose the characters and sort each run of marks in Unicode's canonical order."""
-    found = "".join(unicodedata.normalize("NFD", one) for one in run[0])
-    runs = groupby(found, lambda one: unicodedata.combining(one) != 0)
+    decomposed = "".join(unicodedata.normalize("NFD", one) for one in run[0])
+    runs = groupby(decomposed, lambda one: unicodedata.combining(one) != 0)
     return "".join(one for _, several in runs for one in sorted(several, key=unicodedata.combining))

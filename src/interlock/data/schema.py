@@ -233,8 +233,8 @@ def _betrays(root: Json, node: Json, above: frozenset[str] = frozenset()) -> boo
     """Whether a schema's branches name a hidden field, or contain one where `walk` does not reach."""
     hidden = above | _internal(root, node)
     for word in ("allOf", "anyOf", "oneOf", "if", "then", "else", "not"):
-        said: Any = node.get(word)
-        for branch in cast("list[Any]", said if isinstance(said, list) else [said]):
+        rule_value: Any = node.get(word)
+        for branch in cast("list[Any]", rule_value if isinstance(rule_value, list) else [rule_value]):
             if not isinstance(branch, dict):
                 continue
             one = cast("Json", branch)
@@ -253,10 +253,10 @@ def _unlisted(node: Json, hidden: frozenset[str]) -> frozenset[str]:
         node["required"] = [name for name in node["required"] if name not in hidden]
     for rule in ("dependentRequired", "dependentSchemas"):
         if isinstance(node.get(rule), dict):
-            kept = {name: then for name, then in cast("Json", node[rule]).items() if name not in hidden}
+            rules = {name: then for name, then in cast("Json", node[rule]).items() if name not in hidden}
             node[rule] = {
                 name: [one for one in cast("list[Any]", then) if one not in hidden] if isinstance(then, list) else then
-                for name, then in kept.items()
+                for name, then in rules.items()
             }
     return hidden
 
@@ -284,8 +284,8 @@ def close(schema: Json) -> Json:
     for node in walk(schema):
         is_object = "properties" in node or node.get("type") == "object"
         # A schema with an allOf also sees the properties of its parts, so closing it would refuse them.
-        said = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
-        if is_object and not said:
+        stated = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
+        if is_object and not stated:
             node.setdefault("properties", {})  # the validator then names the undeclared members
             node["additionalProperties"] = False
     return schema

@@ -88,10 +88,10 @@ class _Reader:
 
     def row(self, node: Json, depth: int, real: Callable[[str], bool]) -> Plan:
         """Read an object of named members; `real` tells in which of them a whole number becomes a float."""
-        said = self._said(node, depth)
-        members, required = said.pop("properties", None), said.pop("required", [])
-        more = said.pop("additionalProperties", True)
-        if said != {"type": "object"} or not isinstance(members, dict):
+        constraints = self._constraints(node, depth)
+        members, required = constraints.pop("properties", None), constraints.pop("required", [])
+        more = constraints.pop("additionalProperties", True)
+        if constraints != {"type": "object"} or not isinstance(members, dict):
             raise _Other
         if more is not False and not (more is True and self._open_rows):
             raise _Other
@@ -108,12 +108,12 @@ class _Reader:
 
     def part(self, node: Any, depth: int, *, real: bool) -> Plan:
         """Read any other schema."""
-        said = {} if node is True else self._said(node, depth)
-        if not said:
+        constraints = {} if node is True else self._constraints(node, depth)
+        if not constraints:
             return _ANY
-        match said:
+        match constraints:
             case {"type": "object", "properties": _}:
-                return self.row(said, depth, lambda _: real)
+                return self.row(constraints, depth, lambda _: real)
             case {"type": "object", **more}:
                 return "map", False, self.part(_alone(more, "additionalProperties"), depth + 1, real=real)
             case {"type": "array", **more}:
@@ -136,21 +136,21 @@ class _Reader:
             raise _Other
         return kind, True, inner
 
-    def _said(self, node: Any, depth: int) -> Json:
+    def _constraints(self, node: Any, depth: int) -> Json:
         """Return the constraints of a schema, its own or those of its reference."""
         while True:
             self._left -= 1
             if not isinstance(node, dict) or depth > _DEEPEST or self._left < 0:
                 raise _Other
-            said = _without_notes(cast("Json", node))
-            if "$ref" not in said:
-                return said
-            node = self._referred(said)
+            constraints = _without_notes(cast("Json", node))
+            if "$ref" not in constraints:
+                return constraints
+            node = self._referred(constraints)
 
-    def _referred(self, said: Json) -> Any:
+    def _referred(self, constraints: Json) -> Any:
         """Resolve a schema that is only a reference to one of its own definitions, by plain name."""
-        where, _, name = str(said["$ref"]).rpartition("/")
-        if len(said) > 1 or where not in ("#/$defs", "#/definitions") or "%" in name or "~" in name:
+        where, _, name = str(constraints["$ref"]).rpartition("/")
+        if len(constraints) > 1 or where not in ("#/$defs", "#/definitions") or "%" in name or "~" in name:
             raise _Other
         held = self._root.get(where[2:])
         return cast("Json", held).get(name) if isinstance(held, dict) else None
@@ -160,10 +160,10 @@ def _without_notes(node: Json) -> Json:
     return {word: value for word, value in node.items() if word not in _NOTES and not word.startswith("x-")}
 
 
-def _alone(said: Json, word: str) -> Any:
-    if said.keys() - {word}:
+def _alone(constraints: Json, word: str) -> Any:
+    if constraints.keys() - {word}:
         raise _Other
-    return said.get(word, True)
+    return constraints.get(word, True)
 
 
 def _choice(values: Any) -> Plan:

@@ -41,9 +41,9 @@ MARKS: Mapping[str, str] = {"x-path": PATH, "x-url": URL, "x-host": HOST, "x-com
 
 def kinds_of(part: Json) -> Iterator[str]:
     """Return the kinds of text that one subschema marks: path, url, host, command."""
-    said = part.get("format")
-    if isinstance(said, str) and said in _FORMATS:
-        yield _FORMATS[said]
+    format_ = part.get("format")
+    if isinstance(format_, str) and format_ in _FORMATS:
+        yield _FORMATS[format_]
     for mark, kind in MARKS.items():
         if part.get(mark) is True:
             yield kind
@@ -78,32 +78,32 @@ class Place:
         """The JSON types that the subschemas name."""
         named: set[str] = set()
         for part in self.parts:
-            said: Any = part.get("type")
-            named.update([said] if isinstance(said, str) else cast("list[str]", said or []))
+            types: Any = part.get("type")
+            named.update([types] if isinstance(types, str) else cast("list[str]", types or []))
         return frozenset(named)
 
     def member(self, name: str) -> Place:
         """The place of an object's member."""
         if not self._views:
             return self
-        found = self._members.get(name)
-        if found is None:
-            found = self._places.at(child for view in self._views for child in _members(view, name))
+        place = self._members.get(name)
+        if place is None:
+            place = self._places.at(child for view in self._views for child in _members(view, name))
             # Other names come from callers and are unlimited, so they are not cached.
             if name in self._declared:
-                self._members[name] = found
-        return found
+                self._members[name] = place
+        return place
 
     def element(self, index: int) -> Place:
         """The place of an array's element."""
         if not self._views:
             return self
         index = min(index, self._listed)
-        found = self._elements.get(index)
-        if found is None:
-            found = self._places.at(child for view in self._views for child in _elements(view, index))
-            self._elements[index] = found
-        return found
+        place = self._elements.get(index)
+        if place is None:
+            place = self._places.at(child for view in self._views for child in _elements(view, index))
+            self._elements[index] = place
+        return place
 
     @cached_property
     def names(self) -> Place:
@@ -152,21 +152,21 @@ class Places:
 
     def at(self, views: Iterable[View]) -> Place:
         """Return the place that these subschemas lead to."""
-        found: dict[tuple[int, bool], View] = {}
+        views_: dict[tuple[int, bool], View] = {}
         waiting = list(views)
         while waiting:
             part, negated = waiting.pop()
-            if not isinstance(part, dict) or (id(cast("Json", part)), negated) in found:
+            if not isinstance(part, dict) or (id(cast("Json", part)), negated) in views_:
                 continue
             schema = cast("Json", part)
-            found[id(schema), negated] = (schema, negated)
+            views_[id(schema), negated] = (schema, negated)
             waiting.extend((one, negated) for one in self._same_place(schema))
             if "not" in schema:
                 waiting.append((schema["not"], True))
-        key = frozenset(found)
+        key = frozenset(views_)
         place = self._known.get(key)
         if place is None:
-            place = Place(self, found.values())
+            place = Place(self, views_.values())
             if len(self._known) < _REMEMBERED:
                 self._known[key] = place
         return place
@@ -211,16 +211,16 @@ class Places:
 
     @cached_property
     def _anchors(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
+        anchors: dict[str, list[Any]] = {}
         for node in _nodes(self._document):
             for word in ("$anchor", "$dynamicAnchor"):
                 if isinstance(node.get(word), str):
-                    found.setdefault(node[word], []).append(node)
+                    anchors.setdefault(node[word], []).append(node)
             if isinstance(node.get("$id"), str) and node["$id"].startswith("#"):
-                found.setdefault(node["$id"][1:], []).append(node)
+                anchors.setdefault(node["$id"][1:], []).append(node)
             if node.get("$recursiveAnchor") is True:
-                found.setdefault("", []).append(node)
-        return found
+                anchors.setdefault("", []).append(node)
+        return anchors
 
 
 def _is_marked(node: Json) -> bool:

@@ -58,11 +58,11 @@ class Seen:
 def _compare(place: str, before: Seen, now: Seen) -> list[Change]:
     if before.exists != now.exists:
         return [Change(resource=place, operation="CREATE" if now.exists else "DELETE")]
-    found: dict[tuple[str, Operation], Change] = {}
+    changes: dict[tuple[str, Operation], Change] = {}
 
     def note(name: str, operation: Operation, was: Any, became: Any) -> None:
         resource = f"{place}/{name}".rstrip("/")
-        found[resource, operation] = Change(resource=resource, operation=operation, before=was, after=became)
+        changes[resource, operation] = Change(resource=resource, operation=operation, before=was, after=became)
 
     for name, then, definition in _pairs(before.definitions, now.definitions):
         operation = "CREATE" if then is None else "DELETE" if definition is None else "UPDATE"
@@ -72,7 +72,7 @@ def _compare(place: str, before: Seen, now: Seen) -> list[Change]:
             note(
                 name, operation, {"rows": before.tables[name].count}, {"rows": now.tables[name].count, "changed": rows}
             )
-    return sorted(found.values(), key=lambda change: (change.resource, change.operation))
+    return sorted(changes.values(), key=lambda change: (change.resource, change.operation))
 
 
 def _row_changes(before: Table, now: Table) -> dict[Operation, int]:
@@ -272,18 +272,18 @@ def _rows(connection: sqlite3.Connection, name: str) -> Iterator[tuple[Any, int]
 
 
 def _table(rows: Iterator[tuple[Any, int]], budget: int) -> Table:
-    found: dict[Any, int] | None = {}
+    by_key: dict[Any, int] | None = {}
     count = total = 0
     for key, value in rows:
         count += 1
         total = (total + value) & 0xFFFF_FFFF_FFFF_FFFF
         if count > budget:
             raise Failure("E3407", f"more than {MOST_ROWS} rows are to be watched; watch a smaller database")
-        if found is not None:
-            found[key] = value
+        if by_key is not None:
+            by_key[key] = value
             if count > SMALL_ROWS:
-                found = None
-    return Table(count=count, total=total, rows=found)
+                by_key = None
+    return Table(count=count, total=total, rows=by_key)
 
 
 # Postgres
@@ -385,8 +385,8 @@ class PostgresWatcher:
         rows: dict[Any, Any] | None = None
         if int(count) <= SMALL_ROWS:
             rows = {
-                found: (value, times)
-                for found, value, times in self._ask(_ROWS.format(table=whole, key=key or "md5(t::text)"))
+                row_key: (value, times)
+                for row_key, value, times in self._ask(_ROWS.format(table=whole, key=key or "md5(t::text)"))
             }
         return Table(count=int(count), total=int(total), rows=rows)
 

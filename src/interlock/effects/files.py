@@ -112,24 +112,24 @@ class FileWatcher:
     # Snapshots
 
     def _look(self) -> Snapshot:
-        found: Snapshot = {}
-        kept = 0
+        entries: Snapshot = {}
+        kept_bytes = 0
         fresh_ns = time.time_ns() - TICK_NS  # files are stamped by the kernel's clock, not by one that is passed in
         for place, path, status in self._walk(strict=True):
             entry = _entry(path, status)
             if entry.kind == "file" and (self._contents or entry.ctime_ns >= fresh_ns):
                 content = None
-                if self._keep and entry.size <= KEEP_FILE_BYTES and kept + entry.size <= KEEP_BYTES:
+                if self._keep and entry.size <= KEEP_FILE_BYTES and kept_bytes + entry.size <= KEEP_BYTES:
                     content = _read(path)
-                    kept += len(content or b"")
+                    kept_bytes += len(content or b"")
                 digest = _hash(path) if content is None else hashlib.sha256(content).digest()
                 entry = entry._replace(digest=digest, content=content)
             if entry.kind == "file" and self._keep:
                 entry = entry._replace(attributes=_attributes(path))
-            found[place] = entry
-            if len(found) > MOST_ENTRIES:
+            entries[place] = entry
+            if len(entries) > MOST_ENTRIES:
                 raise Failure("E3407", f"more than {MOST_ENTRIES} files are to be watched; watch fewer directories")
-        return found
+        return entries
 
     def _walk(self, *, strict: bool = False) -> Iterator[tuple[Place, str, os.stat_result]]:
         """Iterate over all entries, a directory before its content. If strict, unreadable directories are refused
@@ -165,19 +165,19 @@ class FileWatcher:
                             folders.append((here, entry.path))
 
     def _changes(self, before: Snapshot, differs: Callable[[Place, Entry, Entry, str], bool]) -> list[Change]:
-        found: list[Change] = []
+        changes: list[Change] = []
         gone = dict(before)
         for place, path, status in self._walk():
             now, then = _entry(path, status), gone.pop(place, None)
             if then is None:
-                found.append(Change(resource=_name(place), operation="CREATE", after=now.summary()))
+                changes.append(Change(resource=_name(place), operation="CREATE", after=now.summary()))
             elif differs(place, then, now, path):
                 values = {"before": then.summary(), "after": now.summary()}
-                found.append(Change(resource=_name(place), operation="UPDATE", **values))
-        found += [
+                changes.append(Change(resource=_name(place), operation="UPDATE", **values))
+        changes += [
             Change(resource=_name(place), operation="DELETE", before=then.summary()) for place, then in gone.items()
         ]
-        return sorted(found, key=lambda change: change.resource)
+        return sorted(changes, key=lambda change: change.resource)
 
     # Restoring
 
@@ -194,8 +194,8 @@ class FileWatcher:
                 then, (entry, path) = before[place], now.get(place, (None, ""))
                 if (then.kind == "directory") == directories and (entry is None or _differs(then, entry, path)):
                     touched.add(place)
-                    kept = entry is not None and entry.inode == then.inode
-                    self._act(place, partial(_put_back, then=then, kept=kept))
+                    same_file = entry is not None and entry.inode == then.inode
+                    self._act(place, partial(_put_back, then=then, same_file=same_file))
         # INVARIANT: a file whose content was not kept is never reported as restored.
         return self._changes(before, lambda place, then, now, path: place in touched and not _restored(then, now, path))
 
@@ -204,12 +204,12 @@ class FileWatcher:
 
     def _act(self, place: Place, act: Callable[[int | None, str], None]) -> None:
         """Act on an entry through its directory. A failure shows afterwards in the remaining differences."""
-        root, way = self._roots[place[0]], place[1:]
+        root, path = self._roots[place[0]], place[1:]
         folder: int | None = None
         try:
-            if way:
-                folder = _open_way(root, way[:-1])
-            act(folder, way[-1] if way else root)
+            if path:
+                folder = _open_path(root, path[:-1])
+            act(folder, path[-1] if path else root)
         except OSError:
             pass
         finally:
@@ -300,9 +300,9 @@ def _text(name: str) -> str:
 # Actions on one entry, through its directory
 
 
-def _open_way(root: str, way: Sequence[str]) -> int:
+def _open_path(root: str, path: Sequence[str]) -> int:
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    for name in way:
+    for name in path:
         try:
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
         finally:
@@ -318,7 +318,7 @@ def _remove(folder: int | None, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _put_back(folder: int | None, name: str, then: Entry, kept: bool) -> None:
+def _put_back(folder: int | None, name: str, then: Entry, same_file: bool) -> None:
     """Restore an entry. A file that still exists is written in place, so that its hard links stay."""
     if then.kind == "symlink":
         _unlink(folder, name)
@@ -327,7 +327,7 @@ def _put_back(folder: int | None, name: str, then: Entry, kept: bool) -> None:
         return
     if then.kind == "directory":
         _make_directory(folder, name)
-    elif then.content is not None and not kept:
+    elif then.content is not None and not same_file:
         _unlink(folder, name)
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder))
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)

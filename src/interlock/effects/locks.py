@@ -247,10 +247,10 @@ class Locks:
     def _queue(self, ticket: Held, claims: Sequence[Claim]) -> None:
         """Queue a ticket: behind all that conflict or, for a call within a call, ahead of those that only wait."""
         if self._table:
-            above, found = ticket.above, self._conflicting(ticket)
-            if above is not None and any(other.granted and not other.within(above) for other in found):
+            above, conflicting = ticket.above, self._conflicting(ticket)
+            if above is not None and any(other.granted and not other.within(above) for other in conflicting):
                 raise _taken(claims)
-            for other in found:
+            for other in conflicting:
                 first, second = (other, ticket) if above is None or other.within(above) else (ticket, other)
                 first.behind.append(second)
                 second.blockers += 1
@@ -270,24 +270,24 @@ class Locks:
 
     def _conflicting(self, ticket: Held) -> Iterable[Held]:
         """Return every ticket that conflicts with this one, except those of its own callers."""
-        found: dict[Held, None] = {}
+        tickets: dict[Held, None] = {}
         for mine, write in ticket.claims.items():
             for where in self._overlapping(mine):
                 for other, writes in self._table[where].items():
                     if write or writes:
-                        found[other] = None
-        return [other for other in found if not ticket.within(other)] if ticket.above is not None else found
+                        tickets[other] = None
+        return [other for other in tickets if not ticket.within(other)] if ticket.above is not None else tickets
 
     def _overlapping(self, mine: str) -> list[str]:
         """Return the locked reaches above, at and below a reach."""
         table, order = self._table, self._order
-        found = [where for where in _wider(mine) if where in table]
-        found += [where for where in self._stems if where != mine and mine.startswith(where)]
+        reaches = [where for where in _wider(mine) if where in table]
+        reaches += [where for where in self._stems if where != mine and mine.startswith(where)]
         index = bisect_left(order, mine)
         while index < len(order) and order[index].startswith(mine):
-            found.append(order[index])
+            reaches.append(order[index])
             index += 1
-        return found
+        return reaches
 
     async def _wait(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
         left_s = deadline - self._monotonic()
@@ -319,7 +319,7 @@ class Locks:
                 if other.waiter is not None and not other.waiter.done():
                     other.waiter.set_result(None)
         if ticket.number is not None and not self._alone and not self._closed:
-            self._tell()
+            self._publish()
 
     # Between processes
 
@@ -351,19 +351,19 @@ class Locks:
             self._timer = self._loop.call_later(LOOK_S, self._look)
         return answer
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Write the locks of this process to the board; later, if that fails now."""
         try:
-            told = self._post(None) != "handing over"
+            done = self._post(None) != "handing over"
         except Failure as failure:
             _log.warning("locks of this home cannot be shared: %s", failure.message)
-            told = False
-        if not told and self._timer is not None:
+            done = False
+        if not done and self._timer is not None:
             self._loop.call_later(ASK_AFTER_S, self._retell)
 
     def _retell(self) -> None:
         if self._timer is not None and not self._alone:
-            self._tell()
+            self._publish()
 
     def _look(self) -> None:
         """Check periodically whether another process has come, and whether to stay on the board."""
@@ -375,7 +375,7 @@ class Locks:
         self._timer = self._loop.call_later(LOOK_S, self._look)
         if self._alone and self._board.rung():
             self._alone = False
-            self._tell()
+            self._publish()
 
     def _leave(self) -> bool:
         try:
@@ -422,14 +422,14 @@ class Board:
         self._alive = instance.alive
         self._path = home.path / "locks.board"
         self._file: int | None = None
-        self._heard = bytes(_HEADER.size)
+        self._seen_header = bytes(_HEADER.size)
 
     def post(self, mine: Sequence[Held], asking: Held | None) -> Answer:
         """Write the locks of this process and check one ticket of it. BlockingIOError while another process writes."""
         with _Writing(self._open()):
-            said = self._read()
-            others = self._others(said)
-            number: int = said.get("next", 1)
+            board = self._read()
+            others = self._others(board)
+            number: int = board.get("next", 1)
             for ticket in mine:
                 if ticket.number is None:
                     ticket.number = number
@@ -439,18 +439,18 @@ class Board:
                 asking.held = True
             claims = [] if answer == "alone" else [[one.number, one.held, one.claims] for one in mine if one.claims]
             entry = {"alone": answer == "alone", "claims": claims}
-            self._write(said, {"next": number, "members": {**others, self._me: entry}})
+            self._write(board, {"next": number, "members": {**others, self._me: entry}})
             return answer
 
     def leave(self) -> None:
         """Remove this process from the board."""
         with _Writing(self._open()):
-            said = self._read()
-            self._write(said, {"next": said.get("next", 1), "members": self._others(said)})
+            board = self._read()
+            self._write(board, {"next": board.get("next", 1), "members": self._others(board)})
 
     def rung(self) -> bool:
         """Whether another process has written since this one last wrote or checked."""
-        return self._header() != self._heard
+        return self._header() != self._seen_header
 
     def close(self) -> None:
         if self._file is not None:
@@ -462,8 +462,8 @@ class Board:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return self._file
 
-    def _others(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        members = cast("dict[str, Any]", said.get("members", {}))
+    def _others(self, board: Mapping[str, Any]) -> dict[str, Any]:
+        members = cast("dict[str, Any]", board.get("members", {}))
         return {owner: entry for owner, entry in members.items() if owner != self._me and self._alive(owner)}
 
     def _header(self) -> bytes:
@@ -471,27 +471,27 @@ class Board:
 
     def _read(self) -> dict[str, Any]:
         file = self._open()
-        self._heard = self._header()
-        _, start, length = _HEADER.unpack(self._heard)
+        self._seen_header = self._header()
+        _, start, length = _HEADER.unpack(self._seen_header)
         if start + length <= os.fstat(file).st_size:
             try:
                 return orjson.loads(os.pread(file, length, start))
             except orjson.JSONDecodeError:
                 pass
         # A new board, or one damaged by a power cut: whoever wrote it is gone.
-        self._heard = bytes(_HEADER.size)
+        self._seen_header = bytes(_HEADER.size)
         return {}
 
-    def _write(self, said: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        if said == now:
+    def _write(self, board: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        if board == now:
             return
         file, text = self._open(), orjson.dumps(now)
-        times, start, length = _HEADER.unpack(self._heard)
+        times, start, length = _HEADER.unpack(self._seen_header)
         # INVARIANT: the text that the header points at is not overwritten.
         start = _HEADER.size if _HEADER.size + len(text) <= start else max(start + length, _HEADER.size)
         os.pwrite(file, text, start)
-        self._heard = _HEADER.pack(times + 1, start, len(text))
-        os.pwrite(file, self._heard, 0)
+        self._seen_header = _HEADER.pack(times + 1, start, len(text))
+        os.pwrite(file, self._seen_header, 0)
 
 
 class _Writing:

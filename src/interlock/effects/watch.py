@@ -69,12 +69,12 @@ def judge(
     `unlisted`: changes that no permission of it covers.
     """
     changes, session_changes = tuple(detected), tuple(session_changes)
-    found = (*changes, *session_changes)
+    changes_ = (*changes, *session_changes)
     if mutation_class == "read_only":
-        outside, finding = found, "MUTATION_CLASS_VIOLATION"
+        outside, finding = changes_, "MUTATION_CLASS_VIOLATION"
     else:
         refused = tuple(unlisted)
-        outside = tuple(one for one in found if one in refused or not declared(one, predicted))
+        outside = tuple(one for one in changes_ if one in refused or not declared(one, predicted))
         finding = "UNDECLARED_EFFECT"
     return Verdict(
         finding=finding if outside else "ok", changes=changes, session_changes=session_changes, outside=outside

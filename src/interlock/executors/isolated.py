@@ -186,7 +186,7 @@ class IsolatedExecutor:
             filename=f"{contract.id.name}.py",
             arguments=given,
             imports=frozenset(sandboxing.imports),
-            call={} if context is None else _told(call, context),
+            call={} if context is None else _context_data(call, context),
             checkpoints=self._checkpoints if contract.manifest.checkpoint_config.enabled and context else None,
             secrets=lent,
             **confined,
@@ -211,7 +211,7 @@ class IsolatedExecutor:
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
         """The environment of a program: what its manifest says, and the trace it runs under."""
         trace = headers(call.trace_id, call.more.span, self._clock.random_bytes)
-        return {**{name.upper(): told for name, told in trace.items()}, **program.env}
+        return {**{name.upper(): value for name, value in trace.items()}, **program.env}
 
     def _egress(
         self, call: Call, tool: Prepared, refused: list[Refusal], deadline: float
@@ -233,7 +233,7 @@ class IsolatedExecutor:
 
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
-            told: list[str] = []
+            refusals: list[str] = []
 
             def heard(event: Refusal | Seen) -> None:
                 if spans is not None:
@@ -242,7 +242,7 @@ class IsolatedExecutor:
                     pass  # the call has already failed
                 elif isinstance(event, Refusal):
                     refused.append(event)
-                    told.append(f"{event.method} {event.host}: {event.reason}")
+                    refusals.append(f"{event.method} {event.host}: {event.reason}")
                 elif event.safe is False and not contract.mutation.writes:
                     # Such a method changes something elsewhere, and this tool claims to be read-only.
                     change = Change(resource=f"http:{event.host}:{event.port}", operation="UPDATE")
@@ -252,7 +252,7 @@ class IsolatedExecutor:
             proxy = Egress(policy, clock=self._clock, on_event=heard, on_begin=begin)
             serving = asyncio.ensure_future(proxy.serve(listener))
             try:
-                yield told
+                yield refusals
             finally:
                 await proxy.close()
                 await asyncio.gather(serving, return_exceptions=True)
@@ -266,12 +266,12 @@ class IsolatedExecutor:
                 await self._opening.result().close()
 
 
-def _network(said: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkPolicy:
+def _network(declared: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkPolicy:
     """Return the tool's network policy; if it names no domains, the one that follows from its permissions."""
-    if said.allowed_domains or not listed:
-        return said
+    if declared.allowed_domains or not listed:
+        return declared
     hosts, ports = ([one[at] for one in listed] for at in (0, 1))
-    return said.model_copy(update={"allowed_domains": tuple(hosts), "allowed_ports": tuple(ports)})
+    return declared.model_copy(update={"allowed_domains": tuple(hosts), "allowed_ports": tuple(ports)})
 
 
 def _broke(opening: asyncio.Future[Sandbox]) -> bool:
@@ -367,14 +367,14 @@ def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:
 
 
 def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float, files: int) -> Limits:
-    said = contract.manifest.resource_limits
+    declared = contract.manifest.resource_limits
     return Limits(
-        memory_bytes=said.memory_bytes,
-        cpu_cores=said.cores,
-        cpu_s=max(1, round(wall_s * max(1.0, said.cores))),
+        memory_bytes=declared.memory_bytes,
+        cpu_cores=declared.cores,
+        cpu_s=max(1, round(wall_s * max(1.0, declared.cores))),
         wall_s=wall_s,
         pids=sandboxing.pids,
-        tmp_bytes=min(said.storage_bytes, sandboxing.tmp_bytes),
+        tmp_bytes=min(declared.storage_bytes, sandboxing.tmp_bytes),
         output_bytes=sandboxing.output_bytes,
         files=files,
     )
@@ -385,7 +385,7 @@ def _lent(call: Call, names: tuple[str, ...]) -> dict[str, bytes]:
     return {} if lease is None else {name: lease[secret_of(name, caller)].reveal().encode() for name in names}
 
 
-def _told(call: Call, context: Context) -> Json:
+def _context_data(call: Call, context: Context) -> Json:
     """The data of the tool's context inside the sandbox: the caller and the call. Not the token, not the home."""
     caller = context.caller
     return {
@@ -400,12 +400,12 @@ def _told(call: Call, context: Context) -> Json:
     }
 
 
-def _preview(said: Json) -> Preview:
+def _preview(document: Json) -> Preview:
     """Read a preview that was made inside."""
     return Preview(
-        effects=tuple(Change(**change) for change in said["effects"]),
-        preconditions=said["preconditions"],
-        impact=said["impact"],
+        effects=tuple(Change(**change) for change in document["effects"]),
+        preconditions=document["preconditions"],
+        impact=document["impact"],
     )
 
 
@@ -425,7 +425,7 @@ def _take_over(context: Context, reports: Json) -> None:
     context.attached.add_provenance(reports.get("provenance", {}))
     for one in reports.get("handoffs", ()):
         context.attached.add_handoff({**one, **(one.get("authority") or {})}, context.caller)
-    said: Json = reports.get("session", {})
-    for name in [name for name in context.session if name not in said]:
+    changes: Json = reports.get("session", {})
+    for name in [name for name in context.session if name not in changes]:
         del context.session[name]
-    context.session.update(said)
+    context.session.update(changes)

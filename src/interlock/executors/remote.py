@@ -106,12 +106,12 @@ class RemoteExecutor:
         return partial(upstream_objection, general=general, own=own, manifest=manifest)
 
 
-def _provenance(said: Json) -> Json:
+def _provenance(stated: Json) -> Json:
     """Return the valid facts about its data that an upstream states. Invalid ones are dropped."""
     attached = Attached()
     for name in ("data_version", "confidence"):
         with suppress(Failure):
-            attached.add_provenance({name: said.get(name)})
+            attached.add_provenance({name: stated.get(name)})
     return attached.provenance
 
 

@@ -159,7 +159,7 @@ class Patterns:
         if trace := _TRACEBACK.search(text):
             text, left_out = text[: trace.start()], 0
         text = _FRAME.sub("", self._hide_credentials(text))
-        text = self.mask(_PLACES.sub(lambda found: found[0] if found["url"] else "[path]", text))
+        text = self.mask(_PLACES.sub(lambda match: match[0] if match["url"] else "[path]", text))
         return trim(text, left_out).strip()[:LONGEST_MESSAGE]
 
     def log(self, text: str) -> str:
@@ -188,7 +188,7 @@ class Patterns:
         # A configured pattern may match the text of a marker; existing markers are left unchanged.
         any_marker = "|".join(map(re.escape, sorted(filter(None, self.markers), key=len, reverse=True)))
         return "".join(
-            piece if piece in self.markers else regex.sub(lambda found: marker if found[0] else "", piece)
+            piece if piece in self.markers else regex.sub(lambda match: marker if match[0] else "", piece)
             for piece in re.split(f"({any_marker})", text)
         )
 
@@ -198,16 +198,16 @@ class Patterns:
         search = _in_windows(_numbers(strict=self._strict))
         out: list[str] = []
         done = 0
-        found = search(text, 0)
-        while found:
-            start, end = found.span()
-            name = found.lastgroup or ""
-            if name == "CREDIT_CARD" and not self._strict and not _luhn(found[0]):
+        match = search(text, 0)
+        while match:
+            start, end = match.span()
+            name = match.lastgroup or ""
+            if name == "CREDIT_CARD" and not self._strict and not _luhn(match[0]):
                 end = start + 1  # the real number may begin at the candidate's second group
             else:
                 out += (text[done:start], _MARKERS[name])
                 done = end
-            found = search(text, end)
+            match = search(text, end)
         return "".join((*out, text[done:])) if out else text
 
 

@@ -274,11 +274,11 @@ def _is_open(schema: Any) -> bool:
     """Whether data that fits a schema can have members that the schema does not name."""
     if isinstance(schema, dict):
         members = cast("dict[str, Any]", schema)
-        said = members.get("type")
-        kinds = cast("list[Any]", said) if isinstance(said, list) else [said]
+        type_ = members.get("type")
+        kinds = cast("list[Any]", type_) if isinstance(type_, list) else [type_]
         if "object" in kinds and members.get("additionalProperties") is not False:
             return True
-        if said is None and not members.keys() & _SAYS_WHAT_IT_IS:
+        if type_ is None and not members.keys() & _SAYS_WHAT_IT_IS:
             return True
         inner = [*members.get("properties", {}).values(), *members.get("$defs", {}).values()]
         inner += [members[name] for name in ("items", "not", "if", "then", "else", "contains") if name in members]

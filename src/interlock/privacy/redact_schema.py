@@ -34,13 +34,13 @@ _Path = tuple[Any, "str | int"] | None
 class Node:
     """The redaction rules for one place in the data."""
 
-    __slots__ = ("items", "keys_said", "marked", "prefix", "props", "rest", "said", "scopes")
+    __slots__ = ("items", "keys_stated", "marked", "prefix", "props", "rest", "scopes", "stated")
 
-    def __init__(self, *, said: bool = False) -> None:
+    def __init__(self, *, stated: bool = False) -> None:
         self.marked = False  # x-sensitivity
         self.scopes: frozenset[str] = frozenset()  # x-disclose
-        self.said = said  # the schema states the content of a string here, so patterns do not apply
-        self.keys_said = said
+        self.stated = stated  # the schema states the content of a string here, so patterns do not apply
+        self.keys_stated = stated
         self.props: dict[str, Node] = {}
         self.rest: Node = self
         self.prefix: tuple[Node, ...] = ()
@@ -56,7 +56,7 @@ class Graph(NamedTuple):
 
 
 _ANYTHING: Final = Node()
-_DISCLOSED: Final = Node(said=True)
+_DISCLOSED: Final = Node(stated=True)
 NO_SCHEMA: Final = Graph(_ANYTHING, guarded=False, trivial=False)
 
 
@@ -93,7 +93,7 @@ class Walk:
         if (named or node.marked or node.scopes) and not (node.scopes and node.scopes <= self.disclose):
             return self._hide(value, path, by_name_alone=not (node.marked or node.scopes))
         if isinstance(value, str):
-            if node.said and not self.every:
+            if node.stated and not self.every:
                 return value
             masked = self.change(value)
             if masked is None:
@@ -120,7 +120,7 @@ class Walk:
 
     def _members(self, data: dict[Any, Any], node: Node, path: _Path) -> dict[Any, Any]:
         visit, change, is_secret, known = self.visit, self.change, self.is_secret, node.props.get
-        look_at_keys = self.every or not node.keys_said
+        look_at_keys = self.every or not node.keys_stated
         out: dict[Any, Any] | None = None
         renamed: dict[Any, str] = {}
         taken: set[str] = set()
@@ -160,7 +160,7 @@ class Walk:
 
 # What a schema states about the strings, objects or arrays in its place. Where all of several schemas apply, the lowest
 # of their values counts; where one of several applies, the highest.
-_NONE_HERE, _SAID, _FREE = 0, 1, 2
+_NONE_HERE, _STATED, _FREE = 0, 1, 2
 
 
 def _closed_object(schema: dict[str, Any]) -> bool:
@@ -169,7 +169,7 @@ def _closed_object(schema: dict[str, Any]) -> bool:
 
 
 _TYPES: Final[Mapping[str, type]] = {"string": str, "object": dict, "array": list}
-_SAYS: Final[Mapping[str, Callable[[dict[str, Any]], bool]]] = {
+_STATES_CONTENT: Final[Mapping[str, Callable[[dict[str, Any]], bool]]] = {
     "string": lambda schema: "pattern" in schema or schema.get("format", "text") not in _FREE_FORMATS,
     "object": _closed_object,
     "array": lambda schema: "items" in schema,
@@ -217,8 +217,8 @@ class _Compiler:
         node.scopes = frozenset(str(part["x-disclose"]) for part in parts if "x-disclose" in part)
         # Only callers with the scope see a disclosed field, so patterns do not apply beneath it.
         disclosed = disclosed or bool(node.scopes)
-        strings, objects, arrays = (max(self._verdict(schema, kind) for schema in schemas) for kind in _SAYS)
-        node.said = disclosed or strings == _SAID
+        strings, objects, arrays = (max(self._verdict(schema, kind) for schema in schemas) for kind in _STATES_CONTENT)
+        node.stated = disclosed or strings == _STATED
         self._add_members(node, parts, disclosed)
         self._add_elements(node, parts, disclosed)
         if (
@@ -241,7 +241,7 @@ class _Compiler:
         rest = [s for part in parts for s in _for_others(part)]
         node.rest = self._node(rest, disclosed=disclosed) if rest else _anything(disclosed)
         names_of = [part["propertyNames"] for part in parts if "propertyNames" in part]
-        node.keys_said = disclosed or any(self._verdict(schema, "string") == _SAID for schema in names_of)
+        node.keys_stated = disclosed or any(self._verdict(schema, "string") == _STATED for schema in names_of)
 
     def _add_elements(self, node: Node, parts: list[dict[str, Any]], disclosed: bool) -> None:
         length = max((len(_prefix(part)) for part in parts), default=0)
@@ -304,8 +304,8 @@ def _own_verdict(schema: dict[str, Any], kind: str) -> int:
         return _NONE_HERE
     if "enum" in schema or "const" in schema:
         listed = schema.get("enum", [schema.get("const")])
-        return _SAID if any(isinstance(value, _TYPES[kind]) for value in listed) else _NONE_HERE
-    return _SAID if _SAYS[kind](schema) else _FREE
+        return _STATED if any(isinstance(value, _TYPES[kind]) for value in listed) else _NONE_HERE
+    return _STATED if _STATES_CONTENT[kind](schema) else _FREE
 
 
 def _anything(disclosed: bool) -> Node:

@@ -91,7 +91,7 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
     warnings += permissions.warnings(manifest.required_permissions or ())
     same = published.get(manifest.version)
     conflict = same is not None and same.row.digest != digest
-    return Verdict({name: tuple(found) for name, found in faults.items() if found}, tuple(warnings), conflict)
+    return Verdict({name: tuple(reasons) for name, reasons in faults.items() if reasons}, tuple(warnings), conflict)
 
 
 def _unless(holds: bool, words: str) -> list[str]:
@@ -199,8 +199,8 @@ def _surface(manifest: Manifest) -> Surface:
 
 def _timeout_faults(manifest: Manifest) -> list[str]:
     timeout_class = manifest.timeout_class or infer_class(manifest.timeout_default)
-    said = manifest.timeout_class is None or "timeout_default" in manifest.model_fields_set
-    return class_faults(manifest, timeout_class, manifest.timeout_default if said else 0)
+    stated = manifest.timeout_class is None or "timeout_default" in manifest.model_fields_set
+    return class_faults(manifest, timeout_class, manifest.timeout_default if stated else 0)
 
 
 def _mutation_faults(manifest: Manifest) -> list[str]:

@@ -84,8 +84,13 @@ class Content:
     @cached_property
     def words(self) -> str:
         """The text that a search covers."""
-        said: Json = orjson.loads(self.manifest)
-        texts = (said.get("name"), said.get("description"), said.get("search_hint"), *(said.get("tags") or ()))
+        document: Json = orjson.loads(self.manifest)
+        texts = (
+            document.get("name"),
+            document.get("description"),
+            document.get("search_hint"),
+            *(document.get("tags") or ()),
+        )
         return " ".join(text for text in texts if text).lower()
 
 
@@ -182,28 +187,28 @@ class Catalog:
 
         With a token it is the highest that both the range and the token admit; E3103 if they have none in common.
         """
-        found = self._resolve(name, spec, capability)
+        version = self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
-            return found
-        return _within(found, spec, self.versions(found.row.address), capability, self._clock.now_ms())
+            return version
+        return _within(version, spec, self.versions(version.row.address), capability, self._clock.now_ms())
 
     def _resolve(self, name: str, spec: str | None, capability: Capability | None) -> Version:
         self._refresh()
-        found = self._resolved.get((name, spec))
-        if found is None:
-            found = self._find(name, spec, capability)
+        version = self._resolved.get((name, spec))
+        if version is None:
+            version = self._find(name, spec, capability)
             if len(self._resolved) > 10_000:
                 self._resolved.clear()
                 self._ready.clear()
-            self._resolved[(name, spec)] = found
-        if found.row.notice is None and found.row.state == "active":
-            return found
+            self._resolved[(name, spec)] = version
+        if version.row.notice is None and version.row.state == "active":
+            return version
         now_ms = self._clock.now_ms()
-        if found.gone(now_ms):
+        if version.gone(now_ms):
             # Its removal date has passed since it was chosen: a range may still match another version.
-            found = _alive(spec, self.versions(self.address(name)), now_ms) or found
-            found.refuse_if_gone(now_ms)
-        return found
+            version = _alive(spec, self.versions(self.address(name)), now_ms) or version
+            version.refuse_if_gone(now_ms)
+        return version
 
     def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
         """Iterate over the default version of every tool, in order of name, starting behind a name.
@@ -248,8 +253,8 @@ class Catalog:
                 whole.setdefault(version.row.address, {})[version.row.version] = version
         self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
         self._versions.update(whole)
-        found = ((_chosen(versions, now_ms), versions) for versions in whole.values())
-        return [(chosen, versions) for chosen, versions in found if chosen is not None]
+        defaults = ((_chosen(versions, now_ms), versions) for versions in whole.values())
+        return [(chosen, versions) for chosen, versions in defaults if chosen is not None]
 
     def _version(self, stored: tools.Row) -> Version | None:
         """Return a version as it was read; None if it was removed since."""
@@ -265,10 +270,10 @@ class Catalog:
 
     def exact(self, address: str, version: str) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
-        found = self.versions(address).get(version)
-        if found is None:
+        row = self.versions(address).get(version)
+        if row is None:
             raise Failure("E3102", f"{address} has no version {version}")
-        return found
+        return row
 
     def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
         """Return the version for a name, a range and a token, ready to be called."""
@@ -308,8 +313,8 @@ class Catalog:
         known = [one for one in self.addresses() if capability is None or capability.names(one)]
         near = difflib.get_close_matches(name, known, n=_LIKE, cutoff=0.5)
         shown = [one for one in near if self._serves(one) and self._shows(one, capability)][:3]
-        told = f"; did you mean {', '.join(f'`{one}`' for one in shown)}?" if shown else "; see interlock tools list"
-        return Failure("E3101", f"no tool named `{name}`{told}")
+        hint = f"; did you mean {', '.join(f'`{one}`' for one in shown)}?" if shown else "; see interlock tools list"
+        return Failure("E3101", f"no tool named `{name}`{hint}")
 
     def _serves(self, address: str) -> bool:
         """Whether some version of a tool is available."""
@@ -348,8 +353,8 @@ class Catalog:
         self._refresh()
         known = self._versions.get(address)
         if known is None:
-            found = (self._version(one) for one in tools.versions(self._journal.reader, address))
-            known = {one.row.version: one for one in found if one is not None}
+            versions = (self._version(one) for one in tools.versions(self._journal.reader, address))
+            known = {one.row.version: one for one in versions if one is not None}
             if known:
                 self._versions[address] = known
         return known
@@ -459,14 +464,14 @@ def _alive(spec: str | None, versions: Mapping[str, Version], now_ms: int) -> Ve
 
 
 def _within(
-    found: Version, spec: str | None, versions: Mapping[str, Version], capability: Capability, now_ms: int
+    selected: Version, spec: str | None, versions: Mapping[str, Version], capability: Capability, now_ms: int
 ) -> Version:
     """Return the selected version if a token covers it, else the highest that both the range and the token admit."""
-    address = found.row.address
-    if capability.covers(address, found.row.version):
-        return found
+    address = selected.row.address
+    if capability.covers(address, selected.row.version):
+        return selected
     if not capability.names(address) or (spec is not None and _is_exact(spec, versions)):
-        return found  # the token is not for this tool, which authorization reports
+        return selected  # the token is not for this tool, which authorization reports
     allowed = {v for v, one in versions.items() if not one.gone(now_ms) and capability.covers(address, v)}
     try:
         return versions[common((spec,), allowed, _deprecated(versions))]
@@ -485,5 +490,5 @@ def _is_exact(spec: str, versions: Iterable[str]) -> bool:
 
 def _row(stored: tools.Row, manifest: str) -> Row:
     address, version, digest, state, _, origin, published_ms, notice = stored
-    told = None if notice is None else Notice(**orjson.loads(notice))
-    return Row(address, version, digest, state, manifest, origin, published_ms, told)
+    parsed = None if notice is None else Notice(**orjson.loads(notice))
+    return Row(address, version, digest, state, manifest, origin, published_ms, parsed)

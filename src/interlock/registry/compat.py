@@ -230,12 +230,12 @@ def _fields(node: Node) -> dict[str, Node]:
     """The fields that a schema declares, those of its unions and intersections included."""
     if isinstance(node, bool):
         return {}
-    found: dict[str, Node] = dict(node.get("properties", {}))
+    fields: dict[str, Node] = dict(node.get("properties", {}))
     for key in ("anyOf", "oneOf", "allOf"):
         for branch in node.get(key, ()):
             for name, part in _fields(branch).items():
-                found.setdefault(name, part)
-    return found
+                fields.setdefault(name, part)
+    return fields
 
 
 # Changes, in words
@@ -266,8 +266,8 @@ def _input_changes(old_document: Document, new_document: Document) -> Iterator[C
         return
     fields = _fields(new)
     valid = {name: value for name, value in now.items() if name in fields and holds(fields[name], value)}
-    found = [*_walk(old, new, _INPUT, "", valid), *_default_changes(old, new, was, now)]
-    yield from _completed(found, old, new, _INPUT, safe=_input_safe(old, new, now))
+    changes = [*_walk(old, new, _INPUT, "", valid), *_default_changes(old, new, was, now)]
+    yield from _completed(changes, old, new, _INPUT, safe=_input_safe(old, new, now))
 
 
 def _output_changes(old_surface: Surface, new_surface: Surface) -> Iterator[Change]:
@@ -276,17 +276,17 @@ def _output_changes(old_surface: Surface, new_surface: Surface) -> Iterator[Chan
     if same(old, new):
         return
     reading = _Reading("output", lambda o, n: within(_consumer_view(o, tolerant=tolerant), n), *_OUTPUT_TEXT)
-    found = list(_walk(old, new, reading, "", {}))
-    yield from _completed(found, old, new, reading, safe=_output_safe(old, new, tolerant=tolerant))
+    changes = list(_walk(old, new, reading, "", {}))
+    yield from _completed(changes, old, new, reading, safe=_output_safe(old, new, tolerant=tolerant))
 
 
-def _completed(found: list[Change], old: Node, new: Node, reading: _Reading, *, safe: bool) -> Iterator[Change]:
+def _completed(changes: list[Change], old: Node, new: Node, reading: _Reading, *, safe: bool) -> Iterator[Change]:
     """Return the changes found, the fields removed, and what the walk missed but the whole shows."""
     gone = [Change("major", reading.side, at, "is removed") for at in _removed(old, new)]
-    yield from (*gone, *found)
-    if not safe and not any(change.level == "major" for change in (*gone, *found)):
+    yield from (*gone, *changes)
+    if not safe and not any(change.level == "major" for change in (*gone, *changes)):
         yield Change("major", reading.side, "", reading.broken)
-    elif not found and not gone and not equivalent(old, new):
+    elif not changes and not gone and not equivalent(old, new):
         yield Change("minor", reading.side, "", reading.better)
 
 
@@ -375,10 +375,10 @@ def _described(old: Node, new: Node) -> str:
     if isinstance(old, bool) or isinstance(new, bool) or OPAQUE in old or OPAQUE in new:
         return "the schema is another"
     changed = [key for key in sorted(old.keys() | new.keys()) if key_of(old.get(key)) != key_of(new.get(key))]
-    return ", ".join(f"`{key}` {_said(old, key)} became {_said(new, key)}" for key in changed)
+    return ", ".join(f"`{key}` {_shown_value(old, key)} became {_shown_value(new, key)}" for key in changed)
 
 
-def _said(schema: Json, key: str) -> str:
+def _shown_value(schema: Json, key: str) -> str:
     return _short(schema[key]) if key in schema else "not stated"
 
 

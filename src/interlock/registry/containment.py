@@ -95,8 +95,8 @@ def _atoms(node: Node, residue: frozenset[str] = frozenset()) -> list[_Atom]:
 
 
 def _typed(schema: Json, residue: frozenset[str]) -> Iterator[_Atom]:
-    said: Any = schema.get("type", _TYPES)
-    types: set[str] = {said} if isinstance(said, str) else set(said)
+    allowed: Any = schema.get("type", _TYPES)
+    types: set[str] = {allowed} if isinstance(allowed, str) else set(allowed)
     for kind in _TYPES:
         integral = kind == "number" and "number" not in types and "integer" in types
         if kind not in types and not integral:
@@ -149,8 +149,8 @@ def _divides(step: float, other: float | None, whole: bool) -> bool:
 
 def _bound(atom: _Atom, sign: int) -> tuple[Any, bool] | None:
     """Return the lower bound (sign 1), or the upper one negated (sign -1), and whether it is itself excluded."""
-    said = _BOUNDS[sign]
-    bounds = [(sign * atom.keywords[key], strict) for key, strict in said.items() if key in atom.keywords]
+    keywords = _BOUNDS[sign]
+    bounds = [(sign * atom.keywords[key], strict) for key, strict in keywords.items() if key in atom.keywords]
     if not bounds:
         return None
     value, strict = max(bounds)

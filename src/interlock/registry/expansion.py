@@ -61,8 +61,8 @@ def filled_defaults(document: Document) -> dict[str, Any]:
     if isinstance(document, bool):
         return {}
     root = dict(document)
-    found = {name: resolve_ref(root, part) for name, part in _parts(resolve_ref(root, root)).items()}
-    return {name: part["default"] for name, part in found.items() if "default" in part}
+    parts = {name: resolve_ref(root, part) for name, part in _parts(resolve_ref(root, root)).items()}
+    return {name: part["default"] for name, part in parts.items() if "default" in part}
 
 
 def _parts(node: Json) -> dict[str, Json]:
@@ -157,17 +157,17 @@ def _stripped(node: Any) -> Any:
     """Return a schema without annotations, its references unchanged."""
     if not isinstance(node, dict):
         return node
-    kept: Json = {}
+    stripped: Json = {}
     for key, value in cast("Json", node).items():
         if key in ("$defs", "definitions", *_MAP, "patternProperties") and isinstance(value, dict):
-            kept[key] = {name: _stripped(each) for name, each in cast("Json", value).items()}
+            stripped[key] = {name: _stripped(each) for name, each in cast("Json", value).items()}
         elif key in _LIST and isinstance(value, list):
-            kept[key] = [_stripped(each) for each in cast("list[Any]", value)]
+            stripped[key] = [_stripped(each) for each in cast("list[Any]", value)]
         elif key in _ONE:
-            kept[key] = _stripped(value)
+            stripped[key] = _stripped(value)
         elif key in ("$id", "$anchor") or (key not in _ANNOTATIONS and not key.startswith("x-")):
-            kept[key] = value
-    return kept
+            stripped[key] = value
+    return stripped
 
 
 def _extensions(node: Json) -> set[str]:

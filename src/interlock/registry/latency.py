@@ -54,19 +54,19 @@ def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:
     }
 
 
-def fitting(manifest: Manifest, found: Measured) -> TimeoutClass:
+def fitting(manifest: Manifest, measured_: Measured) -> TimeoutClass:
     """Return the class that a measurement requires."""
     restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
     return class_for_latency(
-        found.p99_s,
+        measured_.p99_s,
         external_io=manifest.external_io,
         checkpointable=restartable or manifest.checkpoint_config.enabled,
     )
 
 
-def differs(manifest: Manifest, found: Measured) -> TimeoutClass | None:
+def differs(manifest: Manifest, measured_: Measured) -> TimeoutClass | None:
     """Return the class that a measurement requires if a manifest states one that is too short."""
-    stated, wanted = manifest.timeout_class, fitting(manifest, found)
+    stated, wanted = manifest.timeout_class, fitting(manifest, measured_)
     return None if stated is None or _ORDER.index(wanted) <= _ORDER.index(stated) else wanted
 
 

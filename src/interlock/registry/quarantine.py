@@ -80,15 +80,15 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
         row = table.find_held(transaction, tool)
         if row is None:
             raise Failure("E3101", f"`{tool}` is not in quarantine")
-        found = Quarantined._make(row)
-        table.lift(transaction, found.digest, transaction.now_ms)
+        entry = Quarantined._make(row)
+        table.lift(transaction, entry.digest, transaction.now_ms)
         bump_epoch(transaction)
         body = records.plain(
-            "registry", found.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=found.tool,
-            digest=found.digest, by=by.acting, reason=reason,
+            "registry", entry.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=entry.tool,
+            digest=entry.digest, by=by.acting, reason=reason,
         )  # fmt: skip
-        transaction.append("registry", found.call, body)
-        return found._replace(lifted_ms=transaction.now_ms)
+        transaction.append("registry", entry.call, body)
+        return entry._replace(lifted_ms=transaction.now_ms)
 
     return unit
 

@@ -132,14 +132,16 @@ def amend(
     guide = None if migration_guide is None else _uri(migration_guide)
 
     def unit(transaction: Transaction) -> Notice:
-        state, told = _look(transaction, address, version)
-        if state != "deprecated" or told is None:
+        state, current = _look(transaction, address, version)
+        if state != "deprecated" or current is None:
             raise Failure("E3103", f"{address}@{version} is {state}; only what a deprecated version says is corrected")
         if not anyway:
             _require_registered(transaction, address, version, successor)
         now_ms = transaction.now_ms
-        removal_ms = told.removal_ms if grace_days is None else now_ms + grace_days * _DAY_MS
-        notice = Notice(told.deprecated_ms, removal_ms, successor or told.successor, guide or told.migration_guide)
+        removal_ms = current.removal_ms if grace_days is None else now_ms + grace_days * _DAY_MS
+        notice = Notice(
+            current.deprecated_ms, removal_ms, successor or current.successor, guide or current.migration_guide
+        )
         _set(transaction, address, version, "deprecated", notice)
         _record(transaction, address, version, now_ms, event="tool.deprecation_amended", by=by, **notice.document())
         return notice
@@ -159,8 +161,8 @@ def _require_registered(transaction: Transaction, address: str, version: str, su
     if successor is None:
         return
     name, at, spec = successor.partition("@")
-    found = tools.aliased(transaction, name) or name
-    others = tools.callable_versions(transaction, found, but=(address, version))
+    address_ = tools.aliased(transaction, name) or name
+    others = tools.callable_versions(transaction, address_, but=(address, version))
     if not (any(_admits(spec, one) for one in others) if at else others):
         words = "is not registered beside it; name a tool in full, as in demo.post or demo.post@2.0.0"
         raise Failure("E3004", f"the successor `{successor}` {words}, or say that it is meant anyway")
@@ -234,10 +236,10 @@ class _Judge:
         facts.put(transaction, name, str(self.now_ms))
         used = self._usage(transaction)
         event: Happening = "DEPRECATION_MIGRATION_PROGRESS" if used.week else "DEPRECATION_MIGRATION_COMPLETE"
-        return [self._tell(transaction, event, notice, used)]
+        return [self._milestone(transaction, event, notice, used)]
 
     def _retire(self, transaction: Transaction, state: LifecycleState, notice: Notice) -> list[Milestone]:
-        told: list[Milestone] = []
+        milestones: list[Milestone] = []
         used = self._usage(transaction)
         if state == "deprecated":
             _set(transaction, self.address, self.version, "sunset", notice)
@@ -246,19 +248,19 @@ class _Judge:
             if self.extend_days is not None:
                 notice = replace(notice, removal_ms=self.now_ms + self.extend_days * _DAY_MS)
                 _set(transaction, self.address, self.version, "sunset", notice)
-                return [self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used)]
-            told.append(self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used))
+                return [self._milestone(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used)]
+            milestones.append(self._milestone(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used))
         # INVARIANT: a version in use is removed only by force.
         _set(transaction, self.address, self.version, "removed", notice)
-        told.append(self._tell(transaction, "TOOL_VERSION_REMOVED", notice, used, forced=used.day > 0))
-        return told
+        milestones.append(self._milestone(transaction, "TOOL_VERSION_REMOVED", notice, used, forced=used.day > 0))
+        return milestones
 
     def _usage(self, transaction: Transaction) -> Usage:
         """Return the usage that was counted, plus what has been journalled since."""
         tally = self.tally.with_more(ledger.attempts_after(transaction, self.tally.head))
         return tally.of(_names(self.address, tools.aliases(transaction, self.address)), self.version)
 
-    def _tell(
+    def _milestone(
         self, transaction: Transaction, event: Happening, notice: Notice, used: Usage, *, forced: bool = False
     ) -> Milestone:
         milestone = Milestone(
@@ -347,9 +349,9 @@ _ORDER = (*NEXT, "removed")
 
 def _look(transaction: Transaction, address: str, version: str) -> tuple[LifecycleState, Notice | None]:
     """Return state and notice of a version; E3101 or E3102 if there is none."""
-    found = tools.lifecycle(transaction, address, version)
-    if found is not None:
-        return found.state, None if found.notice is None else Notice(**orjson.loads(found.notice))
+    row = tools.lifecycle(transaction, address, version)
+    if row is not None:
+        return row.state, None if row.notice is None else Notice(**orjson.loads(row.notice))
     if tools.exists(transaction, address):
         raise Failure("E3102", f"{address} has no version `{version}`")
     raise Failure("E3101", f"no tool named `{address}`")
@@ -365,8 +367,8 @@ def _require_move(transaction: Transaction, address: str, version: str, to: Life
 
 
 def _set(transaction: Transaction, address: str, version: str, state: LifecycleState, notice: Notice | None) -> None:
-    told = None if notice is None else orjson.dumps(notice).decode()
-    tools.set_lifecycle(transaction, address, version, state, told)
+    text = None if notice is None else orjson.dumps(notice).decode()
+    tools.set_lifecycle(transaction, address, version, state, text)
     bump_epoch(transaction)
 
 

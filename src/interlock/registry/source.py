@@ -48,10 +48,10 @@ def function(target: str, base: Path) -> Callable[..., Any]:
     """
     where, _, name = target.rpartition(":")
     module = _load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
-    found = getattr(module, name, None)
-    if not callable(found):
+    member = getattr(module, name, None)
+    if not callable(member):
         raise Failure("E3105", f"there is no function `{name}` in `{Path(where).name}`")
-    return found
+    return member
 
 
 def reload(origin: str, manifests: Path) -> list[Tool[..., Any]]:
@@ -132,10 +132,10 @@ def _from_manifests(path: Path) -> list[Tool[..., Any]]:
 
 def _parse(path: Path, text: bytes) -> list[Any]:
     try:
-        found: Any = read_json(text) if path.suffix == ".json" else read_yaml(text)
+        parsed: Any = read_json(text) if path.suffix == ".json" else read_yaml(text)
     except Malformed as error:
         raise Failure("E3105", f"`{path.name}` is not a manifest: {error}") from None
-    documents = cast("list[Any]", found) if isinstance(found, list) else [found]
+    documents = cast("list[Any]", parsed) if isinstance(parsed, list) else [parsed]
     flat: list[Any] = []
     for document in documents:
         flat.extend(cast("list[Any]", document) if isinstance(document, list) else [document])
@@ -179,8 +179,8 @@ def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
     return from_program(manifest.model_copy(update=derived))
 
 
-def _function(found: Any) -> Any:
-    return cast("Tool[..., Any]", found).function if isinstance(found, Tool) else found
+def _function(value: Any) -> Any:
+    return cast("Tool[..., Any]", value).function if isinstance(value, Tool) else value
 
 
 def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
@@ -193,9 +193,9 @@ def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
         module = modules[path] if path in modules else modules.setdefault(path, _load_file(path))
     else:
         module = _import(where)
-    found: Any = module
+    member: Any = module
     for step in name.split("."):
-        found = getattr(found, step, None)
-    if not callable(found):
+        member = getattr(member, step, None)
+    if not callable(member):
         raise Failure("E3105", f"`{target}` is not a function")
-    return found
+    return member

@@ -23,10 +23,10 @@ Rule = tuple[Callable[[Any, Any], bool], str]
 
 def loosenings(declared: Manifest, offered: Manifest) -> list[Fault]:
     """List everything in which a manifest governs less than the declaration, each with the required value."""
-    said = ((name, getattr(declared, name), getattr(offered, name), rule) for name, rule in _RULES.items())
+    compared = ((name, getattr(declared, name), getattr(offered, name), rule) for name, rule in _RULES.items())
     return [
         Fault(f"/{name}", f"{words}: the function is declared with {_shown(before)}")
-        for name, before, after, (holds, words) in said
+        for name, before, after, (holds, words) in compared
         if not holds(before, after)
     ]
 
@@ -43,7 +43,7 @@ def _not_claimed(declared: bool, offered: bool) -> bool:
     return declared or not offered
 
 
-def _kept(declared: bool, offered: bool) -> bool:
+def _stays(declared: bool, offered: bool) -> bool:
     return offered or not declared
 
 
@@ -90,9 +90,9 @@ _RULES: Mapping[str, Rule] = {
     "tags": (_all_of, "must list the tags that policies go by"),
     "estimated_cost": (_no_less, "must be as much or more"),
     "idempotency": (_no_shorter, "must keep keys as long or longer"),
-    "redact_results": (_kept, "must stay on"),
-    "external_io": (_kept, "must stay on"),
-    "private_output": (_kept, "must stay on"),
+    "redact_results": (_stays, "must stay on"),
+    "external_io": (_stays, "must stay on"),
+    "private_output": (_stays, "must stay on"),
     "concurrency_safe": (_not_claimed, "must not be claimed"),
     "restart_safe": (_not_claimed, "must not be claimed"),
     "tolerant_output": (_not_claimed, "must not be claimed"),

@@ -46,7 +46,7 @@ class LastGood:
         self._max_bytes = max_bytes
         self._bytes = 0
         # Stored as JSON, so every reader gets a copy and cannot change what the next one receives.
-        self._kept: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     def keep(self, key: str, value: Any) -> None:
         """Store an answer in place of the previous one, unless it is so large that others would have to be dropped."""
@@ -57,27 +57,27 @@ class LastGood:
             return  # a whole number beyond 64 bits; the answer is simply not cached
         if _size(key, encoded) > self._max_bytes // LARGE_SHARE:
             return
-        self._kept[key] = (self._monotonic(), encoded)
+        self._answers[key] = (self._monotonic(), encoded)
         self._bytes += _size(key, encoded)
         while self._bytes > self._max_bytes:
-            self._drop(next(iter(self._kept)))
+            self._drop(next(iter(self._answers)))
 
     def find(self, key: str, stale_s: float) -> Answer | None:
         """Return the last good answer if it is not older than `stale_s`."""
-        found = self._kept.get(key)
-        if found is None:
+        stored = self._answers.get(key)
+        if stored is None:
             return None
-        at, encoded = found
+        at, encoded = stored
         age_s = self._monotonic() - at
         return Answer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
 
     def forget(self) -> None:
         """Drop all answers, because the same request may mean something else from now on."""
-        self._kept.clear()
+        self._answers.clear()
         self._bytes = 0
 
     def _drop(self, key: str) -> None:
-        dropped = self._kept.pop(key, None)
+        dropped = self._answers.pop(key, None)
         if dropped is not None:
             self._bytes -= _size(key, dropped[1])
 
@@ -141,10 +141,10 @@ class Endpoints:
                 if self._cache is not None and key is not None and stale_s is not None:
                     self._cache.keep(key, answer)
                 return Answer(answer)
-        kept = None if self._cache is None or key is None or stale_s is None else self._cache.find(key, stale_s)
-        if kept is None:
+        cached = None if self._cache is None or key is None or stale_s is None else self._cache.find(key, stale_s)
+        if cached is None:
             raise self._none_answers(tried)
-        return kept
+        return cached
 
     async def _send(
         self,
@@ -170,13 +170,13 @@ class Endpoints:
         if len(tried) == 1:
             return tried[0][1]
         waits = [failure.retry_after_ms for _, failure in tried if failure.retry_after_ms is not None]
-        said = [{"endpoint": name, "error_code": failure.code, "message": failure.message} for name, failure in tried]
+        errors = [{"endpoint": name, "error_code": failure.code, "message": failure.message} for name, failure in tried]
         return Failure(
             "E3502",
             f"none of the {len(tried)} endpoints of `{self.service}` answers",
             details={
                 "service": self.service,
-                "endpoints": said,
+                "endpoints": errors,
                 "sent": not all(unsent(failure) for _, failure in tried),
             },
             retry_after_ms=min(waits) if len(waits) == len(tried) else None,

@@ -50,16 +50,16 @@ def buckets(limits: Sequence[RateLimit], *, caller: Caller, tool: str, services:
         "tool": ((tool,),),
         "service": [(service,) for service in services],
     }
-    found: dict[str, Bucket] = {}
+    lowest: dict[str, Bucket] = {}
     for rule in limits:
         if not rule.covers(tool):
             continue
         window_ms = round(rule.window_s * 1000)
         for subject in subjects[rule.per]:
             key = orjson.dumps([rule.per, rule.tools, window_ms, *subject]).decode()
-            if key not in found or rule.limit < found[key].limit:
-                found[key] = Bucket(key, rule.limit, window_ms, rule.name)
-    return tuple(found.values())
+            if key not in lowest or rule.limit < lowest[key].limit:
+                lowest[key] = Bucket(key, rule.limit, window_ms, rule.name)
+    return tuple(lowest.values())
 
 
 def check(transaction: Transaction, among: Sequence[Bucket]) -> None:

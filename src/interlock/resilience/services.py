@@ -285,7 +285,7 @@ class Services:
             left_ms = min(row.until_ms - self._clock.now_ms(), MAX_OPEN_MS)
             breaker.hold(self._monotonic() + left_ms / 1000)
         if breaker.state != old:
-            self._tell(service, old, breaker.state)
+            self._notify(service, old, breaker.state)
 
     # Informing other processes
 
@@ -297,7 +297,7 @@ class Services:
         held.moves.append(_Move(old, new, row, reason))
         if held.writer is None:
             held.writer = self._supervisor.spawn(f"recording of the state of {service}", self._write(service, held))
-        self._tell(service, old, new)
+        self._notify(service, old, new)
 
     async def _write(self, service: str, held: _Held) -> None:
         """Write the changes of one breaker in order, until another process proves to have been first."""
@@ -317,7 +317,7 @@ class Services:
             held.writer = None
             self._follow(service, held)  # apply what others wrote meanwhile
 
-    def _tell(self, service: str, old: State, new: State) -> None:
+    def _notify(self, service: str, old: State, new: State) -> None:
         _log.warning("service %s: %s->%s", service, old, new)
         if self._listen is None:
             return

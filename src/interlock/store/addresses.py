@@ -91,8 +91,8 @@ def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 async def resolve_by_system(host: str) -> Sequence[str]:
     """Resolve a name by the system. OSError if it has no address."""
-    found = await LOOKUPS.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(place[0]) for *_, place in found))
+    infos = await LOOKUPS.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(place[0]) for *_, place in infos))
 
 
 async def checked(
@@ -123,8 +123,8 @@ def _refusal(host: str, where: Reach) -> str:
     return f"`{host}` leads to an address that is never connected to; use a public address"
 
 
-def grpc_target(found: Sequence[str], port: str | int) -> str:
+def grpc_target(addresses: Sequence[str], port: str | int) -> str:
     """Return the target of a gRPC channel to these addresses. They are of one family: no target mixes them."""
-    family = "ipv6" if ":" in found[0] else "ipv4"
-    same = [address for address in found if (":" in address) == (family == "ipv6")]
+    family = "ipv6" if ":" in addresses[0] else "ipv4"
+    same = [address for address in addresses if (":" in address) == (family == "ipv6")]
     return f"{family}:" + ",".join(f"[{one}]:{port}" if family == "ipv6" else f"{one}:{port}" for one in same)

@@ -106,7 +106,7 @@ def sums(
 
 def _conditions(wanted: Filter) -> tuple[str, list[str]]:
     """The conditions that SQL can check, so that few records are read whole."""
-    said: list[tuple[str, str | None]] = [
+    conditions: list[tuple[str, str | None]] = [
         (f"{member('body', 'tenant')} = ?", wanted.tenant),
         (f"{member('body', 'callerId')} = ?", wanted.owner),
         (f"{member('body', 'callerId')} = ?", wanted.caller),
@@ -115,7 +115,7 @@ def _conditions(wanted: Filter) -> tuple[str, list[str]]:
         (f"{member('body', 'outcome')} = ?", wanted.outcome),
         (f"{last_element('body', 'states')} = ?", wanted.state),
     ]
-    used = [(words, value) for words, value in said if value is not None]
+    used = [(words, value) for words, value in conditions if value is not None]
     return "".join(f" AND {words}" for words, _ in used), [value for _, value in used]
 
 

@@ -75,7 +75,7 @@ class Watch(Generic[T]):
         return *(getattr(now, family) for family in self.families), None if self.also is None else self.also()
 
 
-class _Found(NamedTuple):
+class _Read(NamedTuple):
     """A read: its number, when it began, for whom, and for each cache that has to change what it saw and loaded."""
 
     number: int
@@ -104,7 +104,7 @@ class ChangeReader:
         self._wake = threading.Event()
         self._stopped = False
         self._asked_at = _NEVER
-        self._told = False
+        self._reported = False
         # Caches compare the time with this before they answer. From then on they have to call `catch_up`.
         self.fresh_until = _NEVER
         self.reads = 0
@@ -151,30 +151,30 @@ class ChangeReader:
             self._distrust()
             raise _unanswered()
         try:
-            found = self._read()
+            read = self._read()
         except BaseException:
             self._distrust()
             raise
         finally:
             self._lock.release()
-        self._deliver(found)
+        self._deliver(read)
 
     def catch_up(self) -> None:
         """Make sure that what caches know is recent enough to be used; E3801, E3803 or E3804 where it is not."""
-        self._asked()
+        self._is_needed()
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
-        found, failure = None, None
+        read, failure = None, None
         # While the thread reads, what is known is good enough for a little longer.
         if self._lock.acquire(timeout=0 if known else _PATIENCE_S):
             try:
-                found = self._read()
+                read = self._read()
             except Failure as error:
                 failure = error
             finally:
                 self._lock.release()
-            if found is not None:
-                self._deliver(found)
+            if read is not None:
+                self._deliver(read)
                 return
             known = now - self._read_at < self._max_stale_s
         if not known:
@@ -183,30 +183,30 @@ class ChangeReader:
             # Asked again soon, but not by every call.
             self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
 
-    def _deliver(self, found: _Found) -> None:
+    def _deliver(self, read: _Read) -> None:
         """Take over a read that `look` or `catch_up` made, which other threads than the loop's may call too."""
         if threading.get_ident() == self._loop_thread:
-            self._take_over(found)
+            self._take_over(read)
             return
-        self._loop.call_soon_threadsafe(self._take_over, found)
+        self._loop.call_soon_threadsafe(self._take_over, read)
         if self._read_at == _NEVER:
             raise _unanswered()
 
-    def _take_over(self, found: _Found) -> None:
-        if found.number < self._applied:
+    def _take_over(self, read: _Read) -> None:
+        if read.number < self._applied:
             return  # the loop has read by itself since
-        self._applied = found.number
-        for watch, seen, loaded in found.loaded:
+        self._applied = read.number
+        for watch, seen, loaded in read.loaded:
             if watch.seen != seen:  # the thread reads on until this runs
                 watch.apply(loaded)
                 watch.seen = seen
-        self._note(found)
+        self._note(read)
 
-    def _note(self, found: _Found) -> None:
+    def _note(self, read: _Read) -> None:
         # A watch that was added since has nothing yet.
-        if found.watches is self._watches:
-            self._read_at, self.fresh_until = found.at, found.at + FRESH_S
-            self._told = False
+        if read.watches is self._watches:
+            self._read_at, self.fresh_until = read.at, read.at + FRESH_S
+            self._reported = False
 
     def _distrust(self) -> None:
         """Something is known to have changed and what it is now is not: nothing is fresh until it was read."""
@@ -214,7 +214,7 @@ class ChangeReader:
 
     # On either side, with the lock
 
-    def _read(self) -> _Found:
+    def _read(self) -> _Read:
         """Read the epochs, and for caches that depend on one that changed what they need."""
         at = self._monotonic()
         self._number += 1
@@ -240,11 +240,11 @@ class ChangeReader:
                 raise
         except StoreError as error:
             raise store_failure(error) from None
-        return _Found(self._number, at, self._watches, loaded)
+        return _Read(self._number, at, self._watches, loaded)
 
     # The thread
 
-    def _asked(self) -> None:
+    def _is_needed(self) -> None:
         before, self._asked_at = self._asked_at, time.monotonic()
         if self._thread is not None:
             if self._asked_at - before >= IDLE_AFTER_S:
@@ -260,21 +260,21 @@ class ChangeReader:
                 continue
             with self._lock:
                 try:
-                    found = self._read()
+                    read = self._read()
                 except Exception as error:  # noqa: BLE001 - the thread must not end; callers are refused when it is time
-                    self._tell(error)
+                    self._report(error)
                     continue
-                if not found.loaded and found.number > self._applied:
-                    self._note(found)
+                if not read.loaded and read.number > self._applied:
+                    self._note(read)
                     continue
             try:
-                self._loop.call_soon_threadsafe(self._take_over, found)
+                self._loop.call_soon_threadsafe(self._take_over, read)
             except RuntimeError:
                 return  # the loop is gone, and with it everybody who asks
 
-    def _tell(self, error: Exception) -> None:
-        if not self._told:
-            self._told = True
+    def _report(self, error: Exception) -> None:
+        if not self._reported:
+            self._reported = True
             words = error.message if isinstance(error, Failure) else repr(error)
             _log.warning("changes of other processes cannot be read: %s", words)
 

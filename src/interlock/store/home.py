@@ -125,12 +125,12 @@ class Home:
         # Several processes may start at once; one migrates, the others wait and find it done.
         with open(self.path / "migrate.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self._current()
-            if found == SCHEMA_HEAD:
+            schema = self._current()
+            if schema == SCHEMA_HEAD:
                 return
-            if found is not None:
-                refuse_newer(found)
-                self._refuse_in_use(found)
+            if schema is not None:
+                refuse_newer(schema)
+                self._refuse_in_use(schema)
             run_migrations(self.database)
 
     def still_known(self) -> None:
@@ -139,9 +139,9 @@ class Home:
         # it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
         with open(self.path / "migrate.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            found = self._current()
-        if found is not None:
-            refuse_newer(found)
+            schema = self._current()
+        if schema is not None:
+            refuse_newer(schema)
 
     def alive(self) -> int:
         """The number of processes that run on this home now, including this one if it does."""
@@ -157,13 +157,13 @@ class Home:
             except (OSError, ValueError):
                 continue  # it ended, or is writing just now
 
-    def _refuse_in_use(self, found: str) -> None:
+    def _refuse_in_use(self, schema: str) -> None:
         if (count := self.alive()) == 0:
             return
         runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
         raise Failure(
             "E3804",
-            f"{runs} on this home, and this version would change its database under {them}: schema {found} to"
+            f"{runs} on this home, and this version would change its database under {them}: schema {schema} to"
             f" {SCHEMA_HEAD}",
             resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
         )
@@ -182,10 +182,10 @@ class Home:
         return row[0] if row else None
 
 
-def refuse_newer(found: str) -> None:
+def refuse_newer(schema: str) -> None:
     """Refuse (E3805) a schema that a later version of this program has made."""
-    if found > SCHEMA_HEAD:
-        raise Failure("E3805", f"the store has schema {found}; this program knows up to {SCHEMA_HEAD}")
+    if schema > SCHEMA_HEAD:
+        raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
 
 
 def refuse_behind(reader: Reader, anchored: tuple[int, bytes] | None) -> None:

@@ -309,9 +309,9 @@ class Journal:
         """Run a unit with the next batch, without waiting for the disk."""
         self._enqueue(_Waiting(unit, None))
 
-    def watch_clock(self, told: Callable[[dict[str, Any]], None]) -> None:
+    def watch_clock(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Tell, on the loop, of every time that the machine's clock was found to have been set."""
-        self._time.on_step = lambda facts: _on_loop(self._loop, told, facts)
+        self._time.on_step = lambda facts: _on_loop(self._loop, listener, facts)
 
     @property
     def crowded(self) -> bool:
@@ -540,22 +540,22 @@ class Journal:
             connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
             self._time = StoreTime(self._clock, connection)
             # The file first: what it names is in the database before.
-            found = last_head.ends(connection, last_head.read(self._home))
-            if found.anchor is None:
+            ends = last_head.ends(connection, last_head.read(self._home))
+            if ends.anchor is None:
                 # There from the first day, so that a file that is missing later shows.
                 self._home.anchors.touch(mode=0o600)
-            self._signer.check(None if found.signed is None else found.signed.key_id)
-            self._refuse_forged(found)
-            last_head.refuse_rewritten(connection, found)
-            if found.signed is not None:
-                self._anchored_through, self._anchored_ms = found.signed.seq, found.signed.at_ms
-            kept = found.last is not None and last_head.expected(connection)
+            self._signer.check(None if ends.signed is None else ends.signed.key_id)
+            self._refuse_forged(ends)
+            last_head.refuse_rewritten(connection, ends)
+            if ends.signed is not None:
+                self._anchored_through, self._anchored_ms = ends.signed.seq, ends.signed.at_ms
+            has_last_head = ends.last is not None and last_head.expected(connection)
             # From here on this process writes, and waits for its turn to do so.
             connection.execute("PRAGMA busy_timeout=0")
-            if not kept:
-                self._keep_last_head(found)
-            if found.unsigned:
-                self._unanchored = found.unsigned
+            if not has_last_head:
+                self._keep_last_head(ends)
+            if ends.unsigned:
+                self._unanchored = ends.unsigned
                 self.anchor()
         except BaseException as error:
             self._turns.close()
@@ -567,20 +567,20 @@ class Journal:
                 raise no_room(error) or Failure("E3801", words) from None
             raise
 
-    def _refuse_forged(self, found: last_head.Ends) -> None:
+    def _refuse_forged(self, ends: last_head.Ends) -> None:
         """Refuse (E3804) a signed head whose signature this home's key did not make."""
         public = self._signer.public  # makes the pair where there is none
-        for one, where in ((found.last, "keys/journal.head"), (found.anchor, "the newest anchor")):
+        for one, where in ((ends.last, "keys/journal.head"), (ends.anchor, "the newest anchor")):
             if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
                 advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
                 raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
-    def _keep_last_head(self, found: last_head.Ends) -> None:
+    def _keep_last_head(self, ends: last_head.Ends) -> None:
         """Keep a last signed head. A home of an earlier version gets one, and a record that says so."""
         connection = self._connection
         now_ms = self._time.read()
-        if found.last is None:
-            first = found.anchor
+        if ends.last is None:
+            first = ends.anchor
             if first is None:
                 signature = self._signer.sign("head", 0, GENESIS, now_ms)
                 first = last_head.SignedHead(0, GENESIS, now_ms, self._signer.key_id, signature)
@@ -593,14 +593,14 @@ class Journal:
         fact = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
         with self._lock:
             self._begin()
-            if not found.head[0]:
+            if not ends.head[0]:
                 connection.execute(fact, (last_head.FACT, "from the beginning"))
                 connection.execute("COMMIT")
                 return
-            row = connection.execute(_HEAD).fetchone() or found.head
+            row = connection.execute(_HEAD).fetchone() or ends.head
             transaction = Transaction(connection, row[0], row[1], now_ms)
             if transaction.execute(fact, (last_head.FACT, f"from record {row[0]} on")).rowcount:
-                facts = {"act": "last_head.begun", "through": row[0], "unsigned": found.unsigned}
+                facts = {"act": "last_head.begun", "through": row[0], "unsigned": ends.unsigned}
                 transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
                 connection.execute(_INSERT, transaction.rows[0])
             made = self._anchor_if_due(transaction, now=True)
@@ -697,9 +697,11 @@ def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:
         waiting.value, waiting.error = None, failure
 
 
-def _on_loop(loop: asyncio.AbstractEventLoop, told: Callable[[dict[str, Any]], None], facts: dict[str, Any]) -> None:
+def _on_loop(
+    loop: asyncio.AbstractEventLoop, listener: Callable[[dict[str, Any]], None], facts: dict[str, Any]
+) -> None:
     try:
-        loop.call_soon_threadsafe(told, facts)
+        loop.call_soon_threadsafe(listener, facts)
     except RuntimeError:
         pass  # the loop is gone; it is in the log
 

@@ -149,23 +149,23 @@ def ends(reader: Reader, last: SignedHead | None) -> Ends:
     return Ends(head, None if row is None else SignedHead(*row), last)
 
 
-def refuse_rewritten(reader: Reader, found: Ends) -> None:
+def refuse_rewritten(reader: Reader, ends_: Ends) -> None:
     """Refuse (E3804) a journal that does not go through its signed heads, or has more unsigned than a crash leaves.
 
     The signatures themselves are for the caller to check.
     """
-    for one, where in ((found.last, "keys/journal.head"), (found.anchor, "the newest anchor")):
+    for one, where in ((ends_.last, "keys/journal.head"), (ends_.anchor, "the newest anchor")):
         if one is None or (digest := hash_at(reader, one.seq)) in (one.hash, PURGED):
             continue
         what = "is missing" if digest is None else "is another one"
         words = f"the journal was rewritten or cut back: record {one.seq}, which {where} names, {what}"
         raise Failure("E3804", words, resolution=EVIDENCE)
-    if found.last is not None and found.last.seq and (found.anchor is None or found.anchor.seq < found.last.seq):
-        words = f"signed heads were removed: keys/journal.head names record {found.last.seq}, and no anchor does"
+    if ends_.last is not None and ends_.last.seq and (ends_.anchor is None or ends_.anchor.seq < ends_.last.seq):
+        words = f"signed heads were removed: keys/journal.head names record {ends_.last.seq}, and no anchor does"
         raise Failure("E3804", words, resolution=EVIDENCE)
-    if found.last is None and found.head[0] and expected(reader):
+    if ends_.last is None and ends_.head[0] and expected(reader):
         raise Failure("E3804", "keys/journal.head is missing, though this home had one", resolution=RESTORE)
-    if (what := unsigned_fault(reader, found)) is not None:
+    if (what := unsigned_fault(reader, ends_)) is not None:
         raise Failure("E3804", what, resolution=ACCEPT)
 
 
@@ -187,19 +187,19 @@ def hash_at(reader: Reader, seq: int) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
-def unsigned_fault(reader: Reader, found: Ends) -> str | None:
+def unsigned_fault(reader: Reader, ends_: Ends) -> str | None:
     """The reason why the unsigned end of a journal cannot be what a process left that was killed; None if it can."""
-    if not found.unsigned:
+    if not ends_.unsigned:
         return None
-    since = 0 if found.signed is None else found.signed.seq
-    if found.unsigned > ANCHOR_EVERY:
+    since = 0 if ends_.signed is None else ends_.signed.seq
+    if ends_.unsigned > ANCHOR_EVERY:
         return (
-            f"{found.unsigned:,} records from {since + 1} on are not signed, more than the {ANCHOR_EVERY:,} that a"
+            f"{ends_.unsigned:,} records from {since + 1} on are not signed, more than the {ANCHOR_EVERY:,} that a"
             " killed process can leave: signed heads were removed, or records were added by something else"
         )
     # Where no last head is kept, an earlier version wrote this, which signed a second after it was opened.
-    base = None if found.last is None else cast("SignedHead", found.signed).at_ms
-    for seq, body in reader.each(_UNSIGNED, (since, found.head[0])):
+    base = None if ends_.last is None else cast("SignedHead", ends_.signed).at_ms
+    for seq, body in reader.each(_UNSIGNED, (since, ends_.head[0])):
         made = _made_ms(body)
         if made is None:
             continue

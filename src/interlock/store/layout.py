@@ -101,19 +101,19 @@ _OPTIONAL = (
 
 def departures(reader: Reader) -> Iterator[str]:
     """Differences from the migrations' definitions: in the ledger, and in everything that acts or answers by itself."""
-    found = [
+    objects = [
         each
         for row in reader.each("SELECT type, name, tbl_name, sql FROM sqlite_master")
         if _concerns_us(each := _Object(*map(_text, row)))
     ]
     for each in _EXPECTED:
-        there = [other for other in found if other[:2] == each[:2]]
+        there = [other for other in objects if other[:2] == each[:2]]
         if not there:
             yield f"{each} is missing"
         elif there != [each]:
             yield f"{each} is not as it was made"
     ours = {each[:2] for each in _EXPECTED}
-    for each in found:
+    for each in objects:
         if each[:2] not in ours and each not in _OPTIONAL:
             yield f"{each} was not made by Interlock"
 
@@ -160,8 +160,8 @@ def contradictions(reader: Reader, tables: Iterable[str] = LEDGER) -> Iterator[s
             yield f"the table `{table}` cannot be checked: the file is damaged"
             continue
         for (words,) in rows:
-            if (said := _text(words)) != "ok":
-                yield f"the table `{table}` contradicts itself: {said}"
+            if (report := _text(words)) != "ok":
+                yield f"the table `{table}` contradicts itself: {report}"
 
 
 _MOST = 3

@@ -221,9 +221,9 @@ def open_session(
         async def close(self) -> None:
             pass
 
-    kept: dict[str, Any] = {"keepalive_timeout": KEEP_ALIVE_S} if keep_alive else {"force_close": True}
+    keeping: dict[str, Any] = {"keepalive_timeout": KEEP_ALIVE_S} if keep_alive else {"force_close": True}
     connector = aiohttp.TCPConnector(
-        limit=connections, resolver=Judged(), use_dns_cache=keep_names, ssl=True if tls is None else tls, **kept
+        limit=connections, resolver=Judged(), use_dns_cache=keep_names, ssl=True if tls is None else tls, **keeping
     )
     # The library has no public way to choose its protocol.
     factory: Any = partial(MeteredHandler, asyncio.get_running_loop())

@@ -215,11 +215,11 @@ def piece(reader: Reader, ref: str, number: int) -> bytes | None:
 
 def whole(reader: Reader, ref: str) -> bytes | None:
     """The body of a payload with its pieces, read at once; None where there is none or its body is gone."""
-    found = content(reader, ref)
-    if found is None or found.body is None:
+    stored = content(reader, ref)
+    if stored is None or stored.body is None:
         return None
-    rest = (piece(reader, ref, number) for number in range(1, found.pieces + 1))
-    return found.body if not found.pieces else b"".join((found.body, *(one or b"" for one in rest)))
+    rest = (piece(reader, ref, number) for number in range(1, stored.pieces + 1))
+    return stored.body if not stored.pieces else b"".join((stored.body, *(one or b"" for one in rest)))
 
 
 def incomplete(reader: Reader) -> Iterator[str]:

@@ -91,8 +91,8 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
 
 def started(call: Call, at_ms: int) -> bytes:
     """The record of a call that takes long."""
-    said = {"authDecision": _decision(call), "approvalTicketId": call.more.approval}
-    return encode({**head("started", call, at_ms), **said})
+    facts = {"authDecision": _decision(call), "approvalTicketId": call.more.approval}
+    return encode({**head("started", call, at_ms), **facts})
 
 
 def closed(
@@ -154,17 +154,17 @@ def _judged(call: Call, decision: Decision) -> Json:
 
 def decided(decision: Decision, *, looking: bool) -> Json:
     """A permission decision in the form of a record. The record itself has its rules, policy, call and time."""
-    told: Json = {
+    facts: Json = {
         "behavior": decision.behavior,
         "mode": "dry_run" if looking else "enforce",
         "source": decision.source,
         "reason": decision.reason,
     }
     if decision.expires_ms is not None:
-        told["expires_at"] = iso(decision.expires_ms)
+        facts["expires_at"] = iso(decision.expires_ms)
     if decision.blocked_path is not None:
-        told["blocked_path"] = decision.blocked_path
-    return told
+        facts["blocked_path"] = decision.blocked_path
+    return facts
 
 
 def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency_ms: float) -> bytes:

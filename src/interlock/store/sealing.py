@@ -153,12 +153,12 @@ class Box:
         with self._locked():
             keys = _parse(self._shelf.read())
             current = next(reversed(keys))
-            kept = [key for key_id, key in keys.items() if key_id == current or key_id.hex() in in_use]
-            if len(kept) < len(keys):
-                self._shelf.write(b"".join(kept))
+            ring = [key for key_id, key in keys.items() if key_id == current or key_id.hex() in in_use]
+            if len(ring) < len(keys):
+                self._shelf.write(b"".join(ring))
         self._ciphers.clear()
         self._load()
-        return len(keys) - len(kept)
+        return len(keys) - len(ring)
 
     def _load(self) -> Keys:
         raw = self._shelf.read()
@@ -220,7 +220,7 @@ def seal_again(box: Box, place: Place, after: str | bytes) -> Unit[str | bytes |
     Rows under the key that is current now stay as they are, so every run of the unit seals the same ones. What cannot
     be opened, and what an older version left in clear text, stays as it is too.
     """
-    found = (
+    rows = (
         f"SELECT {place.key}, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
         f" WHERE {place.where} AND {place.key} > ? AND substr({place.column}, 1, 1) = x'01'"
         f" ORDER BY {place.key} LIMIT {_AT_ONCE}"
@@ -232,7 +232,7 @@ def seal_again(box: Box, place: Place, after: str | bytes) -> Unit[str | bytes |
 
     def unit(transaction: Transaction) -> str | bytes | None:
         last: str | bytes | None = None
-        for last, sealed, about in transaction.all(found, (after,)):
+        for last, sealed, about in transaction.all(rows, (after,)):
             if key_id_of(sealed) == current:
                 continue
             try:
@@ -316,7 +316,7 @@ class _KeyringShelf:
         self._named = directory / "secrets.keyring"
         self._changed = directory / "secrets.changed"
         self._mutex = threading.Lock()
-        self._asked: _Question | None = None
+        self._open_question: _Question | None = None
         self._known: tuple[_Seen, bytes] | None = None
 
     def read(self) -> bytes:
@@ -327,12 +327,12 @@ class _KeyringShelf:
             known = self._known
             if known is not None and known[0] == seen:
                 return known[1]
-            asked = self._ask(seen)
+            question = self._ask(seen)
             try:
-                raw = asked.answer.result(None if until is None else max(0.0, until - time.monotonic()))
+                raw = question.answer.result(None if until is None else max(0.0, until - time.monotonic()))
             except TimeoutError:
                 raise _no_keyring("it does not answer") from None
-            if asked.seen == seen:
+            if question.seen == seen:
                 return raw
 
     def write(self, raw: bytes) -> None:
@@ -361,12 +361,12 @@ class _KeyringShelf:
     def _ask(self, seen: _Seen) -> _Question:
         """Ask the keyring on a thread; a question that is still open is shared."""
         with self._mutex:
-            if self._asked is None or self._asked.answer.done():
-                self._asked = _Question(seen)
+            if self._open_question is None or self._open_question.answer.done():
+                self._open_question = _Question(seen)
                 threading.Thread(
-                    target=self._answer, args=(self._asked,), name="interlock-keyring", daemon=True
+                    target=self._answer, args=(self._open_question,), name="interlock-keyring", daemon=True
                 ).start()
-            return self._asked
+            return self._open_question
 
     def _answer(self, question: _Question) -> None:
         try:
@@ -432,8 +432,8 @@ def _entry(name: str) -> bytes:
     raise failure
 
 
-def _looks(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
+def _looks(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_mode)
 
 
 def _private(path: str, flags: int) -> int:

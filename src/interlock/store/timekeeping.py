@@ -87,7 +87,7 @@ class StoreTime:
         if ahead < -STEP_MS:
             if not self._behind:
                 self._behind, self._saved = True, False
-                self._tell("behind the store's time", expected, wall)
+                self._report("behind the store's time", expected, wall)
             self._last = max(expected, self._last)
             return self._last
         if ahead > STEP_MS:
@@ -112,7 +112,7 @@ class StoreTime:
         """Note that what `write` wrote is on disk."""
         steps, self._steps, self._saved = self._steps, [], True
         for step in steps:
-            self._tell("ahead of the store's time", *step)
+            self._report("ahead of the store's time", *step)
 
     def _offset(self, ms: int, up: float | None) -> float:
         return ms - (up or 0.0) * 1000
@@ -120,7 +120,7 @@ class StoreTime:
     def _now(self) -> float:
         return self._offset(self._ms, self._up)
 
-    def _tell(self, how: str, store_ms: int, wall_ms: int) -> None:
+    def _report(self, how: str, store_ms: int, wall_ms: int) -> None:
         facts = {**Step(store_ms, wall_ms).document(), "how": how}
         words = "the clock of this machine was set: it is %s %s; see interlock doctor"
         _log.warning(words, span(abs(wall_ms - store_ms)), how)

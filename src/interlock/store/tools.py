@@ -234,11 +234,11 @@ def evidence(reader: Reader, digest: str) -> Evidence | None:
     return None if row is None else Evidence._make(row)
 
 
-def put_evidence(transaction: Transaction, found: Evidence, at_ms: int) -> None:
+def put_evidence(transaction: Transaction, result: Evidence, at_ms: int) -> None:
     """Store the result of contract tests, in place of an earlier one on the same content."""
     transaction.execute(
         "INSERT INTO evidence (digest, mode, passed, report, at_ms) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET mode = excluded.mode, passed = excluded.passed,"
         " report = excluded.report, at_ms = excluded.at_ms",
-        (found.digest, found.mode, found.passed, found.report, at_ms),
+        (result.digest, result.mode, result.passed, result.report, at_ms),
     )

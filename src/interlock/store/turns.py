@@ -161,10 +161,10 @@ class Turns:
         try:
             while self._file >= 0 and end - 1 > self._passed_over:
                 start = self._passed_over + 1
-                found = record_locks.found(self._file, start, end - start)
-                if found is None:
+                lock = record_locks.found(self._file, start, end - start)
+                if lock is None:
                     break
-                first = end = max(found[0], start)
+                first = end = max(lock[0], start)
         except OSError:
             self.close()
             return None

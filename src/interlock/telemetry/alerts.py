@@ -138,8 +138,8 @@ class Alerts:
 
     def levels(self) -> dict[str, float]:
         """The share in use of each limit, where its owner can report it."""
-        found = ((limit, _ask(used)) for limit, used in self._limits.items())
-        return {limit: share for limit, share in found if share is not None}
+        levels = ((limit, _ask(used)) for limit, used in self._limits.items())
+        return {limit: share for limit, share in levels if share is not None}
 
 
 def _about(tool: str, invocation_id: str, facts: Mapping[str, Any]) -> str:

@@ -47,8 +47,8 @@ class _Lines(logging.Formatter):
         return self._redact("".join(traceback.format_exception(record.exc_info[1])))
 
     def _known(self, record: logging.LogRecord) -> dict[str, str]:
-        found = ((name, getattr(record, name, None)) for name in _KNOWN)
-        return {name: str(value) for name, value in found if value}
+        known = ((name, getattr(record, name, None)) for name in _KNOWN)
+        return {name: str(value) for name, value in known if value}
 
 
 class JsonLines(_Lines):
@@ -167,10 +167,10 @@ def _scrub(record: logging.LogRecord, forms: Forms) -> None:
     except Exception:  # noqa: BLE001 - it asks other people's objects for their text
         # INVARIANT: the logging package prints a record that it cannot format as it is, so every record must be
         # formattable.
-        shown, found = {"msg": "a record could not be written"}, True
+        shown, changed = {"msg": "a record could not be written"}, True
     else:
-        shown, found = scrub(fields, forms, fields.keys())
-    if found:
+        shown, changed = scrub(fields, forms, fields.keys())
+    if changed:
         vars(record).update(shown, args=(), exc_info=None)
 
 

@@ -144,7 +144,7 @@ class Metrics:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._series: dict[str, _Series] = {}
-        self._kept: deque[tuple[float, dict[str, _Sums]]] = deque([(monotonic(), {})])
+        self._readings: deque[tuple[float, dict[str, _Sums]]] = deque([(monotonic(), {})])
         # Sources of the numbers that this module does not count: tickets, signals, limits.
         self.approvals: Callable[[], Approvals] = lambda: NO_APPROVALS
         self.signals: Counter[str] = Counter()
@@ -201,10 +201,10 @@ class Metrics:
 
     def _of(self, tool: Prepared | None) -> _Series:
         name = "" if tool is None else tool.ref
-        found = self._series.get(name)
-        if found is None:
-            found = self._series[name] = _Series(tool)
-        return found
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = _Series(tool)
+        return series
 
     # Output
 
@@ -254,21 +254,21 @@ class Metrics:
 
     def _shares(self) -> dict[str, _Sums]:
         """The numbers added in the last quarter of an hour, or since the start."""
-        now, kept = self._monotonic(), self._kept
-        while len(kept) > 1 and kept[1][0] <= now - WINDOW_S:
-            kept.popleft()
-        before = kept[0][1]
+        now, samples = self._monotonic(), self._readings
+        while len(samples) > 1 and samples[1][0] <= now - WINDOW_S:
+            samples.popleft()
+        before = samples[0][1]
         sums = {name: series.sums() for name, series in self._series.items()}
-        if now - kept[-1][0] >= _KEEP_EVERY_S:
-            kept.append((now, sums))
+        if now - samples[-1][0] >= _KEEP_EVERY_S:
+            samples.append((now, sums))
         return {name: one.minus(before.get(name, _Sums())) for name, one in sums.items()}
 
 
 def _resolutions(resolved: Iterable[tuple[str, str, float]]) -> list[tuple[tuple[str, ...], float | _Histogram]]:
-    found: dict[tuple[str, ...], _Histogram] = {}
+    merged: dict[tuple[str, ...], _Histogram] = {}
     for tool, resolution, took_ms in resolved:
-        found.setdefault((tool, resolution), _Histogram(RESOLUTION_MS)).observe(took_ms)
-    return list(found.items())
+        merged.setdefault((tool, resolution), _Histogram(RESOLUTION_MS)).observe(took_ms)
+    return list(merged.items())
 
 
 def _share(some: int, every: int) -> float:

@@ -352,14 +352,14 @@ class Recording:
 
     def _events(self) -> list[list[Happened]]:
         """The events by phase, in order."""
-        found = [
+        happened = [
             (place, f"tool.invocation.{'started' if state == 'running' else state}", at, _NOTHING)
             for state, (place, at) in zip(self._states[1:], self._states.times, strict=True)
         ]
         if self._noted:
-            found = sorted([*found, *self._noted], key=lambda event: event[2])
+            happened = sorted([*happened, *self._noted], key=lambda event: event[2])
         events: list[list[Happened]] = [[] for _ in self._phases]
-        for place, name, at, attributes in found:
+        for place, name, at, attributes in happened:
             events[place].append(Happened(name, self.ns(at), attributes))
         return events
 
@@ -407,7 +407,7 @@ class Tracer:
         self._below = int(ratio * 2**64)
         # Calls that have begun and not ended, with their recording, or None if they are not traced.
         self._open: dict[str, Recording | None] = {}
-        self._kept: deque[tuple[_Owner, str, Recording]] = deque(maxlen=kept)
+        self._recordings: deque[tuple[_Owner, str, Recording]] = deque(maxlen=kept)
         self.sinks: list[Sink] = []
 
     @property
@@ -444,7 +444,7 @@ class Tracer:
         try:
             recording.end()
             caller = call.request.caller
-            self._kept.append((("", "") if caller is None else _owner(caller), call.trace_id, recording))
+            self._recordings.append((("", "") if caller is None else _owner(caller), call.trace_id, recording))
             for sink in self.sinks:
                 sink(recording.spans())
         except Exception:  # noqa: BLE001 - telemetry is never the reason why a call fails
@@ -456,15 +456,15 @@ class Tracer:
         Auditors see those of their tenant, and local auditors see all. `reaches` filters calls by their id.
         """
         everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
-        found = [
+        recordings = [
             span
-            for owner, trace, recording in self._kept
+            for owner, trace, recording in self._recordings
             if trace == trace_id
             and (everything or owner == own or (audits and owner[0] == own[0]))
             and (reaches is None or reaches(recording.invocation_id))
             for span in recording.spans()
         ]
-        return [span.document() for span in sorted(found, key=lambda span: span.start_ns)]
+        return [span.document() for span in sorted(recordings, key=lambda span: span.start_ns)]
 
 
 def _owner(caller: Caller) -> _Owner:

@@ -57,10 +57,10 @@ def claims(text: str) -> bool:
 def read(text: str) -> Position | None:
     """Parse a traceparent and the state after it; None if it cannot be read."""
     traceparent, _, state = text.partition(" ")
-    found = _TRACEPARENT.match(traceparent) if len(traceparent) <= _LONGEST else None
-    if found is None or (found[4] is not None and traceparent.startswith("00")):
+    match = _TRACEPARENT.match(traceparent) if len(traceparent) <= _LONGEST else None
+    if match is None or (match[4] is not None and traceparent.startswith("00")):
         return None  # version 00 ends with the flags; additions of later versions are ignored
-    return Position(found[1], found[2], bool(int(found[3], 16) & 1), _state(state))
+    return Position(match[1], match[2], bool(int(match[3], 16) & 1), _state(state))
 
 
 def _state(text: str) -> str:
@@ -84,8 +84,8 @@ def headers(trace_id: str, span: Traced | None, random_bytes: Callable[[int], by
     """The W3C headers with the position of a call in its trace, for the next request."""
     if span is None:
         return {"traceparent": unrecorded(trace_id, random_bytes(8))}
-    told = {"traceparent": span.traceparent}
-    return {**told, "tracestate": span.state} if span.state else told
+    headers_ = {"traceparent": span.traceparent}
+    return {**headers_, "tracestate": span.state} if span.state else headers_
 
 
 def trace_hex(trace_id: str) -> str:

@@ -106,8 +106,8 @@ class Program:
     log: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return {**kept, **self.env, **self.secret}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        return {**inherited, **self.env, **self.secret}
 
     def check(self) -> None:
         """Refuse (E3108) a program that does not exist; this is clearer than an entry in a log."""
@@ -287,8 +287,10 @@ class Child(asyncio.SubprocessProtocol):
         if self._log is not None:
             self._log.close()
             if self._log.last_words:
-                told = "".join(c for c in self._log.last_words.decode(errors="replace") if c.isprintable() or c == "\n")
-                _log.debug("an upstream's process ended (%s); its last words on stderr:\n%s", how, told.rstrip())
+                last_words = "".join(
+                    c for c in self._log.last_words.decode(errors="replace") if c.isprintable() or c == "\n"
+                )
+                _log.debug("an upstream's process ended (%s); its last words on stderr:\n%s", how, last_words.rstrip())
         self._transport.close()
         self.ended.set_result(f"the upstream's process was ended: {self._reason}" if self._reason else _ended(how))
 

@@ -13,10 +13,10 @@ from interlock.upstreams.overlay import unknown
 Config = TypeVar("Config", bound=pydantic.BaseModel)
 
 
-def read_config(model: type[Config], said: Json) -> Config:
+def read_config(model: type[Config], document: Json) -> Config:
     """Read and check a configuration. Refuses with E3004 one that cannot be used."""
     try:
-        return model.model_validate(said)
+        return model.model_validate(document)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
     raise Failure("E3004", "the upstream's configuration: " + "; ".join(_words(model, one) for one in faults[:5]))
@@ -68,4 +68,4 @@ def _fields_at(model: type[pydantic.BaseModel], place: tuple[int | str, ...]) ->
 def _model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_of(part)) is not None), None)
+    return next((model for part in get_args(annotation) if (model := _model_of(part)) is not None), None)

@@ -69,8 +69,8 @@ def declare(contract: Contract, provider: Provider, *, strict: bool = False, def
             facts = {"name": name, "description": words, "parameters": shown, "strict": narrow is not None}
             return {"type": "function", **facts, **later}
         case "anthropic":
-            said: Json = {"strict": True} if narrow is not None else {}
-            return {"name": name, "description": words, "input_schema": shown, **said, **later}
+            flags: Json = {"strict": True} if narrow is not None else {}
+            return {"name": name, "description": words, "input_schema": shown, **flags, **later}
         case "gemini":
             return {"name": name, "description": words, "parametersJsonSchema": shown}
 
@@ -79,7 +79,7 @@ class _Loose(Exception):  # noqa: N818 - an outcome, caught where the form is as
     """A schema that has no strict form."""
 
 
-_KEPT = frozenset(
+_ALLOWED = frozenset(
     {
         "type",
         "description",
@@ -118,14 +118,14 @@ def _strict(node: Json) -> Json:
     defined = {"$defs": node["$defs"]} if "$defs" in node else {}
     ref = node.get("$ref")
     if ref is not None:
-        found = re.match(r"#/(?:\$defs|definitions)/([^/]+)\Z", str(ref))
-        if found is None:
+        match = re.match(r"#/(?:\$defs|definitions)/([^/]+)\Z", str(ref))
+        if match is None:
             raise _Loose
-        return {"$ref": f"#/$defs/{found[1]}", **defined}
-    unknown = {word for word in node if not word.startswith("x-")} - _KEPT - _BOUNDS - _NOTES
+        return {"$ref": f"#/$defs/{match[1]}", **defined}
+    unknown = {word for word in node if not word.startswith("x-")} - _ALLOWED - _BOUNDS - _NOTES
     if unknown or not node.keys() & {"type", "enum", "const", "anyOf"}:
         raise _Loose
-    strict = {word: value for word, value in node.items() if word in _KEPT}
+    strict = {word: value for word, value in node.items() if word in _ALLOWED}
     bounds = ", ".join(f"{word}: {orjson.dumps(node[word]).decode()}" for word in node if word in _BOUNDS)
     if bounds:
         strict["description"] = f"{strict.get('description', '')} ({bounds})".strip()
@@ -230,17 +230,17 @@ def _call(provider: Provider, name: Any, arguments: Any, ident: Any) -> ToolCall
         raise Failure("E3004", "the tool call names no tool")
     if not isinstance(ident, str) and (provider != "gemini" or ident is not None):
         raise Failure("E3004", f"the call of `{name[:80]}` has no id to answer to")
-    found: Any = arguments
-    if found is None or found == "":
+    parsed: Any = arguments
+    if parsed is None or parsed == "":
         return ToolCall(provider, name, {}, ident)
-    if isinstance(found, str):
+    if isinstance(parsed, str):
         try:
-            found = orjson.loads(found)
+            parsed = orjson.loads(parsed)
         except orjson.JSONDecodeError:
             raise Failure("E3004", f"the arguments of `{name[:80]}` are not JSON; send an object") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise Failure("E3004", f"the arguments of `{name[:80]}` are not an object")
-    return ToolCall(provider, name, cast("Json", found), ident)
+    return ToolCall(provider, name, cast("Json", parsed), ident)
 
 
 def answer(call: ToolCall, result: Result) -> Json:
@@ -253,8 +253,8 @@ def answer(call: ToolCall, result: Result) -> Json:
         case "openai-responses":
             return {"type": "function_call_output", "call_id": call.id, "output": text}
         case "anthropic":
-            said: Json = {"is_error": True} if failed else {}
-            return {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": text}], **said}
+            flags: Json = {"is_error": True} if failed else {}
+            return {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": text}], **flags}
         case "gemini":
             whole = result.ok and result.persistence.ref is None
             response = {"error": text} if failed else {"output": result.value if whole else text}
@@ -273,23 +273,23 @@ def definitions(document: Any, *, native: Mapping[str, Any] | None = None) -> Di
     tools: list[Definition] = []
     refused: list[tuple[str, str]] = []
     for index, one in enumerate(_declarations(document)):
-        found = _mapping(one.get("function")) if one.get("type") == "function" and "function" in one else one
-        name = found.get("name")
+        declared = _mapping(one.get("function")) if one.get("type") == "function" and "function" in one else one
+        name = declared.get("name")
         if one.get("type") not in (None, "function", "custom") or not isinstance(name, str) or not name:
             refused.append(
                 (str(name or one.get("type") or f"tool {index + 1}"), "it is not a function; it has no schema")
             )
             continue
-        schema = next((found[word] for word in _INPUTS if found.get(word) is not None), None)
-        output = next((found[word] for word in _OUTPUTS if found.get(word) is not None), None)
-        kept = {word: found[word] for word in ("strict", "defer_loading") if isinstance(found.get(word), bool)}
+        schema = next((declared[word] for word in _INPUTS if declared.get(word) is not None), None)
+        output = next((declared[word] for word in _OUTPUTS if declared.get(word) is not None), None)
+        flags = {word: declared[word] for word in ("strict", "defer_loading") if isinstance(declared.get(word), bool)}
         try:
             takes, gives = _NOTHING if schema is None else _spelt(schema), None if output is None else _spelt(output)
         except Failure as failure:
             refused.append((name, failure.message))
             continue
-        known = {"protocol": "function_calling", "name": name, **kept, **(native or {})}
-        tools.append(Definition(name, str(found.get("description") or ""), takes, gives, known))
+        known = {"protocol": "function_calling", "name": name, **flags, **(native or {})}
+        tools.append(Definition(name, str(declared.get("description") or ""), takes, gives, known))
     return Discovered(tools, refused)
 
 
@@ -308,7 +308,7 @@ def _declarations(document: Any, deep: int = 0) -> list[Json]:
     if deep > _DEEPEST_LIST:
         raise Failure("E3004", "lists of declarations are nested too deeply")
     if isinstance(document, list):
-        return [found for one in cast("list[Any]", document) for found in _declarations(one, deep + 1)]
+        return [declaration for one in cast("list[Any]", document) for declaration in _declarations(one, deep + 1)]
     one = _mapping(document)
     for word in ("tools", "functionDeclarations", "function_declarations"):
         if isinstance(one.get(word), list):

@@ -23,8 +23,8 @@ _HEAD_END = b"\r\n\r\n"
 class MeteredConnection(ClientConnection):
     """A client's connection under an allowance."""
 
-    def __init__(self, *args: Any, allowance: Allowance, **said: Any) -> None:
-        super().__init__(*args, **said)
+    def __init__(self, *args: Any, allowance: Allowance, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.allowance = allowance
         self.flooded = False
         self._unread = bytearray()

@@ -70,13 +70,13 @@ def read(declarations: Any, path: str) -> Discovered:
     if len(written) > MOST_BYTES:
         raise Failure("E3004", f"the declarations have more than {MOST_BYTES:,} bytes; register them in parts")
     check_values(written, MOST_VALUES)
-    found = formats.definitions(declarations)
-    if not found.tools and not found.refused:
+    discovered = formats.definitions(declarations)
+    if not discovered.tools and not discovered.refused:
         advice = "give the `tools` of a request to OpenAI, Anthropic or Gemini, or a list of such declarations"
         raise Failure("E3004", "the document declares no function", resolution=advice)
     tools: list[Definition] = []
-    refused = list(found.refused)
-    for one in found.tools:
+    refused = list(discovered.refused)
+    for one in discovered.tools:
         why = _objection(one)
         if why:
             refused.append((one.name[:128], why))

@@ -134,11 +134,11 @@ class GrpcUpstream:
                 refused.append((service, files))
                 continue
             # Thousands of messages may be described here, and every one is converted to a schema.
-            for method, found in await in_thread(protobuf.all_definitions, service, files):
-                if isinstance(found, str):
-                    refused.append((method, found))
+            for method, definition in await in_thread(protobuf.all_definitions, service, files):
+                if isinstance(definition, str):
+                    refused.append((method, definition))
                 else:
-                    tools.append(found)
+                    tools.append(definition)
         return Discovered(tools=tools, refused=refused, about={"services": sorted(reflected)})
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
@@ -230,8 +230,8 @@ class GrpcUpstream:
             return wire.broken(self._name)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return wire.late(self._name)
-        said = wire.excerpt(words, lent)
-        details: Json = {"status": code.name, "sent": True, "body": said}
+        message = wire.excerpt(words, lent)
+        details: Json = {"status": code.name, "sent": True, "body": message}
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             # Limits of size are reported like limits of rate, by our own library and by the server's.
             if "CLIENT: Received message larger than max" in words:
@@ -239,14 +239,14 @@ class GrpcUpstream:
             if "received metadata size exceeds" in words:
                 return Failure("E3416", f"`{self._name}` answered with more metadata than gRPC takes, which is 16 KiB")
             if "message larger than max" in words:
-                refused = f"`{self._name}` does not take a request of this size: {said}"
+                refused = f"`{self._name}` does not take a request of this size: {message}"
                 return Failure("E3401", refused, details=details, native_error_ref=f"grpc:{code.name}")
             pause_ms = _pause_ms(error)
             return Failure(
                 "E3504", f"`{self._name}` is asked too often", details=details, retry_after_ms=pause_ms,
                 native_error_ref=f"grpc:{code.name}",
             )  # fmt: skip
-        answered = f"`{self._name}` answered {code.name}" + (f": {said}" if said else "")
+        answered = f"`{self._name}` answered {code.name}" + (f": {message}" if message else "")
         # The service's own fault, like 5xx over HTTP; any other status is a refusal of this very request.
         failed = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
         return Failure(
@@ -300,10 +300,10 @@ class GrpcUpstream:
         host, _, port = target.rpartition(":")
         host = host.strip("[]")
         try:
-            found = await addresses.checked(host, allow_private=self._config.allow_private, resolve=self._resolve)
+            addresses_ = await addresses.checked(host, allow_private=self._config.allow_private, resolve=self._resolve)
         except OSError:
             raise wire.unreached(self._name, "has a name without an address") from None
-        pinned = addresses.grpc_target(found, port)
+        pinned = addresses.grpc_target(addresses_, port)
         options: list[tuple[str, Any]] = [
             ("grpc.default_authority", target),
             ("grpc.max_receive_message_length", self._config.max_response_bytes),
@@ -386,19 +386,19 @@ class GrpcUpstream:
             one.name for one in (await ask(ServerReflectionRequest(list_services="*"))).list_services_response.service
         ]
         wanted = self._config.services or [name for name in sorted(listed) if not name.startswith(_PLUMBING)]
-        found: dict[str, dict[str, FileDescriptorProto] | str] = {}
+        described: dict[str, dict[str, FileDescriptorProto] | str] = {}
         for service in wanted:
             answer = await ask(ServerReflectionRequest(file_containing_symbol=service))
             if answer.HasField("error_response"):
-                found[service] = "the server does not describe it"
+                described[service] = "the server does not describe it"
                 continue
             while lacking := sorted(protobuf.lacking(files)):
                 answer = await ask(ServerReflectionRequest(file_by_filename=lacking[0]))
                 if lacking[0] not in files:
                     break
-            found[service] = files
+            described[service] = files
         await stream.done_writing()
-        return found
+        return described
 
 
 def _note_status(call: RemoteCall, status: str) -> None:

@@ -120,7 +120,7 @@ def build(native: Json, arguments: Json, base_url: str) -> Request:
     if "{" in path or query or headers or body:
         named = set(_NAMED.findall(path)).union(*map(wire.placeholders, (query, headers, body)))
         rest = {name: value for name, value in arguments.items() if name not in named}
-        url = base_url + _NAMED.sub(lambda found: _segment(arguments, found[1]), path)
+        url = base_url + _NAMED.sub(lambda match: _segment(arguments, match[1]), path)
     pairs: Json = wire.fill(query, arguments, rest) if query else {}
     if body is not None:
         content = wire.fill(body, arguments, rest)
@@ -202,9 +202,9 @@ class HttpUpstream:
         base_url = self._config.urls[0]
         if isinstance(document, str):
             base_url, document = document, await self._document(document, wire.Look(credentials or {}))
-        found = await in_thread(partial(openapi.read, document, base_url=base_url))
+        discovered = await in_thread(partial(openapi.read, document, base_url=base_url))
         written = [tool.definition() for tool in self._config.tools]
-        return Discovered(tools=[*found.tools, *written], refused=found.refused, about=found.about)
+        return Discovered(tools=[*discovered.tools, *written], refused=discovered.refused, about=discovered.about)
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         import aiohttp
@@ -234,10 +234,10 @@ class HttpUpstream:
             request = self._signed(request, look)
         try:
             async with asyncio.timeout(30):
-                found = await self._exchange(await self._open(url), request, look)
+                text = await self._exchange(await self._open(url), request, look)
         except TimeoutError:
             raise wire.late(self._name) from None
-        document: Json = cast("Json", found) if isinstance(found, dict) else {}
+        document: Json = cast("Json", text) if isinstance(text, dict) else {}
         return await in_thread(openapi.parse, document["text"] if set(document) == {"text"} else document)
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
@@ -360,11 +360,11 @@ class HttpUpstream:
             del parts[limit:]
         return bytes(parts)
 
-    def _refusal(self, response: aiohttp.ClientResponse, said: str) -> Failure:
+    def _refusal(self, response: aiohttp.ClientResponse, message: str) -> Failure:
         """Convert a status that is no success to a failure."""
         status = response.status
         pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
-        details: Json = {"status": status, "sent": True, "body": said}
+        details: Json = {"status": status, "sent": True, "body": message}
         ref = f"http:{status}"
         if status == 429 or (status == 503 and pause_ms is not None):
             words = f"`{self._name}` is asked too often"
@@ -373,7 +373,7 @@ class HttpUpstream:
             return Failure("E3503", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
         if status >= 500:
             return Failure("E3502", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
-        words = f"`{self._name}` answered {status}" + (f": {said}" if said else "")
+        words = f"`{self._name}` answered {status}" + (f": {message}" if message else "")
         return Failure("E3401", words, details=details, native_error_ref=ref)
 
     async def _open(self, base: str) -> aiohttp.ClientSession:

@@ -153,13 +153,13 @@ def _load(name: str) -> dict[str, BaseTool]:
     except ModuleNotFoundError:
         raise Failure("E3108", "LangChain is not installed here: pip install langchain-core") from None
     module = _import(name)
-    found: dict[str, BaseTool] = {}
+    tools: dict[str, BaseTool] = {}
     for value in vars(module).values():
         several = cast("Iterable[Any]", value) if isinstance(value, list | tuple) else (value,)
-        found |= {tool.name: tool for tool in several if isinstance(tool, BaseTool)}
-    if not found:
+        tools |= {tool.name: tool for tool in several if isinstance(tool, BaseTool)}
+    if not tools:
         raise Failure("E3105", f"no LangChain tools in `{name}`; decorate a function with langchain_core's @tool")
-    return dict(sorted(found.items()))
+    return dict(sorted(tools.items()))
 
 
 def _import(name: str) -> ModuleType:

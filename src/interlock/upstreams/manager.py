@@ -120,11 +120,11 @@ class Upstreams:
         return self._connector(known)
 
     def _connector(self, known: Upstream) -> Connector:
-        found = self._connectors.get(known.name)
-        if found is None:
+        held = self._connectors.get(known.name)
+        if held is None:
             made = self._make(known.name, known.kind, known.config, self._on_change(known.name))
-            found = self._connectors[known.name] = known, made
-        return found[1]
+            held = self._connectors[known.name] = known, made
+        return held[1]
 
     def _on_change(self, name: str) -> Callable[[], None]:
         def changed() -> None:
@@ -187,11 +187,11 @@ class Upstreams:
 
     def get(self, name: str) -> Upstream:
         """Return one upstream; E3101 if there is none of that name."""
-        found = next((one for one in self.list() if one.name == name), None)
-        if found is None:
+        upstream = next((one for one in self.list() if one.name == name), None)
+        if upstream is None:
             words, advice = f"there is no upstream `{name}`", "see which there are: interlock upstream list"
             raise Failure("E3101", words, resolution=advice)
-        return found
+        return upstream
 
     def answers(self, name: str) -> bool:
         """Whether an upstream answered its last request."""
@@ -256,12 +256,12 @@ class Upstreams:
     async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                found = await self._with_secrets(known, connector.discover)
+                discovered = await self._with_secrets(known, connector.discover)
         except TimeoutError:
             raise Failure("E3503", f"`{known.name}` did not say in {LOOK_LIMIT_S:.0f} s what it offers") from None
-        if len(found.tools) + len(found.refused) > MAX_TOOLS:
+        if len(discovered.tools) + len(discovered.refused) > MAX_TOOLS:
             raise Failure("E3407", f"`{known.name}` offers more than {MAX_TOOLS} tools, which nobody could look at")
-        return found
+        return discovered
 
     async def _with_secrets(self, known: Upstream, look: Callable[[Mapping[str, str]], Awaitable[T]]) -> T:
         """Look at an upstream. Secrets are lent for it only if it asks for them."""
@@ -385,7 +385,7 @@ class Upstreams:
         return "available"
 
     async def _mark(self, known: Upstream, state: str, reason: str) -> None:
-        self._found(known.name, state)
+        self._set_state(known.name, state)
         if (known.state, known.reason) == (state, reason):
             return
         await self._journal.commit(repository.marking(known, state, reason))
@@ -394,7 +394,7 @@ class Upstreams:
             facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
             self._announce("tool.alert", "", "", **facts)
 
-    def _found(self, name: str, state: str) -> None:
+    def _set_state(self, name: str, state: str) -> None:
         (self._away.discard if state == "available" else self._away.add)(name)
 
     async def finish(self) -> None:
@@ -461,14 +461,14 @@ class Upstreams:
                 self._catalog.forget()
             self._catalog.forget()
             self._look()
-            self._found(known.name, "available")
+            self._set_state(known.name, "available")
             self._changes.look()
-        self._tell(known, page, looked, evidence, by)
+        self._alert(known, page, looked, evidence, by)
         if self._answers is not None:
             await self._answers(known.name)
         return Report(known.name, looked, dict(discovered.about))
 
-    def _tell(
+    def _alert(
         self, known: Upstream, page: Page, looked: Sequence[Offered], evidence: Mapping[str, Evidence], by: str
     ) -> None:
         for one in looked:

@@ -101,14 +101,14 @@ def to_manifest(
     tool_id: str | None = None,
 ) -> Imported:
     """Make the manifest of a foreign definition, or the reason why it has none."""
-    said = overlay.of(definition.name)
+    stated = overlay.of(definition.name)
     judged = classify(definition, overlay, accept_hints=accept_hints)
-    given = tool_id or said.rename or clean_id(definition.name)
+    given = tool_id or stated.rename or clean_id(definition.name)
     try:
         done = Imported(definition, given, definition_digest(definition), judged)
     except Failure as failure:
         return Imported(definition, given, "", judged, refused=f"its definition is not JSON: {failure.message}")
-    if said.hide:
+    if stated.hide:
         return _refusal(done, "hidden by the overlay")
     if judged.mutation_class == "write_reversible":
         return _refusal(done, "Interlock cannot undo what an upstream did; say write_irreversible in the overlay")
@@ -119,7 +119,7 @@ def to_manifest(
                 "version": version,
                 "namespace": upstream if prefix else _UNPREFIXED,
                 "required_permissions": [f"credentials:{name}" for name in credentials],
-                **_contract(done, upstream, kind_of(kind), said, needs),
+                **_contract(done, upstream, kind_of(kind), stated, needs),
             }
         )
     except Failure as failure:
@@ -134,32 +134,32 @@ def to_manifest(
     return Imported(definition, given, done.digest, judged, manifest, tuple(needs))
 
 
-def _contract(done: Imported, upstream: str, kind: Kind, said: ToolOverlay, needs: list[str]) -> Json:
+def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, needs: list[str]) -> Json:
     """The parts of the manifest that follow from the definition and the overlay."""
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
-    own: Json = {"idempotent_by_key": True} if said.idempotent_by_key else {}
-    if said.stale_s is not None and judged.mutation_class == "read_only":
-        own["stale_s"] = said.stale_s
+    own: Json = {"idempotent_by_key": True} if stated.idempotent_by_key else {}
+    if stated.stale_s is not None and judged.mutation_class == "read_only":
+        own["stale_s"] = stated.stale_s
     return {
         "tool_id": done.tool_id,
         "name": name if 3 <= len(name) <= 255 else done.tool_id,
-        "title": said.title or visible(definition.title or "") or name,
-        "description": said.description or _description(definition, upstream, needs),
+        "title": stated.title or visible(definition.title or "") or name,
+        "description": stated.description or _description(definition, upstream, needs),
         "provider": upstream,
         "external_service": upstream,
         "protocol": kind.protocol,
         "tool_kind": kind.tool_kind,
-        "parameters": _parameters(definition.input_schema, said, needs),
-        "result_schema": _result(definition, kind, said),
+        "parameters": _parameters(definition.input_schema, stated, needs),
+        "result_schema": _result(definition, kind, stated),
         "mutation_class": judged.mutation_class,
         "idempotency": {},
         "observability": {},
         "previews": judged.mutation_class == "write_irreversible",
         "annotations": {"hints": dict(definition.hints)} if definition.hints else {},
-        **_effects(done.tool_id, upstream, judged, said),
-        **_time(judged, said),
-        **_as_said(said),
+        **_effects(done.tool_id, upstream, judged, stated),
+        **_time(judged, stated),
+        **_as_stated(stated),
         "execution": {
             "kind": "upstream",
             "target": upstream,
@@ -188,22 +188,22 @@ def definition_digest(definition: Definition) -> str:
     )
 
 
-def _effects(tool_id: str, upstream: str, judged: Judged, said: ToolOverlay) -> Json:
-    if said.effects:
-        return {"effects": said.effects}
+def _effects(tool_id: str, upstream: str, judged: Judged, stated: ToolOverlay) -> Json:
+    if stated.effects:
+        return {"effects": stated.effects}
     if judged.mutation_class == "read_only":
         return {}
     return {"effects": [Effect(f"upstream:{upstream}/{tool_id}", "UPDATE", "system")]}
 
 
-def _time(judged: Judged, said: ToolOverlay) -> Json:
+def _time(judged: Judged, stated: ToolOverlay) -> Json:
     """Its timeouts: half a minute by default. A write that must not run twice is then of class async."""
-    if said.timeout_class is not None and said.timeout_default is None:
-        return {"timeout_class": said.timeout_class}
-    seconds = said.timeout_default or _TIMEOUT_S
-    fitting = said.timeout_class or infer_class(seconds)
-    again = judged.mutation_class == "read_only" or said.restart_safe or said.idempotent_by_key
-    if said.timeout_class is None and fitting == "long_running" and not again:
+    if stated.timeout_class is not None and stated.timeout_default is None:
+        return {"timeout_class": stated.timeout_class}
+    seconds = stated.timeout_default or _TIMEOUT_S
+    fitting = stated.timeout_class or infer_class(seconds)
+    again = judged.mutation_class == "read_only" or stated.restart_safe or stated.idempotent_by_key
+    if stated.timeout_class is None and fitting == "long_running" and not again:
         fitting = "async"
     return {"timeout_class": fitting, "timeout_default": seconds}
 
@@ -214,11 +214,11 @@ _COPIED = (
 )  # fmt: skip
 
 
-def _as_said(said: ToolOverlay) -> Json:
+def _as_stated(stated: ToolOverlay) -> Json:
     """The parts of the manifest that the operator stated."""
-    facts: Json = {name: getattr(said, name) for name in _COPIED if name in said.model_fields_set}
+    facts: Json = {name: getattr(stated, name) for name in _COPIED if name in stated.model_fields_set}
     facts = {name: fact for name, fact in facts.items() if fact is not None}
-    if said.restart_safe or said.idempotent_by_key:
+    if stated.restart_safe or stated.idempotent_by_key:
         facts["restart_safe"] = True
     return facts
 
@@ -238,7 +238,7 @@ def _description(definition: Definition, upstream: str, needs: list[str]) -> str
 # Schemas
 
 
-def _parameters(schema: Any, said: ToolOverlay, needs: list[str]) -> Json:
+def _parameters(schema: Any, stated: ToolOverlay, needs: list[str]) -> Json:
     if not isinstance(schema, dict) or not schema:
         raise Failure("E3105", "its input schema says nothing; it needs `type: object` and its properties")
     root = cleaned(cast("Json", schema), "input")
@@ -252,33 +252,33 @@ def _parameters(schema: Any, said: ToolOverlay, needs: list[str]) -> Json:
         for name, part in cast("Json", root.get("properties") or {}).items()
     }
     root["properties"] = known
-    strange = [name for name in said.parameters if name not in known]
+    strange = [name for name in stated.parameters if name not in known]
     if strange:
         listing = unknown(strange[0], list(known), "which it does not take")
         raise Failure("E3105", f"the overlay describes `{strange[0]}`, {listing}")
     for name, part in properties_of(root).items():
-        _document(root, name, part, said.parameters.get(name), needs)
+        _document(root, name, part, stated.parameters.get(name), needs)
     fits = Schema(root)
-    for index, example in enumerate(said.examples):
+    for index, example in enumerate(stated.examples):
         if not fits.valid(example):
             raise Failure("E3105", f"example {index + 1} of the overlay does not fit its input schema")
     return root
 
 
-def _document(root: Json, name: str, part: Json, said: ParameterOverlay | None, needs: list[str]) -> None:
+def _document(root: Json, name: str, part: Json, stated: ParameterOverlay | None, needs: list[str]) -> None:
     """Add the description that a parameter lacks, and remove a default or examples that do not fit it."""
     whole = resolve_ref(root, part)
-    if said is not None and said.description:
-        part["description"] = said.description
+    if stated is not None and stated.description:
+        part["description"] = stated.description
     elif not str(whole.get("description") or "").strip():
         part["description"] = f"The {in_words(name)}."
         needs.append(f"a description of `{name}`")
-    if said is not None and said.sensitivity:
-        part["x-sensitivity"] = said.sensitivity
-    if said is not None and said.kind:
-        part[f"x-{said.kind}"] = True
-    if said is not None and said.examples:
-        part["examples"] = list(said.examples)
+    if stated is not None and stated.sensitivity:
+        part["x-sensitivity"] = stated.sensitivity
+    if stated is not None and stated.kind:
+        part[f"x-{stated.kind}"] = True
+    if stated is not None and stated.examples:
+        part["examples"] = list(stated.examples)
     if not {"default", "examples"} & part.keys():
         return
     fits = Schema(_alone(root, part))
@@ -296,8 +296,8 @@ def _alone(root: Json, part: Json) -> Json:
     return {**part, **beside}
 
 
-def _result(definition: Definition, kind: Kind, said: ToolOverlay) -> Json:
-    declared = said.result_schema if said.result_schema is not None else definition.output_schema
+def _result(definition: Definition, kind: Kind, stated: ToolOverlay) -> Json:
+    declared = stated.result_schema if stated.result_schema is not None else definition.output_schema
     schema = None if declared is None else cleaned(declared, "output")
     if kind.protocol == "mcp":
         return mcp_result(schema)

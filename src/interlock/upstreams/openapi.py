@@ -59,8 +59,8 @@ def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discov
     root = parse(document)
     version = str(root.get("openapi", root.get("swagger", "")))
     if not re.match(r"3\.[0-2](\.|\Z)", version):
-        said = f"it says `{version[:20]}`" if version else "it names no version"
-        raise Failure("E3105", f"an OpenAPI 3.0 or 3.1 document is needed, and {said}; convert it first")
+        stated = f"it says `{version[:20]}`" if version else "it names no version"
+        raise Failure("E3105", f"an OpenAPI 3.0 or 3.1 document is needed, and {stated}; convert it first")
     reader = _Reader(root, base_url, old=version.startswith("3.0"))
     tools: list[Definition] = []
     refused: list[tuple[str, str]] = []
@@ -86,17 +86,17 @@ def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discov
 
 def parse(document: Json | str | bytes) -> Json:
     """Parse a document in JSON or YAML; refuses with E3105."""
-    found: Any = document
+    parsed: Any = document
     if isinstance(document, str | bytes):
         try:
-            found = read_json(document)
+            parsed = read_json(document)
         except Doubled as error:
             raise Failure("E3105", f"the document says two things at once: {error}") from None
         except Malformed:
-            found = _from_yaml(document)
-    if not isinstance(found, Mapping):
+            parsed = _from_yaml(document)
+    if not isinstance(parsed, Mapping):
         raise Failure("E3105", "an OpenAPI document is an object")
-    return cast("Json", found)
+    return cast("Json", parsed)
 
 
 def _from_yaml(text: str | bytes) -> Any:
@@ -183,52 +183,52 @@ class _Reader:
     def resolved(self, node: Any) -> Json:
         """Follow references to their final node."""
         for _ in range(50):
-            found = _mapping(node)
-            ref = found.get("$ref")
+            target = _mapping(node)
+            ref = target.get("$ref")
             if not isinstance(ref, str):
-                return found
+                return target
             node = self.target(ref)
         raise _Unmapped("its references lead round in a circle")
 
     def target(self, ref: str) -> Any:
         if not ref.startswith("#/"):
             raise _Unmapped(f"it refers to another document, `{ref[:80]}`; bundle the documents into one")
-        found: Any = self._root
+        target: Any = self._root
         for step in ref[2:].split("/"):
             name = _unquoted(step)
-            if isinstance(found, list):
-                found = dict(enumerate(cast("list[Any]", found))).get(int(name) if name.isdecimal() else -1)
+            if isinstance(target, list):
+                target = dict(enumerate(cast("list[Any]", target))).get(int(name) if name.isdecimal() else -1)
             else:
-                found = _mapping(found).get(name)
-        if found is None:
+                target = _mapping(target).get(name)
+        if target is None:
             raise _Unmapped(f"it refers to `{ref[:80]}`, which is not in the document")
-        return found
+        return target
 
-    def _servers(self, said: Any) -> list[str]:
-        found: list[str] = []
-        for server in (_mapping(one) for one in _sequence(said)):
+    def _servers(self, entries: Any) -> list[str]:
+        servers: list[str] = []
+        for server in (_mapping(one) for one in _sequence(entries)):
             variables = _mapping(server.get("variables"))
             url = PLACE.sub(
                 lambda match, known=variables: str(_mapping(known.get(match[1])).get("default", match[0])),
                 str(server.get("url") or "/"),
             )
-            found.append(urljoin(self._base, url) if self._base else url)
-        return found
+            servers.append(urljoin(self._base, url) if self._base else url)
+        return servers
 
     def _parameters(self, item: Json, operation: Json) -> list[Json]:
         """Return the parameters of the path and of the operation, which wins; in the order path,
         query, header, cookie.
         """
-        found: dict[tuple[str, str], Json] = {}
+        parameters: dict[tuple[str, str], Json] = {}
         for raw in (*_sequence(item.get("parameters")), *_sequence(operation.get("parameters"))):
             one = self.resolved(raw)
             name, where = one.get("name"), one.get("in")
             if not isinstance(name, str) or not isinstance(where, str) or where not in _STYLES:
                 raise _Unmapped("it has a parameter without a name, or in neither path, query, header nor cookie")
             if where != "header" or name.lower() not in _IGNORED_HEADERS:
-                found[name, where] = one
+                parameters[name, where] = one
         order = list(_STYLES)
-        return sorted(found.values(), key=lambda one: order.index(one["in"]))
+        return sorted(parameters.values(), key=lambda one: order.index(one["in"]))
 
     def _parameter(self, scribe: _Scribe, fields: _Fields, one: Json) -> Json:
         name, where = str(one["name"]), str(one["in"])
@@ -280,10 +280,10 @@ class _Reader:
         for name, part in _mapping(plain.get("properties")).items():
             argument = fields.add(name, "body", _mapping(part), required=name in needed)
             how = _mapping(encoding.get(name))
-            said = {word: how[word] for word in ("style", "explode") if word in how}
-            if said.get("style", "form") not in _STYLES["query"] or not isinstance(said.get("explode", True), bool):
-                raise _Unmapped(f"its form writes `{name}` in the style `{said.get('style')}`, which is not supported")
-            properties.append({"name": name, "argument": argument, **said})
+            style = {word: how[word] for word in ("style", "explode") if word in how}
+            if style.get("style", "form") not in _STYLES["query"] or not isinstance(style.get("explode", True), bool):
+                raise _Unmapped(f"its form writes `{name}` in the style `{style.get('style')}`, which is not supported")
+            properties.append({"name": name, "argument": argument, **style})
         return native | {"properties": properties}
 
     def _responses(self, method: str, operation: Json) -> tuple[Json, Json]:
@@ -324,15 +324,15 @@ class _Reader:
     def _security(self, operation: Json) -> list[list[Json]]:
         """Return the alternatives, each a list of schemes that are needed together."""
         schemes = _mapping(_mapping(self._root.get("components")).get("securitySchemes"))
-        found: list[list[Json]] = []
+        alternatives: list[list[Json]] = []
         for alternative in _sequence(operation.get("security", self._root.get("security"))):
             together: list[Json] = []
             for name, scopes in _mapping(alternative).items():
                 scheme = self.resolved(schemes.get(name))
                 facts = {word: scheme[word] for word in ("type", "in", "name", "scheme") if word in scheme}
                 together.append({"id": name, **facts, "scopes": _sequence(scopes)})
-            found.append(together)
-        return found
+            alternatives.append(together)
+        return alternatives
 
 
 def _check_path(path: str) -> None:
@@ -403,14 +403,14 @@ class _Scribe:
         something.
         """
         ref = schema.get("$ref")
-        found = _mapping(self._definitions.get(str(ref).rpartition("/")[2])) if ref is not None else schema
-        said = {word for word in found if not word.startswith("x-")}
-        shut = found.get("additionalProperties", False) is False
-        if found.get("type", "object") != "object" or not found.get("properties") or not shut:
+        target = _mapping(self._definitions.get(str(ref).rpartition("/")[2])) if ref is not None else schema
+        words = {word for word in target if not word.startswith("x-")}
+        shut = target.get("additionalProperties", False) is False
+        if target.get("type", "object") != "object" or not target.get("properties") or not shut:
             return None
-        if said - _DESCRIBING - {"additionalProperties"} or (found.get("required") and not required):
+        if words - _DESCRIBING - {"additionalProperties"} or (target.get("required") and not required):
             return None
-        return found
+        return target
 
     def _written(self, node: Json) -> Json:
         ref = node.get("$ref")

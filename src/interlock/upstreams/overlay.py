@@ -95,11 +95,11 @@ class Overlay(Part):
 
     @pydantic.field_validator("defaults")
     @classmethod
-    def _of_all(cls, said: ToolOverlay) -> ToolOverlay:
-        strange = [name for name in _OF_ONE if name in said.model_fields_set]
+    def _of_all(cls, defaults: ToolOverlay) -> ToolOverlay:
+        strange = [name for name in _OF_ONE if name in defaults.model_fields_set]
         if strange:
             raise ValueError(f"`{strange[0]}` is said of one tool, not of all")
-        return said
+        return defaults
 
     def of(self, name: str) -> ToolOverlay:
         """Return all statements about one tool: its own entry, then the defaults."""

@@ -92,8 +92,8 @@ def pinned(descriptors: str, request: str, response: str) -> Method:
     def message(name: str) -> type[Message]:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
-    asked, given = message(request), message(response)
-    return Method(asked, given, pool, _widest(_descriptor(given)))
+    request_type, given = message(request), message(response)
+    return Method(request_type, given, pool, _widest(_descriptor(given)))
 
 
 def _widest(root: Descriptor) -> int:
@@ -263,14 +263,14 @@ def all_definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> l
 
 def _closure(service: str, files: Mapping[str, FileDescriptorProto]) -> list[FileDescriptorProto]:
     """Return the file of a service and all that it needs."""
-    found: dict[str, FileDescriptorProto] = {}
+    needed: dict[str, FileDescriptorProto] = {}
     left = [file.name for file in files.values() if service in _services(file)]
     while left:
         name = left.pop()
-        if name in files and name not in found:
-            found[name] = files[name]
+        if name in files and name not in needed:
+            needed[name] = files[name]
             left += files[name].dependency
-    return list(found.values())
+    return list(needed.values())
 
 
 def _services(file: FileDescriptorProto) -> set[str]:
@@ -281,7 +281,7 @@ def _definition(service: str, method: MethodDescriptor, files: Mapping[str, File
     given, gives = method.input_type, method.output_type
     descriptors = _pin((given, gives), files)
     # The pin must suffice for a call, so the schemas are read from it.
-    kept = pinned(descriptors, given.full_name, gives.full_name)
+    method_ = pinned(descriptors, given.full_name, gives.full_name)
     streams = bool(method.server_streaming)
     native: Json = {
         "protocol": "grpc",
@@ -298,8 +298,8 @@ def _definition(service: str, method: MethodDescriptor, files: Mapping[str, File
     return Definition(
         name=method.full_name,
         description=f"Calls {method.name} of the gRPC service {service}: takes {given.name}, gives {many}{gives.name}.",
-        input_schema=_Scribe(taken=True).document(_descriptor(kept.request)),
-        output_schema=_Scribe(taken=False).document(_descriptor(kept.response), many=streams),
+        input_schema=_Scribe(taken=True).document(_descriptor(method_.request)),
+        output_schema=_Scribe(taken=False).document(_descriptor(method_.response), many=streams),
         native=native,
         hints=hints,
     )
@@ -329,7 +329,7 @@ def _pin(roots: Iterable[Descriptor], files: Mapping[str, FileDescriptorProto]) 
         for other in _referred(one):
             needs.setdefault(file, set()).add(other.file.name)
             left.append(other)
-    kept = FileDescriptorSet()
+    pinned_files = FileDescriptorSet()
     for name in sorted(used):
         if name.startswith(_WELL_KNOWN):
             continue
@@ -339,8 +339,8 @@ def _pin(roots: Iterable[Descriptor], files: Mapping[str, FileDescriptorProto]) 
             file.ClearField(field)
         _keep_only(file, used[name])
         file.dependency.extend(sorted(needs.get(name, set()) - {name}))
-        kept.file.append(file)
-    return base64.b64encode(zlib.compress(kept.SerializeToString(deterministic=True), 9)).decode()
+        pinned_files.file.append(file)
+    return base64.b64encode(zlib.compress(pinned_files.SerializeToString(deterministic=True), 9)).decode()
 
 
 def _keep_only(file: FileDescriptorProto, names: set[str]) -> None:

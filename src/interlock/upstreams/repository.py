@@ -61,16 +61,16 @@ class Upstream:
     @property
     def credentials(self) -> tuple[str, ...]:
         """The secrets that its calls are lent."""
-        found = {str(name) for name in cast("Json", self.config.get("credentials") or {}).values()}
+        names = {str(name) for name in cast("Json", self.config.get("credentials") or {}).values()}
         auth = cast("Json | None", self.config.get("auth"))
-        return tuple(sorted(found | ({str(auth["secret"])} if auth and "secret" in auth else set())))
+        return tuple(sorted(names | ({str(auth["secret"])} if auth and "secret" in auth else set())))
 
     def pin(self, definition: Definition) -> str:
         """The digest of what is admitted: a definition as its upstream gave it, and the operator's
         statements about it.
         """
-        said = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
-        return digest({"definition": definition_digest(definition), "overlay": said})
+        stated = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
+        return digest({"definition": definition_digest(definition), "overlay": stated})
 
     def document(self) -> Json:
         return {
@@ -215,8 +215,8 @@ def _pinned(row: store.PublishedRow) -> Pinned:
 
 
 def _implementation(manifest: str | None) -> str:
-    found: Json = {} if manifest is None else orjson.loads(manifest)
-    execution: Json = found.get("execution") or {}
+    document: Json = {} if manifest is None else orjson.loads(manifest)
+    execution: Json = document.get("execution") or {}
     return str(execution.get("implementation") or "")
 
 
@@ -336,8 +336,8 @@ def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
 
 
 def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None:
-    found = store.admitted(transaction, known.name, one.name)
-    address, version, pinned, discovered_ms = found or (one.address, None, None, transaction.now_ms)
+    before = store.admitted(transaction, known.name, one.name)
+    address, version, pinned, discovered_ms = before or (one.address, None, None, transaction.now_ms)
     if one.state == "admitted":
         address, version, pinned = one.address, one.version, one.seen
     # A refused definition is not stored: nobody reviews it, and its form may be unstorable.

@@ -205,8 +205,8 @@ def _body_bytes(body: Json | None, arguments: Json) -> bytes | None:
 def _form(value: Json, known: Mapping[str, Json]) -> Iterator[str]:
     """Encode a form: lists repeat their name, and objects are written as JSON unless the document says how."""
     for name, part in value.items():
-        said = {"argument": name, **known.get(name, {}), "name": name}
-        if isinstance(part, dict) and "style" not in said:
-            said["style"] = "json"
+        parameter = {"argument": name, **known.get(name, {}), "name": name}
+        if isinstance(part, dict) and "style" not in parameter:
+            parameter["style"] = "json"
         if part is not None:
-            yield from _pairs(said, part, lambda: {*known, *value})
+            yield from _pairs(parameter, part, lambda: {*known, *value})

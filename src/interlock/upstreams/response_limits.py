@@ -107,8 +107,8 @@ def addressee(data: bytes, key: str, waiting: Collection[str]) -> str | None:
     """
     name = re.escape(orjson.dumps(key))
     for part in (data[:_PEEK], data[-_PEEK:]):
-        for found in re.finditer(name + rb'\s*:\s*"?([0-9]{1,18})"?\s*[,}]', part):
-            ident = found[1].decode()
+        for match in re.finditer(name + rb'\s*:\s*"?([0-9]{1,18})"?\s*[,}]', part):
+            ident = match[1].decode()
             if ident in waiting:
                 return ident
     return next(iter(waiting)) if len(waiting) == 1 else None
@@ -225,9 +225,9 @@ class Lines:
             return
         if waits_for is not None:
             self._waits = True
-            waits_for.add_done_callback(self._heard)
+            waits_for.add_done_callback(self._after_future)
 
-    def _heard(self, _: asyncio.Future[Any]) -> None:
+    def _after_future(self, _: asyncio.Future[Any]) -> None:
         self._waits = False
         if not self._ended:
             self._turn()

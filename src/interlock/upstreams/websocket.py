@@ -81,13 +81,13 @@ class WebSocketTool(Part):
         return self
 
     def definition(self) -> Definition:
-        said: Json = {"method": self.method} if self.send is None else {"send": self.send}
+        message: Json = {"method": self.method} if self.send is None else {"send": self.send}
         return Definition(
             name=self.name,
             description=self.description,
             input_schema=self.input_schema,
             output_schema=self.output_schema,
-            native={"protocol": "websocket", **said, "result": self.result, "error": self.error},
+            native={"protocol": "websocket", **message, "result": self.result, "error": self.error},
         )
 
 
@@ -178,7 +178,7 @@ class _Link:
 
         try:
             while True:
-                await self._heard(await self.socket.recv(decode=False))
+                await self._receive(await self.socket.recv(decode=False))
         except ConnectionClosed:
             pass
         finally:
@@ -206,15 +206,15 @@ class _Link:
             return Failure("E3401", f"the request is larger than `{name}` takes (close code 1009); send less")
         return wire.broken(self._intake.name)
 
-    async def _heard(self, text: bytes) -> None:
+    async def _receive(self, text: bytes) -> None:
         try:
-            heard = await self._intake.json(text)
+            parsed = await self._intake.json(text)
         except orjson.JSONDecodeError:
             return
         except Failure as refused:
             self._refuse(text, refused)
             return
-        for message in cast("list[Any]", heard) if isinstance(heard, list) else [heard]:
+        for message in cast("list[Any]", parsed) if isinstance(parsed, list) else [parsed]:
             ident = _within(message, self._id_field)
             # INVARIANT: an id is a number or a text. No other value is converted to text, however deep it is nested.
             answer = self.waiting.pop(str(ident), None) if type(ident) in (int, str) else None
@@ -299,8 +299,8 @@ class WebSocketUpstream:
         answer = await link.ask(ident, wire.to_json(self._message(call, ident)))
         error = _within(answer, str(native["error"]))
         if error is not None:
-            said = wire.excerpt(error if isinstance(error, str) else wire.text_of(error), call)
-            raise Failure("E3401", f"`{self._name}` answered: {said}", details={"sent": True, "body": said})
+            message = wire.excerpt(error if isinstance(error, str) else wire.text_of(error), call)
+            raise Failure("E3401", f"`{self._name}` answered: {message}", details={"sent": True, "body": message})
         return _within(answer, str(native["result"]))
 
     def _message(self, call: RemoteCall, ident: int) -> Json:

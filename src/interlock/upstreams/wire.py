@@ -133,10 +133,10 @@ class Auth(Part):
 
     def value(self, lent: Lent) -> str:
         """The credential on loan; E3602 if there is none."""
-        found = lent.credentials.get(self.secret)
-        if not found:
+        value = lent.credentials.get(self.secret)
+        if not value:
             raise Failure("E3602", f"the upstream asks for the credential `{self.secret}`: interlock secrets set")
-        return found
+        return value
 
     def header(self, lent: Lent) -> tuple[str, str] | None:
         """The header that carries it; None if the query does."""
@@ -325,11 +325,11 @@ class Sender:
         self._urls = tuple(urls)
         self._idempotent = config.idempotent
         self.pacing = Pacing(monotonic=clock.monotonic, sleep=sleep, uniform=_dice(clock))
-        self._kept = LastGood(clock.monotonic)
+        self._last_good = LastGood(clock.monotonic)
         self._closed = False
         self._guarded: Endpoints | None = None
         if services is not None and len(urls) > 1:
-            self._guarded = Endpoints(name, urls, services, cache=self._kept)
+            self._guarded = Endpoints(name, urls, services, cache=self._last_good)
 
     async def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Any:
         """Return the answer, or raise the last failure. `ask` is one attempt: it receives the call as it is sent, and
@@ -383,7 +383,7 @@ class Sender:
 
     def forget(self) -> None:
         """Drop all cached answers."""
-        self._kept.forget()
+        self._last_good.forget()
 
     def close(self) -> None:
         """Send nothing from now on."""
@@ -403,12 +403,12 @@ class Sender:
         try:
             value = await sent
         except Failure as failure:
-            old = None if key is None or failure.code not in _ELSEWHERE else self._kept.find(key, stale_s)
+            old = None if key is None or failure.code not in _FAILOVER_CODES else self._last_good.find(key, stale_s)
             if old is None:
                 raise
             return Aged(old.value, old.age_s)
         if key is not None:
-            self._kept.keep(key, value)
+            self._last_good.keep(key, value)
         return value
 
     async def _in_turn(self, attempt: Callable[[str], Awaitable[Any]], *, safe: bool) -> Any:
@@ -416,7 +416,7 @@ class Sender:
             try:
                 return await attempt(url)
             except Failure as failure:
-                if failure.code not in _ELSEWHERE or not (safe or unsent(failure)):
+                if failure.code not in _FAILOVER_CODES or not (safe or unsent(failure)):
                     raise
         return await attempt(self._urls[-1])
 
@@ -466,7 +466,7 @@ def _cached_as(call: RemoteCall) -> tuple[str | None, float]:
 
 
 # Codes on which another endpoint may succeed.
-_ELSEWHERE = frozenset({"E3502", "E3503", "E3504"})
+_FAILOVER_CODES = frozenset({"E3502", "E3503", "E3504"})
 
 
 def _dice(clock: Clock) -> Callable[[float, float], float]:
@@ -537,7 +537,7 @@ def fill(template: Any, values: Json, rest: Json) -> Any:
         whole = _PLACEHOLDER.fullmatch(template)
         if whole:
             return values.get(whole[1], ABSENT)
-        return _PLACEHOLDER.sub(lambda found: text_of(values.get(found[1], "")), template)
+        return _PLACEHOLDER.sub(lambda match: text_of(values.get(match[1], "")), template)
     if isinstance(template, Mapping):
         pairs = cast("Mapping[str, Any]", template)
         filled = {name: fill(part, values, rest) for name, part in pairs.items()}

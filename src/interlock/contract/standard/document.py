@@ -151,8 +151,8 @@ class Document(Part):
 
     def document(self) -> dict[str, Any]:
         """The JSON-ready form: all stated fields, unknown ones included."""
-        said = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        return {"schema_version": self.schema_version} | said
+        stated = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return {"schema_version": self.schema_version} | stated
 
     @classmethod
     def form(cls) -> Any:

@@ -34,20 +34,20 @@ _OF_OPERATORS = ("execution", "sandbox", "lifecycle_state")
 
 def shown(contract: Contract) -> Json:
     """The manifest for callers: without the fields that they may not set, and without how it is run."""
-    told, hidden = contract.document(), contract.input.hidden
+    document, hidden = contract.document(), contract.input.hidden
     for name in _OF_OPERATORS:
-        told.pop(name, None)
-    told |= {"parameters": contract.input.model_facing, "result_schema": contract.delivers}
-    if hidden and "examples" in told:
-        told["examples"] = [{name: one[name] for name in one if name not in hidden} for one in told["examples"]]
+        document.pop(name, None)
+    document |= {"parameters": contract.input.model_facing, "result_schema": contract.delivers}
+    if hidden and "examples" in document:
+        document["examples"] = [{name: one[name] for name in one if name not in hidden} for one in document["examples"]]
     if hidden:
         named = re.compile("|".join(rf"\{{{re.escape(name)}\}}" for name in sorted(hidden)))
-        for part in {"effects", "preconditions"} & told.keys():
-            told[part] = [{name: named.sub("{}", said) for name, said in one.items()} for one in told[part]]
-    told["known_pairs"] = len(contract.manifest.known_pairs)
-    told["execution_profile"] = execution_profile(contract).document()
-    told["permission_profile"] = permission_profile(contract).document()
-    return told
+        for part in {"effects", "preconditions"} & document.keys():
+            document[part] = [{name: named.sub("{}", text) for name, text in one.items()} for one in document[part]]
+    document["known_pairs"] = len(contract.manifest.known_pairs)
+    document["execution_profile"] = execution_profile(contract).document()
+    document["permission_profile"] = permission_profile(contract).document()
+    return document
 
 
 # Kinds of tools that determine where they are executed, whatever runs them here.
@@ -163,9 +163,9 @@ def input_contract(contract: Contract) -> ToolInputContract:
 def output_contract(contract: Contract) -> ToolOutputContract:
     """The tool_output_contract as callers see it."""
     manifest = contract.manifest
-    kept = manifest.persist_output
+    persisted = manifest.persist_output
     leaves_files = manifest.sandbox is not None and manifest.sandbox.artifacts > 0
-    referred = [*(["persisted_ref"] if kept else []), *(["artifact_ref"] if leaves_files else [])]
+    referred = [*(["persisted_ref"] if persisted else []), *(["artifact_ref"] if leaves_files else [])]
     return ToolOutputContract.model_validate(
         {
             "output_schema": contract.delivers,
@@ -173,8 +173,8 @@ def output_contract(contract: Contract) -> ToolOutputContract:
             "media_modes": ["text", *(one for one in MEDIA if one in manifest.content_types)],
             "expected_artifacts": manifest.expected_artifacts or (["*"] if leaves_files else []),
             "expected_resources": manifest.expected_resources,
-            "max_inline_chars": manifest.max_inline_chars if kept else None,
-            "result_size_policy": "persist" if kept else "inline",
+            "max_inline_chars": manifest.max_inline_chars if persisted else None,
+            "result_size_policy": "persist" if persisted else "inline",
             "rendering_boundary": "model_facing_content",
         }
     )
@@ -265,12 +265,12 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
 
 def _marked(contract: Contract) -> Mapping[str, list[str]]:
     """The parameters that rules match as paths, URLs, hosts and commands, by their names."""
-    found: dict[str, list[str]] = {kind: [] for kind in (PATH, URL, HOST, COMMAND)}
+    marked: dict[str, list[str]] = {kind: [] for kind in (PATH, URL, HOST, COMMAND)}
     for name in contract.input.properties:
         if name not in contract.input.hidden:
             for kind in contract.input.places.root.member(name).kinds:
-                found[kind].append(name)
-    return found
+                marked[kind].append(name)
+    return marked
 
 
 def _has(contract: Contract, handler: HandlerName) -> bool:

@@ -126,10 +126,10 @@ class Conversation:
         except ValueError as error:
             raise RefusedError(str(error)) from None
         self._host, self._port = target.host, target.port
-        said = dict(request.headers)  # h11 lets none of the three below through twice
-        if b"host" in said and not target.is_named_by(said[b"host"].decode("latin-1")):
+        headers = dict(request.headers)  # h11 lets none of the three below through twice
+        if b"host" in headers and not target.is_named_by(headers[b"host"].decode("latin-1")):
             raise RefusedError("the Host header names another place than the request line")
-        chunked, length = b"transfer-encoding" in said, said.get(b"content-length")
+        chunked, length = b"transfer-encoding" in headers, headers.get(b"content-length")
         if (chunked and length is not None) or (target.path is None and (chunked or int(length or 0) > 0)):
             raise RefusedError("where the request ends can be read in two ways", status=400)
         objection = self._egress.policy.objection(target.host, target.port)
@@ -248,8 +248,8 @@ class Conversation:
             (b"connection", b"close"),
         ]
         answer = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
-        said = [http.send(event) for event in (answer, h11.Data(data=body), h11.EndOfMessage())]
-        self._last_words = b"".join(part for part in said if part)
+        parts = [http.send(event) for event in (answer, h11.Data(data=body), h11.EndOfMessage())]
+        self._last_words = b"".join(part for part in parts if part)
 
     def _remember(self, refused: RefusedError) -> None:
         self._egress.refuse(
@@ -286,6 +286,6 @@ class Conversation:
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the end-to-end headers. The Host header is written by us."""
-    said = list(headers)
-    named = {name.strip().lower() for key, value in said if key == b"connection" for name in value.split(b",")}
-    return [(key, value) for key, value in said if key in _FRAMING or key not in _BETWEEN | named]
+    pairs = list(headers)
+    named = {name.strip().lower() for key, value in pairs if key == b"connection" for name in value.split(b",")}
+    return [(key, value) for key, value in pairs if key in _FRAMING or key not in _BETWEEN | named]

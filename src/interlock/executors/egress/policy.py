@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interlock.contract.manifest import NetworkPolicy
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_TOLD = 10  # refusals that a failure lists
+_LISTED = 10  # refusals that a failure lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ def violation(refusals: Sequence[Refusal]) -> Failure:
     """The failure of a call after refusals: E3406, or E3407 if it only ran into limits."""
     first = next((refusal for refusal in refusals if refusal.code == "E3406"), refusals[0])
     more = f" (the first of {len(refusals)} refusals)" if len(refusals) > 1 else ""
-    told = [
+    reasons = [
         {"host": one.host, "port": one.port, "method": one.method, "reason": one.reason, "at": one.at}
-        for one in refusals[:_TOLD]
+        for one in refusals[:_LISTED]
     ]
     return Failure(
         first.code,
         f"the tool's network access was refused: {first.reason}{more}",
-        details={"refusals": told, "count": len(refusals)},
+        details={"refusals": reasons, "count": len(refusals)},
     )

@@ -196,13 +196,13 @@ def _own_groups() -> tuple[bool, dict[str, Path]]:
     own = {names: path for _, names, path in (line.split(":", 2) for line in _lines("/proc/self/cgroup"))}
     by_controller = {name: path for names, path in own.items() for name in names.split(",")}
     mounts = [line.split()[1:4] for line in _lines("/proc/self/mounts") if " cgroup" in line]
-    found: dict[str, Path] = {}
+    groups: dict[str, Path] = {}
     for point, kind, options in mounts:
         for controller in set(options.split(",")) & set(_WANTED) if kind == "cgroup" else ():
             if controller in by_controller:
-                found[controller] = _below(point, by_controller[controller])
-    if all(controller in found for controller in _NEEDED):
-        return False, found
+                groups[controller] = _below(point, by_controller[controller])
+    if all(controller in groups for controller in _NEEDED):
+        return False, groups
     for point, kind, _ in mounts:
         if kind == "cgroup2":
             return True, _delegated(_below(point, own.get("", "/")))
@@ -221,16 +221,16 @@ def _delegated(group: Path) -> dict[str, Path]:
     if missing:
         raise OSError(f"the server's cgroup was not given the {' and '.join(sorted(missing))} controller")
     wanted = [one for one in _WANTED if one in offered]
-    asked = " ".join(f"+{one}" for one in wanted)
+    controllers = " ".join(f"+{one}" for one in wanted)
     try:
-        _write(group / "cgroup.subtree_control", asked)
+        _write(group / "cgroup.subtree_control", controllers)
     except OSError:
         if (group / "cgroup.procs").read_text().split() != [str(os.getpid())]:
             raise
         leaf = group / "interlock-server"
         leaf.mkdir(exist_ok=True)
         _write(leaf / "cgroup.procs", os.getpid())
-        _write(group / "cgroup.subtree_control", asked)
+        _write(group / "cgroup.subtree_control", controllers)
     return dict.fromkeys(wanted, group)
 
 

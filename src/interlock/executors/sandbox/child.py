@@ -177,8 +177,8 @@ class Evidence:
             data = b""
         if not data:
             return Ended(None)
-        told = json.loads(data)
-        return Ended(told["status"], told["cpu_ns"], told["max_rss"])
+        report = json.loads(data)
+        return Ended(report["status"], report["cpu_ns"], report["max_rss"])
 
     def close(self) -> None:
         self._source.close()

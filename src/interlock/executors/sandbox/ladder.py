@@ -78,13 +78,13 @@ async def climb(
 
 async def probe_all(host: Host, known: Sequence[Rung]) -> list[Rung]:
     """Try the rungs that were not tried yet and return all."""
-    found = {rung.backend: rung for rung in known}
+    rungs = {rung.backend: rung for rung in known}
     for name in BACKENDS:
-        if name not in found:
-            backend, found[name] = await _try(name, host, cgroups=True, spares=0, recycle_after=1)
+        if name not in rungs:
+            backend, rungs[name] = await _try(name, host, cgroups=True, spares=0, recycle_after=1)
             if backend is not None:
                 await backend.close()
-    return [found[name] for name in BACKENDS if name in found]
+    return [rungs[name] for name in BACKENDS if name in rungs]
 
 
 async def _try(name: str, host: Host, *, cgroups: bool, spares: int, recycle_after: int) -> tuple[Backend | None, Rung]:

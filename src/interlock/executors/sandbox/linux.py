@@ -226,8 +226,8 @@ _BIND_AND_CONNECT, _SCOPED = 3, 3
 def landlock_version() -> int:
     """The version of Landlock's interface; 0 if the kernel has none."""
     nothing, zero, version = None, ctypes.c_long(0), ctypes.c_long(1)
-    found: int = _libc.syscall(ctypes.c_long(number("landlock_create_ruleset")), nothing, zero, version)
-    return max(found, 0)
+    version_: int = _libc.syscall(ctypes.c_long(number("landlock_create_ruleset")), nothing, zero, version)
+    return max(version_, 0)
 
 
 def landlock(version: int, *, readable: Iterable[str], writable: Iterable[str], ports: Iterable[int]) -> None:
@@ -286,13 +286,13 @@ class Refusal:
 
 def hear_refusal(listener: int) -> Refusal | None:
     """Return the next system call that waits; None if its process is gone."""
-    heard = bytearray(80)
+    buffer = bytearray(80)
     try:
-        fcntl.ioctl(listener, _RECEIVE, heard)
+        fcntl.ioctl(listener, _RECEIVE, buffer)
     except OSError:
         return None
-    notification, pid, _flags, called = struct.unpack_from("<QIIi", heard)
-    return Refusal(notification, pid, called, struct.unpack_from("<6Q", heard, 32))
+    notification, pid, _flags, called = struct.unpack_from("<QIIi", buffer)
+    return Refusal(notification, pid, called, struct.unpack_from("<6Q", buffer, 32))
 
 
 def answer_refusal(listener: int, notification: int, error: int) -> None:

@@ -83,14 +83,14 @@ def _facts(path: str) -> dict[str, int]:
 
 
 def _buffers(tree: list[int]) -> int:
-    found: set[str] = set()
+    names: set[str] = set()
     for pid in tree:
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    found.add(os.readlink(entry.path))
-    sockets = sum(one.startswith("socket:") for one in found)
-    pipes = sum(one.startswith("pipe:") for one in found)
+                    names.add(os.readlink(entry.path))
+    sockets = sum(one.startswith("socket:") for one in names)
+    pipes = sum(one.startswith("pipe:") for one in names)
     return pipes * _PIPE + sockets * _socket_bytes()
 
 

@@ -133,8 +133,8 @@ class Bubblewrap(OneShot):
         slot = None
         try:
             with os.fdopen(info) as file:
-                told = file.read()
-            first = json.loads(told)["child-pid"] if told else _raise(why(err))
+                child_info = file.read()
+            first = json.loads(child_info)["child-pid"] if child_info else _raise(why(err))
             pidfd = os.pidfd_open(first)
             slot = None if self._cgroups is None else self._cgroups.take()
             over = os.pidfd_open(process.pid)

@@ -91,8 +91,8 @@ def file(body: bytes, limits: Limits) -> File:
 def checkpoint(body: bytes) -> tuple[int, str, Any]:
     """Read the number, the label and the state of a checkpoint."""
     line, _, text = body.partition(b"\n")
-    said = _fields(document(line), "a checkpoint")
-    number, label = said.get("number"), said.get("label")
+    fields = _fields(document(line), "a checkpoint")
+    number, label = fields.get("number"), fields.get("label")
     if type(number) is not int or not isinstance(label, str):
         raise Malformed
     return number, label, document(text)
@@ -102,32 +102,32 @@ def result(body: bytes, job: Job) -> Json:
     """Read the result as the code reports it: `ok` with a value and reports, or an error; a program
     with its exit code.
     """
-    said = _fields(document(body), "a result")
-    ok = said.get("ok")
+    fields = _fields(document(body), "a result")
+    ok = fields.get("ok")
     if ok is not True and ok is not False:
         raise Malformed
     if isinstance(job, ProgramJob):
-        return _program(said) if ok else {"ok": False, "error": _error(said.get("error"))}
-    if "exit" in said:
+        return _program(fields) if ok else {"ok": False, "error": _error(fields.get("error"))}
+    if "exit" in fields:
         raise Malformed
     if not ok:
-        return {"ok": False, "error": _error(said.get("error"))}
-    value = said.get("value")
+        return {"ok": False, "error": _error(fields.get("error"))}
+    value = fields.get("value")
     if job.entry.endswith(":preview"):
         value = _preview(value)
-    return {"ok": True, "value": value, "reports": _reports(said.get("reports"))}
+    return {"ok": True, "value": value, "reports": _reports(fields.get("reports"))}
 
 
-def _program(said: Json) -> Json:
-    code = said.get("exit")
+def _program(fields: Json) -> Json:
+    code = fields.get("exit")
     if type(code) is not int or code not in _EXITS:
         raise Malformed
     return {"ok": True, "exit": code}
 
 
-def _error(said: Any) -> Json:
+def _error(value: Any) -> Json:
     """Read the error as the code reports it. Its message is cut, then cleaned."""
-    given = _fields(said, "an error")
+    given = _fields(value, "an error")
     kind, message = given.get("type"), given.get("message", "")
     if not isinstance(kind, str) or not isinstance(message, str):
         raise Malformed
@@ -140,8 +140,8 @@ def _error(said: Any) -> Json:
     return error
 
 
-def _preview(said: Any) -> Json:
-    given = _fields(said, "a preview")
+def _preview(value: Any) -> Json:
+    given = _fields(value, "a preview")
     preconditions = _fields(given.get("preconditions"), "a preview")
     impact = given.get("impact")
     if not isinstance(impact, str) or not all(isinstance(held, bool) for held in preconditions.values()):
@@ -153,17 +153,17 @@ def _preview(said: Any) -> Json:
     }
 
 
-def _reports(said: Any) -> Json:
-    if said is None or said == {}:
+def _reports(document: Any) -> Json:
+    if document is None or document == {}:
         return {}
-    given = _fields(said, "a report")
+    given = _fields(document, "a report")
     if not given.keys() <= _REPORTS.keys():
         raise Malformed("it reports something of an unknown kind")
     return {name: _REPORTS[name](value) for name, value in given.items()}
 
 
-def _change(said: Any) -> Json:
-    given = _fields(said, "a change")
+def _change(value: Any) -> Json:
+    given = _fields(value, "a change")
     if not given.keys() <= {"resource", "operation", "before", "after"}:
         raise Malformed("it reports a change that does not have the form of one")
     return {
@@ -174,17 +174,17 @@ def _change(said: Any) -> Json:
     }
 
 
-def _attestation(said: Any) -> Json:
-    given = _fields(said, "a fact")
+def _attestation(value: Any) -> Json:
+    given = _fields(value, "a fact")
     if not given.keys() >= {"claimed", "observed"}:
         raise Malformed("it attests to a fact that does not have the form of one")
     what = _name(given.get("what"), "a fact", _RESOURCE)
     return {"what": what, "claimed": given["claimed"], "observed": given["observed"]}
 
 
-def _cost(said: Any) -> dict[str, int]:
+def _cost(value: Any) -> dict[str, int]:
     """Read whole millionths by part. INVARIANT: no part is negative, and their sum fits a budget."""
-    given = _fields(said, "a cost")
+    given = _fields(value, "a cost")
     if not given.keys() <= set(CALL_PARTS):
         raise Malformed("it reports a cost of an unknown kind")
     if not all(type(amount) is int and amount >= 0 for amount in given.values()) or sum(given.values()) > _MOST_COST:
@@ -195,8 +195,8 @@ def _cost(said: Any) -> dict[str, int]:
 def _named(what: str) -> Check:
     """Accept an object with short, plain names. Its values are data."""
 
-    def check(said: Any) -> Json:
-        given = _fields(said, what)
+    def check(document: Any) -> Json:
+        given = _fields(document, what)
         if len(given) > _MOST_REPORTS:
             raise TooMuch(f"{_MOST_REPORTS} reports")
         return {_name(name, what): value for name, value in given.items()}
@@ -205,7 +205,7 @@ def _named(what: str) -> Check:
 
 
 def _each(check: Check, what: str) -> Check:
-    return lambda said: [check(one) for one in _list(said, what)]
+    return lambda value: [check(one) for one in _list(value, what)]
 
 
 _REPORTS: Mapping[str, Check] = {
@@ -223,47 +223,47 @@ _REPORTS: Mapping[str, Check] = {
 }
 
 
-def _fields(said: Any, what: str) -> Json:
-    if not isinstance(said, dict):
+def _fields(value: Any, what: str) -> Json:
+    if not isinstance(value, dict):
         raise Malformed(f"{what} in it is not an object")
-    return cast("Json", said)
+    return cast("Json", value)
 
 
-def _list(said: Any, what: str) -> list[Any]:
-    if not isinstance(said, list):
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
         raise Malformed(f"{what} in it does not stand in a list")
-    found = cast("list[Any]", said)
-    if len(found) > _MOST_REPORTS:
+    items = cast("list[Any]", value)
+    if len(items) > _MOST_REPORTS:
         raise TooMuch(f"{_MOST_REPORTS} reports")
-    return found
+    return items
 
 
-def _name(said: Any, what: str, most: int = _NAME) -> str:
+def _name(value: Any, what: str, most: int = _NAME) -> str:
     # Most names are plain ASCII, which is a fast test; thousands of them come in one frame.
-    if not isinstance(said, str) or not 0 < len(said) <= most or not _is_plain(said):
+    if not isinstance(value, str) or not 0 < len(value) <= most or not _is_plain(value):
         raise Malformed(f"{what} in it has a name that is too long or not plain text")
-    return said
+    return value
 
 
 def _is_plain(text: str) -> bool:
     return (text.isascii() and text.isprintable()) or plain_text(text, len(text)) == text
 
 
-def _is_number(said: Any) -> bool:
-    return isinstance(said, int | float) and not isinstance(said, bool) and abs(said) <= 1e15
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e15
 
 
-def _cleaned(said: Any, depth: int) -> Any:
+def _cleaned(data: Any, depth: int) -> Any:
     """Clean small data of texts that control a terminal."""
-    if isinstance(said, str):
-        return plain_text(said, _MESSAGE)
-    if depth == 0 and isinstance(said, dict | list):
+    if isinstance(data, str):
+        return plain_text(data, _MESSAGE)
+    if depth == 0 and isinstance(data, dict | list):
         raise TooMuch("the depth of a progress report")
-    if isinstance(said, dict):
-        members = cast("Json", said).items()
+    if isinstance(data, dict):
+        members = cast("Json", data).items()
         return {plain_text(name, _NAME): _cleaned(value, depth - 1) for name, value in members}
-    if isinstance(said, list):
-        return [_cleaned(one, depth - 1) for one in cast("list[Any]", said)]
-    if isinstance(said, int) and not -(1 << 63) <= said < 1 << 64:
+    if isinstance(data, list):
+        return [_cleaned(one, depth - 1) for one in cast("list[Any]", data)]
+    if isinstance(data, int) and not -(1 << 63) <= data < 1 << 64:
         raise Malformed("a number in a progress report is out of range")
-    return said
+    return data

@@ -82,11 +82,11 @@ def stay() -> None:
 
 def outermost(paths: Sequence[str]) -> list[str]:
     """Return the paths that lie in none of the others."""
-    kept: list[str] = []
+    outer: list[str] = []
     for path in sorted(set(paths)):
-        if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in kept):
-            kept.append(path)
-    return kept
+        if not any(path == one or path.startswith(one.rstrip("/") + "/") for one in outer):
+            outer.append(path)
+    return outer
 
 
 def _bind(host: str, inside: str) -> None:

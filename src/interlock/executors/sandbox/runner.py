@@ -87,7 +87,7 @@ def serve(control: Control) -> None:
     except MemoryError:
         result = _OUT_OF_MEMORY
     except BaseException as error:  # noqa: BLE001 - the edge of the sandbox: whatever it is, it is told
-        result = json.dumps({"ok": False, "error": _told(error)}).encode()
+        result = json.dumps({"ok": False, "error": _described(error)}).encode()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -106,14 +106,14 @@ def _exactly(control: Control, size: int) -> bytes | None:
     return bytes(received)
 
 
-def _told(error: BaseException) -> Json:
+def _described(error: BaseException) -> Json:
     traceback.print_exception(error, limit=-8)
-    told: Json = {"type": _text(type(error).__name__), "message": _text(str(error))}
+    document: Json = {"type": _text(type(error).__name__), "message": _text(str(error))}
     if isinstance(error, OSError) and error.errno is not None:
-        told["errno"] = error.errno
+        document["errno"] = error.errno
     if hasattr(error, "row") and hasattr(error, "retryable"):
-        told |= {"code": getattr(error, "code", None), "retryable": getattr(error, "retryable", False)}
-    return told
+        document |= {"code": getattr(error, "code", None), "retryable": getattr(error, "retryable", False)}
+    return document
 
 
 def _text(text: str) -> str:
@@ -317,8 +317,8 @@ def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
             number = next(numbers, None)
             if number is None:
                 raise refuse_more(bounds[0])
-            said = json.dumps({"number": number, "label": label}).encode()
-            answer = ask(frames.CHECKPOINT, said + b"\n" + text)
+            head = json.dumps({"number": number, "label": label}).encode()
+            answer = ask(frames.CHECKPOINT, head + b"\n" + text)
         if answer.get("number") != number or "code" in answer:
             raise Failure(answer.get("code", "E3902"), answer.get("message"))
 
@@ -426,8 +426,8 @@ def _send_files(say: Say, most: int) -> None:
 def _send_directory(say: Say, most: int, directory: int, above: str, depth: int) -> None:
     try:
         with os.scandir(directory) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
+            entries_ = sorted(entries, key=lambda entry: entry.name)
+        for entry in entries_:
             path = above + entry.name
             if entry.is_dir(follow_symlinks=False):
                 below = _opened(entry.name, os.O_DIRECTORY, directory)

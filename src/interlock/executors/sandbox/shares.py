@@ -60,13 +60,13 @@ class Shares:
             file = self._open()
             try:
                 key = os.pread(file, KEY_BYTES, 0)
-                said = hashlib.blake2b(agent.encode(errors="surrogatepass"), key=key, digest_size=4).digest()
+                digest = hashlib.blake2b(agent.encode(errors="surrogatepass"), key=key, digest_size=4).digest()
             except BaseException:
                 os.close(file)
                 raise
         except OSError as error:
             raise _unusable(error) from None
-        base = int.from_bytes(said) << _RANGE_BITS
+        base = int.from_bytes(digest) << _RANGE_BITS
         cores = _Wish(base + 1, base + 1 + self._cores, round(limits.cpu_cores * 1000))
         at = base + _MEMORY_AT
         memory = _Wish(at, at + self._memory, -(-limits.memory_bytes // 1024))
@@ -130,25 +130,25 @@ class Share:
     def _free(self, wish: _Wish) -> list[tuple[int, int]] | None:
         """Return ranges of free offsets, as many as are wanted in all; None if there are not enough."""
         # No other call locks any of them before this call gives up the turn.
-        found: list[tuple[int, int]] = []
+        free: list[tuple[int, int]] = []
         at, wanted = wish.start, wish.wanted
         while wanted and at < wish.end:
             length, after = self._gap(at, wish.end)
             if length:
-                found.append((at, min(length, wanted)))
-                wanted -= found[-1][1]
+                free.append((at, min(length, wanted)))
+                wanted -= free[-1][1]
             at = after
-        return None if wanted else found
+        return None if wanted else free
 
     def _gap(self, start: int, end: int) -> tuple[int, int]:
         """Return the number of free offsets from here on, and the end of the next lock."""
         after = end
         while start < end:
-            found = record_locks.found(self._file, start, end - start)
-            if found is None:
+            lock = record_locks.found(self._file, start, end - start)
+            if lock is None:
                 break
             # The kernel reports one of the locks there, not the first: search again before it.
-            end, after = max(found[0], start), sum(found)
+            end, after = max(lock[0], start), sum(lock)
         return end - start, after
 
 

@@ -130,13 +130,13 @@ def _failed_program(code: int, evidence: Evidence) -> tuple[Status, str]:
     return ("error", "") if code > 0 else ("crashed", f"signal {-code}")
 
 
-def _failed_python(said: Json, counted: Counted | None) -> tuple[Status, str]:
-    told: Json = said["error"]
-    if told.get("type") == "MemoryError":
+def _failed_python(result: Json, counted: Counted | None) -> tuple[Status, str]:
+    error: Json = result["error"]
+    if error.get("type") == "MemoryError":
         return "memory", "memory"
-    if told.get("errno") in _STORAGE_FULL:
+    if error.get("errno") in _STORAGE_FULL:
         return "limit", "storage"
-    if (counted is not None and counted.forks_refused) or told.get("errno") == errno.EAGAIN:
+    if (counted is not None and counted.forks_refused) or error.get("errno") == errno.EAGAIN:
         return "limit", "processes"
     return "error", ""
 
@@ -430,21 +430,21 @@ class Watch:
 
     def _refuse(self) -> None:
         listener = self._child.refusals
-        heard = None if listener is None else linux.hear_refusal(listener)
-        if listener is None or heard is None:
+        refusal = None if listener is None else linux.hear_refusal(listener)
+        if listener is None or refusal is None:
             return
-        name = _call_names().get(heard.number, str(heard.number))
+        name = _call_names().get(refusal.number, str(refusal.number))
         if name == "connect" and self._child.inside is not None:
-            destination = _destination(heard)
+            destination = _destination(refusal)
             if destination is None:
-                linux.answer_refusal(listener, heard.id, 0)
+                linux.answer_refusal(listener, refusal.id, 0)
                 return
             name = f"connect {destination}"
         self._violations.setdefault(name)
         self._refusals += 1
         if self._refusals >= _MOST_REFUSALS:
             self._end("limit", "refused system calls")
-        linux.answer_refusal(listener, heard.id, errno.EACCES if name.split()[0] in seccomp.NETWORK else errno.EPERM)
+        linux.answer_refusal(listener, refusal.id, errno.EACCES if name.split()[0] in seccomp.NETWORK else errno.EPERM)
 
     def _look(self, timers: list[asyncio.TimerHandle]) -> None:
         """Check the memory of the tree periodically, because without a cgroup nothing else bounds it."""
@@ -466,7 +466,7 @@ class Watch:
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._settle_down, slot, timers)]
 
     def _judged(self, wall_ns: int) -> Outcome:
-        slot, told = self._child.slot, self._said or {}
+        slot, result = self._child.slot, self._said or {}
         stdout, stderr = (stream.drained() for stream in self._streams)
         refused = (f"egress {plain_text(one, _LONGEST_REFUSAL)}" for one in self._refused[:_MOST_REFUSALS])
         violations = (*self._violations, *refused)
@@ -479,16 +479,16 @@ class Watch:
             cpu_s=self._job.limits.cpu_s,
         )
         status, why = judge(evidence)
-        code, ended = told.get("exit"), self._ended
+        code, ended = result.get("exit"), self._ended
         if code is None and ended.status is not None:
             code = os.waitstatus_to_exitcode(ended.status)
         peak = evidence.counted.peak_bytes if evidence.counted is not None else 0
         return Outcome(
             status=status,
             why=why,
-            value=told.get("value") if status == "ok" else None,
-            error=None if status == "ok" else told.get("error"),
-            reports=told.get("reports", {}),
+            value=result.get("value") if status == "ok" else None,
+            error=None if status == "ok" else result.get("error"),
+            reports=result.get("reports", {}),
             stdout=stdout,
             stderr=stderr,
             exit_code=code if code is not None and code >= 0 else None,
@@ -506,15 +506,15 @@ def _call_names() -> dict[int, str]:
     return {number: name for name, number in syscalls.NUMBERS[os.uname().machine].items()}
 
 
-def _destination(heard: linux.Refusal) -> str | None:
+def _destination(refusal: linux.Refusal) -> str | None:
     """Return the target of a connection, or None if it is within the call's own network.
 
     Only the class depends on it.
     """
     try:
-        with open(f"/proc/{heard.pid}/mem", "rb", buffering=0) as memory:
-            memory.seek(heard.arguments[1])
-            address = memory.read(min(heard.arguments[2], 28))
+        with open(f"/proc/{refusal.pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(refusal.arguments[1])
+            address = memory.read(min(refusal.arguments[2], 28))
         (family,) = struct.unpack_from("<H", address)
         (port,) = struct.unpack_from("!H", address, 2)
         packed = address[8:24] if family == socket.AF_INET6 else address[4:8]

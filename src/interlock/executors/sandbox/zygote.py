@@ -144,10 +144,10 @@ def _serve(config: Json, control: socket.socket) -> None:
                 poll.unregister(descriptor)
                 _report(descriptor, *running.pop(descriptor))
                 continue
-            asked, handed, _, _ = socket.recv_fds(control, 1 << 16, 8)
-            if not asked:
+            request, handed, _, _ = socket.recv_fds(control, 1 << 16, 8)
+            if not request:
                 os._exit(0)  # the supervisor is gone, and every process ends with the first one
-            born = _bear(zygote, json.loads(asked), handed)
+            born = _bear(zygote, json.loads(request), handed)
             if born is not None:
                 running[born[0]] = born[1:]
                 poll.register(born[0], select.POLLIN)

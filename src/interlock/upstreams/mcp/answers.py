@@ -31,16 +31,16 @@ _LONGEST_DATA = 4096
 _MOST_PARTS = 100
 
 
-def understood(told: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
+def understood(descriptors: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
     """Return the tools that a list describes, and those that cannot be read, with the reason."""
     tools: dict[str, Definition] = {}
     refused: list[tuple[str, str]] = []
-    for number, descriptor in enumerate(told):
+    for number, descriptor in enumerate(descriptors):
         try:
             tool = _definition(descriptor, taken=tools, headers=headers)
         except Failure as failure:
-            said = cast("Json", descriptor).get("name") if isinstance(descriptor, dict) else None
-            name = said[:MAX_NAME] if isinstance(said, str) and said else f"#{number + 1}"
+            stated = cast("Json", descriptor).get("name") if isinstance(descriptor, dict) else None
+            name = stated[:MAX_NAME] if isinstance(stated, str) and stated else f"#{number + 1}"
             refused.append((name, f"INVALID_TOOL_SCHEMA: {failure.message}"))
         else:
             tools[tool.name] = tool
@@ -51,15 +51,15 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
     """Read a tool as its server describes it (E3105 if it cannot be read)."""
     if not isinstance(descriptor, dict):
         raise Failure("E3105", "it is not an object")
-    told = cast("Json", descriptor)
-    name, description, title = told.get("name"), told.get("description"), told.get("title")
+    fields = cast("Json", descriptor)
+    name, description, title = fields.get("name"), fields.get("description"), fields.get("title")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise Failure("E3105", f"its name is not a text of 1 to {MAX_NAME} characters")
     if name in taken:
         raise Failure("E3105", "another tool of this server has the same name")
     if description is not None and not isinstance(description, str):
         raise Failure("E3105", "its description is not a text")
-    takes, gives = told.get("inputSchema"), told.get("outputSchema")
+    takes, gives = fields.get("inputSchema"), fields.get("outputSchema")
     if not isinstance(takes, dict) or cast("Json", takes).get("type") != "object":
         raise Failure("E3105", "its inputSchema is not the schema of an object")
     if gives is not None and not isinstance(gives, dict):
@@ -73,7 +73,7 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
 
         if wanted := header_parameters(cast("Json", takes)):
             native["headers"] = wanted
-    annotations = told.get("annotations")
+    annotations = fields.get("annotations")
     hints = cast("Json", annotations) if isinstance(annotations, dict) else {}
     shown = title if isinstance(title, str) else hints.get("title")
     return Definition(
@@ -107,8 +107,8 @@ async def _answers(answer: Json, interaction: Interaction) -> Json | None:
     wanted = answer.get("inputRequests")
     responses: Json = {}
     for name, question in (cast("Json", wanted) if isinstance(wanted, dict) else {}).items():
-        told = cast("Json", question) if isinstance(question, dict) else {}
-        method, params = told.get("method"), told.get("params", {})
+        fields = cast("Json", question) if isinstance(question, dict) else {}
+        method, params = fields.get("method"), fields.get("params", {})
         if QUESTIONS.get(str(method)) not in interaction.capabilities or not isinstance(params, dict):
             return None
         responses[name] = await put(interaction.ask, str(method), cast("Json", params))
@@ -129,9 +129,9 @@ def value(answer: Json, call: RemoteCall) -> Json:
     if "structuredContent" in answer:
         value["structuredContent"] = answer["structuredContent"]
     if answer.get("isError") is True:
-        said = _brief(value)
-        words = " ".join(_texts(said["content"]))
-        raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=said)
+        brief = _brief(value)
+        words = " ".join(_texts(brief["content"]))
+        raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=brief)
     if isinstance(answer.get("_meta"), dict):
         value["_meta"] = answer["_meta"]
     return value
@@ -181,11 +181,13 @@ def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
     """
     message = wire.excerpt(error.message, call) or "no reason given"
     if error.code == INVALID_PARAMS:
-        return Failure("E3401", f"the upstream refused the arguments: {message}", details=_told(error))
-    return Failure("E3502", f"the upstream answered with an error: {message}", details={**_told(error), "sent": True})
+        return Failure("E3401", f"the upstream refused the arguments: {message}", details=_error_data(error))
+    return Failure(
+        "E3502", f"the upstream answered with an error: {message}", details={**_error_data(error), "sent": True}
+    )
 
 
-def _told(error: RpcError) -> Json:
+def _error_data(error: RpcError) -> Json:
     """Return the data of a server's error, if it is short."""
     brief = error.data is not None and len(orjson.dumps(error.data)) <= _LONGEST_DATA
     return {"code": error.code, **({"data": error.data} if brief else {})}

@@ -149,9 +149,9 @@ class Http:
 
         assert self._write is not None
         coded = {name: encode_header_value(value) if name == "mcp-name" else value for name, value in headers.items()}
-        told = mcp_types.jsonrpc_message_adapter.validate_python(message, by_name=False)
+        parsed = mcp_types.jsonrpc_message_adapter.validate_python(message, by_name=False)
         try:
-            await self._write.send(SessionMessage(told, ClientMessageMetadata(headers=coded)))
+            await self._write.send(SessionMessage(parsed, ClientMessageMetadata(headers=coded)))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise Failure("E3502", "the connection to the upstream is closed", details={"sent": False}) from None
 
@@ -364,8 +364,8 @@ class _Events(httpx2.AsyncByteStream):
         Its last `new` bytes are new.
         """
         end = 0
-        for found in _EVENT_END.finditer(held, max(0, len(held) - new - 4)):
-            end = found.end()
+        for match in _EVENT_END.finditer(held, max(0, len(held) - new - 4)):
+            end = match.end()
         if not end:
             if len(held) > self._meter.intake.max_bytes + _FRAMING:
                 raise self._meter.intake.too_large()

@@ -177,8 +177,8 @@ class Session:
         number = next(self._numbers)
         if noted is not None:
             noted["jsonrpc_request_id"], noted["mcp_protocol_version"] = number, self.server.protocol
-        said = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
-        message, stamped = self._stamp(number, method, params, said, capabilities or self.capabilities)
+        meta_ = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
+        message, stamped = self._stamp(number, method, params, meta_, capabilities or self.capabilities)
         waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask, tell)
         self._pending[number] = waiting
         sent = False
@@ -201,7 +201,7 @@ class Session:
 
     async def pages(self, method: str, key: str, *, within_s: float) -> list[Any]:
         """Read a whole list, page after page. Raises E3502 if the answer has none."""
-        found: list[Any] = []
+        entries: list[Any] = []
         cursor: str | None = None
         seen: set[str] = set()
         for _ in range(MAX_PAGES):
@@ -209,12 +209,12 @@ class Session:
             part = page.get(key)
             if not isinstance(part, list):
                 raise Failure("E3502", f"the upstream's answer to {method} has no list of {key}")
-            found += cast("list[Any]", part)
-            if len(found) > MAX_LISTED:
+            entries += cast("list[Any]", part)
+            if len(entries) > MAX_LISTED:
                 raise Failure("E3502", f"the upstream's list of {key} has more than {MAX_LISTED} entries")
             following = page.get("nextCursor")
             if not isinstance(following, str) or not following:
-                return found
+                return entries
             if following in seen:
                 break
             seen.add(following)
@@ -265,12 +265,12 @@ class Session:
             except RpcError:
                 _log.debug("an upstream does not take a level for its log")
 
-    async def watch(self, uri: str, heard: Callable[[], None], within_s: float) -> None:
-        """Call `heard` once the server agreed to report changes of a resource, and then at every change.
+    async def watch(self, uri: str, on_change: Callable[[], None], within_s: float) -> None:
+        """Call `on_change` once the server agreed to report changes of a resource, and then at every change.
 
         Continues until it is cancelled or the server stops reporting. Raises what `request` does.
         """
-        self._watched[uri] = heard
+        self._watched[uri] = on_change
         try:
             if self.server.modern:
                 wanted = {"notifications": {"resourceSubscriptions": [uri]}}
@@ -278,10 +278,10 @@ class Session:
                 return
             async with self._subscribing:
                 await self.request("resources/subscribe", {"uri": uri}, within_s=within_s)
-            heard()
+            on_change()
             await asyncio.wait((self.ended,))
         finally:
-            if self._watched.get(uri) is heard:  # and nobody began to watch it again
+            if self._watched.get(uri) is on_change:  # and nobody began to watch it again
                 del self._watched[uri]
                 if not self.server.modern and not self.ended.done():
                     self._spawn(self._unsubscribe(uri, within_s))
@@ -380,9 +380,9 @@ class Session:
         If that cannot be determined, every request under way fails.
         """
         waiting = {str(number): number for number, one in self._pending.items() if one.method != "subscriptions/listen"}
-        found = addressee(message, "id", waiting)
-        if found is not None:
-            self.fail(waiting[found], failure)
+        owner = addressee(message, "id", waiting)
+        if owner is not None:
+            self.fail(waiting[owner], failure)
             return
         for number in waiting.values():
             words = f"the upstream sent a message over the limits: {failure.message}"
@@ -402,10 +402,10 @@ class Session:
             return False
         error, result = message.get("error"), message.get("result")
         if isinstance(error, dict):
-            told = cast("Json", error)
-            code = told.get("code")
+            fields = cast("Json", error)
+            code = fields.get("code")
             waiting.answer.set_exception(
-                RpcError(code if isinstance(code, int) else 0, text_in(told.get("message")), told.get("data"))
+                RpcError(code if isinstance(code, int) else 0, text_in(fields.get("message")), fields.get("data"))
             )
         elif isinstance(result, dict):
             waiting.answer.set_result(cast("Json", result))
@@ -440,9 +440,9 @@ class Session:
                 self._changed(uri)
 
     def _changed(self, uri: Any) -> None:
-        heard = self._watched.get(uri) if isinstance(uri, str) else None
-        if heard is not None:
-            heard()
+        on_change = self._watched.get(uri) if isinstance(uri, str) else None
+        if on_change is not None:
+            on_change()
 
     async def _answer(self, number: Any, method: str, params: Json) -> None:
         answer: Json = {"jsonrpc": "2.0", "id": number}
@@ -462,9 +462,9 @@ class Session:
             raise RpcError(METHOD_NOT_FOUND, "this client does not offer that", None)
         # INVARIANT: a question reaches the caller whose call raised it, if its client declared that it can be asked, or
         # nobody. The protocol does not say to which call it belongs, so it is asked only if there is no doubt.
-        asked = [one.ask for one in self._pending.values() if one.method == "tools/call"]
-        clear = len(asked) == 1 and QUESTIONS[method] in self.capabilities
-        return await put(asked[0] if clear else None, method, params)
+        asks = [one.ask for one in self._pending.values() if one.method == "tools/call"]
+        clear = len(asks) == 1 and QUESTIONS[method] in self.capabilities
+        return await put(asks[0] if clear else None, method, params)
 
     def _break_off(self, ended: asyncio.Future[str]) -> None:
         for waiting in self._pending.values():

@@ -109,12 +109,12 @@ class McpUpstream:
         name = str(call.native["name"])
         if call.definition is None:
             return  # a manifest that was written by hand is the operator's own statement
-        told = await session.tools(call.left_s)
+        listed = await session.tools(call.left_s)
         known = name in session.seen
         if not known:
-            same = [one for one in told if members(one).get("name") == name]
-            found, _ = understood(same, headers=self._config.url is not None)
-            session.seen[name] = definition_digest(found[0]) if found else ""
+            same = [one for one in listed if members(one).get("name") == name]
+            definitions, _ = understood(same, headers=self._config.url is not None)
+            session.seen[name] = definition_digest(definitions[0]) if definitions else ""
         if session.seen[name] == call.definition:
             return
         if not known:
@@ -135,7 +135,7 @@ class McpUpstream:
             headers=self._headers(call),
             progress=call.progress,
             ask=call.interaction.ask,
-            tell=None if listens is None else lambda said: tell(listens, said, call),
+            tell=None if listens is None else lambda message: tell(listens, message, call),
             capabilities=call.interaction.capabilities,
             noted=call.reported,
         )
@@ -146,12 +146,12 @@ class McpUpstream:
         """
         if interaction.ask is None or not self._config.questions or session.server.modern:
             return {}
-        return {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
+        return {name: options for name, options in interaction.capabilities.items() if name in QUESTIONS.values()}
 
     def _listens(self, interaction: Interaction, session: Session) -> Listening | None:
         """Return the client of a call, if it wants the server's log messages and the server has a log."""
-        told = self._config.url is not None if self._config.logs is None else self._config.logs
-        if not told or not isinstance(interaction, Listening) or not session.server.offers("logging"):
+        wanted = self._config.url is not None if self._config.logs is None else self._config.logs
+        if not wanted or not isinstance(interaction, Listening) or not session.server.offers("logging"):
             return None
         return interaction if interaction.level in LOG_LEVELS else None
 
@@ -178,8 +178,8 @@ class McpUpstream:
         """Return everything the server offers now. Raises E3502 if no version of the protocol is common to both."""
         async with self._asking(credentials) as session:
             server = session.server
-            told = await session.tools(LIST_S, anew=True)
-            tools, refused = understood(told, headers=self._config.url is not None)
+            listed = await session.tools(LIST_S, anew=True)
+            tools, refused = understood(listed, headers=self._config.url is not None)
             about: Json = {
                 "name": server.name,
                 "version": server.version,
@@ -197,12 +197,12 @@ class McpUpstream:
         if not session.server.offers(capability):
             return []
         try:
-            found = await session.pages(_LISTS[what], what, within_s=LIST_S)
+            entries = await session.pages(_LISTS[what], what, within_s=LIST_S)
         except RpcError as error:
             if error.code == METHOD_NOT_FOUND:
                 return []
             raise
-        return [cast("Json", one) for one in found if isinstance(one, dict)]
+        return [cast("Json", one) for one in entries if isinstance(one, dict)]
 
     async def list_resources(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
         async with self._asking(credentials) as session:
@@ -253,15 +253,15 @@ class McpUpstream:
             params = {"ref": ref, "argument": argument, **({} if context is None else {"context": context})}
             return plain(await session.request("completion/complete", params, within_s=LIST_S))
 
-    async def watch(self, uri: str, heard: Callable[[], None]) -> None:
-        """Call `heard` once the server agreed to report changes of a resource, and then at every change.
+    async def watch(self, uri: str, on_change: Callable[[], None]) -> None:
+        """Call `on_change` once the server agreed to report changes of a resource, and then at every change.
 
         Continues until it is cancelled or the conversation ends. Raises E3109 if the server does not report any.
         """
         async with self._asking(None) as session:
             if not session.server.offers("resources") or not session.server.capabilities["resources"].get("subscribe"):
                 raise Failure("E3109", f"`{self._name}` does not tell of changes of its resources")
-            await session.watch(uri, heard, LIST_S)
+            await session.watch(uri, on_change, LIST_S)
 
     def _asking(self, credentials: Mapping[str, str] | None) -> _Asking:
         """A session for a request of ours: without credentials, or with those of the requester."""

@@ -38,6 +38,7 @@ from interlock.registry.admission import Evidence
 Json = dict[str, Any]
 
 LEVELS = (1, 32, 128)
+ORDINARY_LEVEL = 32
 LISTED = 500
 TOOLS = Path(__file__).parent / "doors_tools.py"
 KEY = "<KEY>"  # no token has it in it
@@ -47,6 +48,9 @@ JSONRPC, MCP, GRPC = "Interlock JSON-RPC, read", "Interlock MCP modern, read", "
 SDK, FASTMCP, FASTMCP_LEGACY = "mcp SDK modern", "FastMCP modern", "FastMCP legacy"
 FASTAPI, STARLETTE, GRPC_ECHO = "FastAPI echo", "Starlette echo", "grpc.aio echo"
 PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
+ASYNC, DEF, TRACED = "async @tool without flags", "plain def", "with a traceparent"
+CONTEXT, KEYED = "with a Context", "write with a key"
+MCP_HTTP, MCP_STDIO = "MCP upstream over HTTP", "MCP upstream over stdio"
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
 
 OURS = (REST, WRITE, JSONRPC, MCP, GRPC, PROXIED)
@@ -72,6 +76,10 @@ GOALS = (
     Goal(REST, STARLETTE, 0.75),
     Goal(PROXIED, PROXY, 0.7),
 )
+# Ordinary calls over MCP: how many times the CPU of the read that is declared for speed each of them may take; and how
+# many microseconds, where the call is one of an upstream.
+ORDINARY: Mapping[str, float] = {ASYNC: 1.5, DEF: 1.5, TRACED: 1.5, CONTEXT: 1.5, KEYED: 4.0}
+UPSTREAMS: Mapping[str, float] = {MCP_HTTP: 600.0, MCP_STDIO: 600.0}
 LATENCY = Goal(MCP, SDK, 1.5)
 CHEAPER = Goal(LISTING, SDK_LISTING, 10.0)
 
@@ -141,6 +149,7 @@ async def run(plan: Plan) -> list[Table]:
 def _run(plan: Plan) -> list[Table]:
     rounds, seconds = (3, 0.4) if plan.quick else (5, 2.0)
     calls, lists = defaultdict[tuple[str, int], Found](Found), defaultdict[tuple[str, int], Found](Found)
+    ordinary = defaultdict[tuple[str, int], Found](Found)
     order = random.Random(1)
     for _ in range(rounds):
         with ExitStack() as stack:
@@ -148,7 +157,8 @@ def _run(plan: Plan) -> list[Table]:
             load = stack.enter_context(start_load())
             _compare(load, _callers(stack, place), LEVELS, seconds, order, calls)
             _compare(load, _listers(stack, place), (1,), seconds, order, lists)
-    return [_under_load(calls), _alone(calls), _lists(lists), _goals(calls, lists)]
+            _compare(load, _ordinary_callers(stack, place), (ORDINARY_LEVEL,), seconds, order, ordinary)
+    return [_under_load(calls), _alone(calls), _ordinary(ordinary), _lists(lists), _goals(calls, lists)]
 
 
 # Servers
@@ -253,6 +263,37 @@ def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
     ]
 
 
+def _ordinary_callers(stack: ExitStack, place: Path) -> list[Subject]:
+    """The read that is declared for speed, and calls as most people make them, each asked of a server of its own."""
+    asked = {
+        MCP: ("ledger-balance", _ARGUMENTS, {}),
+        ASYNC: ("ledger-looked_up", _ARGUMENTS, {}),
+        DEF: ("ledger-looked_up_here", _ARGUMENTS, {}),
+        TRACED: ("ledger-balance", _ARGUMENTS, {"traceparent": f"00-00000000{KEY}-b7ad6b7169203331-01"}),
+        CONTEXT: ("ledger-looked_up_with_context", _ARGUMENTS, {}),
+        KEYED: ("ledger-post", {"account": KEY, "cents": 1, "idempotency_key": KEY}, {}),
+        MCP_HTTP: ("shop-balance", _ARGUMENTS, {}),
+        MCP_STDIO: ("shop-balance", _ARGUMENTS, {}),
+    }
+    subjects: list[Subject] = []
+    for turn, (name, (tool, arguments, headers)) in enumerate(asked.items()):
+        home = place / f"ordinary-{turn}"
+        if name == MCP_HTTP:
+            url = f"http://127.0.0.1:{_peer(stack, 'sdk', core=_cores()[1]).port}/mcp"
+            _add_mcp(home, "--allow-private", "shop", url)
+        elif name == MCP_STDIO:
+            _add_mcp(home, "shop", "--", sys.executable, "-m", "bench.doors_peers", "sdk_stdio")
+        server = _interlock(stack, home, "--tools", str(TOOLS))
+        call = {"name": tool, "arguments": arguments}
+        subjects.append(Subject(name, server, [_mcp("tools/call", call, str(server.facts["token"]), **headers)]))
+    return subjects
+
+
+def _add_mcp(home: Path, *arguments: str) -> None:
+    command = (*_PROGRAM, "--home", str(home), "upstream", "add", "mcp", "--accept-hints", *arguments)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def _add_upstream(home: Path, backend: str) -> None:
     account = {"type": "string", "description": "ledger account", "examples": ["cash"]}
     schema = {"type": "object", "properties": {"account": account}, "required": ["account"]}
@@ -319,8 +360,8 @@ def _grpc(token: str) -> Json:
     return {"wire": "grpc", "token": token, "tool": "ledger.balance", "arguments": _ARGUMENTS}
 
 
-def _mcp(method: str, params: Json, token: str, version: str = MODERN) -> str:
-    headers = {"accept": "application/json, text/event-stream", "mcp_protocol_version": version}
+def _mcp(method: str, params: Json, token: str, version: str = MODERN, **more: str) -> str:
+    headers = {"accept": "application/json, text/event-stream", "mcp_protocol_version": version, **more}
     if version == MODERN:
         client = {"name": "bench", "version": "1"}
         meta = {"protocolVersion": version, "clientCapabilities": dict[str, Any](), "clientInfo": client}
@@ -408,6 +449,24 @@ def _alone(figures: Figures) -> Table:
         for name in _names(figures)
     ]
     return Table("Doors: a lone caller", ("", "p50 µs", "p99 µs"), rows)
+
+
+def _ordinary(figures: Figures) -> Table:
+    tuned = figures[MCP, ORDINARY_LEVEL].cpu
+    rows: list[tuple[str, ...]] = []
+    for (name, _), found in figures.items():
+        times_most, us_most = ORDINARY.get(name), UPSTREAMS.get(name)
+        aim = "" if times_most is None else f"<= {times_most:g}x"
+        met = "" if times_most is None else verdict(found.cpu <= times_most * tuned)
+        if us_most is not None:
+            aim, met = f"<= {us_most:g} µs", verdict(found.cpu <= us_most)
+        rows.append((name, number(found.rate), number(found.cpu), times(found.cpu / tuned), aim, met))
+    note = (
+        "Every call over MCP. Each `traceparent` is another one, so that no head comes twice. The upstreams are the "
+        "low-level server of the SDK, whose own CPU is not counted."
+    )
+    columns = ("", "r/s", "CPU µs", "of the first", "aim", "")
+    return Table(f"Doors: ordinary calls, {ORDINARY_LEVEL} connections", columns, rows, note)
 
 
 def _lists(figures: Figures) -> Table:

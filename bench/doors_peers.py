@@ -20,6 +20,11 @@ ACCOUNTS = {"cash": 1000, "savings": 0}
 
 
 def sdk(_: str) -> Any:
+    """The mcp SDK's low-level server with one tool, over HTTP."""
+    return _sdk_server().streamable_http_app(stateless_http=True, json_response=True)
+
+
+def _sdk_server() -> Any:
     """The mcp SDK's low-level server with one tool; its schema is at hand, so that no call lists tools."""
     import mcp_types as types
     from mcp.server import Server
@@ -31,14 +36,16 @@ def sdk(_: str) -> Any:
         return types.CallToolResult(content=[types.TextContent(text=str(found))], structured_content={"result": found})
 
     async def listed(_: Any, __: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(
-            tools=[types.Tool(name="balance", input_schema=schema)], ttl_ms=0, cache_scope="private"
-        )
+        return types.ListToolsResult(tools=[tool], ttl_ms=0, cache_scope="private")
 
+    words = "Balance of one account, in cents."
+    tool = types.Tool(
+        name="balance", description=words, input_schema=schema, annotations=types.ToolAnnotations(read_only_hint=True)
+    )
     server: Server[Any] = Server(
         "peer", version="1", on_call_tool=call, on_list_tools=listed, get_tool_input_schema=lambda _: schema
     )
-    return server.streamable_http_app(stateless_http=True, json_response=True)
+    return server
 
 
 def sdk_list(path: str) -> Any:
@@ -170,6 +177,14 @@ async def _serve(app: Any) -> None:
     await serving
 
 
+async def _serve_stdio() -> None:
+    from mcp.server.stdio import stdio_server
+
+    server = _sdk_server()
+    async with stdio_server() as (reading, writing):
+        await server.run(reading, writing, server.create_initialization_options())
+
+
 async def _serve_grpc() -> None:
     server = grpc_echo()
     port: int = server.add_insecure_port("127.0.0.1:0")
@@ -183,8 +198,9 @@ def main() -> None:
     import uvloop
 
     name, argument = (*sys.argv[1:], "")[:2]
+    served = {grpc_echo.__name__: _serve_grpc, "sdk_stdio": _serve_stdio}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_grpc() if name == grpc_echo.__name__ else _serve(APPS[name](argument)))
+        runner.run(served[name]() if name in served else _serve(APPS[name](argument)))
 
 
 if __name__ == "__main__":

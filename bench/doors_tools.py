@@ -1,4 +1,8 @@
-"""The tools that are served: a read and a write that compute nothing, so that what is measured is the way to them."""
+"""The tools that are served: reads and a write that compute nothing, so that what is measured is the way to them.
+
+`balance` is declared for speed. `looked_up`, `looked_up_here` and `looked_up_with_context` are the same read as people
+declare it who give speed no thought.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,24 @@ Cents = Annotated[int, Field(description="amount in cents, negative to take out"
 @tool(namespace="ledger", version="1.0.0", mutation_class="read_only", timeout_class="interactive", external_io=False)
 async def balance(account: Account) -> int:
     """Balance of one account, in cents."""
+    return ACCOUNTS.get(account, 0)
+
+
+@tool(namespace="ledger", version="1.0.0", mutation_class="read_only")
+async def looked_up(account: Account) -> int:
+    """Balance of one account, in cents: an async function, declared without flags."""
+    return ACCOUNTS.get(account, 0)
+
+
+@tool(namespace="ledger", version="1.0.0", mutation_class="read_only")
+def looked_up_here(account: Account) -> int:
+    """Balance of one account, in cents: a plain function, which runs in a thread."""
+    return ACCOUNTS.get(account, 0)
+
+
+@tool(namespace="ledger", version="1.0.0", mutation_class="read_only")
+async def looked_up_with_context(ctx: Context, account: Account) -> int:
+    """Balance of one account, in cents: a function that takes the context of its call."""
     return ACCOUNTS.get(account, 0)
 
 

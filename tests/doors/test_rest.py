@@ -863,7 +863,7 @@ async def test_readiness_finds_a_full_disk_with_a_write_that_leaves_nothing_and_
     assert await store() == (200, "healthy")
 
 
-# The hot route by itself
+# The invoke route by itself
 
 
 def test_what_may_be_tried_again_says_when() -> None:
@@ -871,7 +871,7 @@ def test_what_may_be_tried_again_says_when() -> None:
     assert (reply.status, reply.headers) == (429, ((b"retry-after", b"2"),))
 
 
-async def test_the_hot_route_answers_as_the_whole_application_does(world: World) -> None:
+async def test_the_invoke_route_answers_as_the_whole_application_does(world: World) -> None:
     route = invoke_route(world.service, most=300)
     transport = httpx.ASGITransport(route)
     async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:

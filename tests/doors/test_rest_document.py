@@ -159,7 +159,7 @@ def test_the_page_is_made_from_the_document_and_fetches_nothing(served: Served) 
         assert word not in answer.text
 
 
-# The hot route reads its bodies by hand; what it takes must be what the document says it takes.
+# The invoke route reads its bodies by hand; what it takes must be what the document says it takes.
 
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 10**9), st.floats(allow_nan=False), st.text(max_size=5),

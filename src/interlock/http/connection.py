@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._when_due: Callable[[], None] = self._late_head
         self._clock: asyncio.TimerHandle | None = None
         self._rings = _NEVER
-        self._writable: asyncio.Event | None = None
+        self.writable: asyncio.Event | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._peer = ""
         self._idle_since = 0.0
@@ -408,7 +408,7 @@ class Connection(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         """An answer is out: on to the next request, if it may be made on this connection."""
         self._server.total_requests += 1
-        self._idle_since = self._loop.time()
+        now = self._idle_since = self._loop.time()
         self._answering = None
         if not exchange.keep_alive:
             self._close(still_sends=not exchange.whole)
@@ -418,7 +418,9 @@ class Connection(asyncio.Protocol):
         elif self._reading is not None:
             self._expect(LINGER_S, self.transport.abort)
         elif not self._head:
-            self._expect(KEEP_ALIVE_S, self._end_idle)
+            self._due, self._when_due = now + KEEP_ALIVE_S, self._end_idle
+            if self._rings > self._due:
+                self._wind(self._due)
         if self._paused and not self._waiting:
             self.resume_reading()
 
@@ -427,23 +429,22 @@ class Connection(asyncio.Protocol):
         self._server.tasks.discard(exchange.task)
 
     def common_headers(self) -> bytes:
-        return _encoded.of(self._server.default_headers)
+        headers = self._server.default_headers
+        if headers is not _common.headers:
+            _common.headers, _common.lines = headers, b"".join(b"%b: %b\r\n" % one for one in headers)
+        return _common.lines
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.Event()
+        self.writable = asyncio.Event()
         self._stalled = self._loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        if self._writable is not None:
-            self._writable.set()
-            self._writable = None
+        if self.writable is not None:
+            self.writable.set()
+            self.writable = None
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
-
-    def full(self) -> asyncio.Event | None:
-        """What to wait for before more is written, while the client has not read enough."""
-        return self._writable
 
     # Waiting
 
@@ -516,21 +517,14 @@ def _refusal(status: bytes) -> bytes:
     return orjson.dumps(refusal(Failure(code, words), os.urandom(16).hex()))
 
 
-class _Encoded:
-    """The headers that every answer has, as they are sent. uvicorn makes new ones each second, for the date."""
+class _Common:
+    """The headers that every answer has, and the same as they are sent. uvicorn makes new ones each second."""
 
-    def __init__(self) -> None:
-        self._headers: object = None
-        self._encoded = b""
-
-    def of(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        if headers is not self._headers:
-            self._encoded = b"".join(b"%b: %b\r\n" % one for one in headers)
-            self._headers = headers
-        return self._encoded
+    headers: object = None
+    lines = b""
 
 
-_encoded = _Encoded()
+_common = _Common()
 _UNBORN: Any = None
 
 

@@ -32,14 +32,12 @@ class Wire(Protocol):
     """The connection, as far as one request needs it."""
 
     transport: asyncio.Transport
+    # To be awaited before more is written, while the client has not read enough; else None.
+    writable: asyncio.Event | None
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
-
-    def full(self) -> asyncio.Event | None:
-        """What to wait for before more is written, while the client has not read enough."""
-        ...
 
     def common_headers(self) -> bytes:
         """What every answer says."""
@@ -174,8 +172,8 @@ class Exchange:
     # The answer, as the application gives it
 
     async def send(self, message: Message) -> None:
-        while not self._gone and (full := self._wire.full()) is not None:
-            await full.wait()
+        while not self._gone and (writable := self._wire.writable) is not None:
+            await writable.wait()
         if self._gone:
             return
         if message["type"] == "http.response.start" and not self.begun:
@@ -188,21 +186,20 @@ class Exchange:
     async def _reply(self, reply: Reply) -> None:
         """Send a whole answer, with the bytes that a `send` of its head and its body would give it."""
         wire = self._wire
-        while not self._gone and (full := wire.full()) is not None:
-            await full.wait()
+        while not self._gone and (writable := wire.writable) is not None:
+            await writable.wait()
         if self._gone:
             return
         status, body, headers = reply
         about = b"" if status in NO_BODY else b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        further = b"".join([b"%b: %b\r\n" % one for one in headers])
-        if further and not _has_lines(further, len(headers)):
-            raise RuntimeError("a header's value is not of one line")
+        further = _lines(headers) if headers else b""
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         if self.scope["method"] == "HEAD":
             body = b""
         wire.transport.write(b"".join((_STATUS[status], wire.common_headers(), about, further, closing, b"\r\n", body)))
         self.begun = self.done = True
-        self._tell()
+        if self._news is not None:
+            self._news.set()
         wire.answered(self)
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -267,6 +264,15 @@ class Exchange:
         headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
         self._start(failure.row.http, headers)
         self._say(body, more=False)
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Headers as they are sent."""
+    lines = [b"%b: %b\r\n" % one for one in headers]
+    text = b"".join(lines)
+    if not _has_lines(text, len(lines)):
+        raise RuntimeError("a header's value is not of one line")
+    return text
 
 
 def _has_lines(text: bytes, count: int) -> bool:

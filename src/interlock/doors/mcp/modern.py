@@ -351,7 +351,8 @@ class _Handler:
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return refused(error)
         request_id, meta = request["id"], params["_meta"]
-        ids = {"jsonrpc_request_id": native_id(request_id), "mcp_protocol_version": MODERN}
+        known_as = request_id if request_id.__class__ is int else native_id(request_id)
+        ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
         wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
         if tool.quick and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)

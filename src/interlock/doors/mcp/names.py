@@ -37,12 +37,14 @@ class Names:
 
     def of(self, address: str) -> str:
         """What a tool is called."""
-        self._refresh()
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
         return self._own.get(address) or shown(address)
 
     def address(self, name: str) -> str:
         """The address that a name stands for; a name that stands for nothing comes back as it is."""
-        self._refresh()
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
         found = self._looked_up.get(name)
         if found is None:
             found = self._read.get(name)
@@ -51,10 +53,6 @@ class Names:
             if len(self._read) < _KEPT and len(name) <= _LONG:
                 self._read[name] = found
         return found
-
-    def _refresh(self) -> None:
-        if self._clock.monotonic() >= self._changes.fresh_until:
-            self._changes.catch_up()
 
     def _changed(self, loaded: tuple[dict[str, str], list[str]]) -> None:
         self._own, long = loaded

@@ -1,7 +1,7 @@
 """The wide API: everything a client may do over REST, described by an OpenAPI 3.1 document.
 
     Edge ──► FastAPI ──► Service
-      └────► Invoke            the hot route, which needs no framework
+      └────► Invoke            the route of `POST /v1/tools/invoke`, which needs no framework
 
 The edge bounds every body before anything reads it, puts each request into its trace, and answers for whatever was not
 foreseen. The operations are in `routes`.

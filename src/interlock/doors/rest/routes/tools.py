@@ -48,7 +48,7 @@ async def invoke_tool(
     idempotency_key: Annotated[str | None, Header(description="the same as in the body")] = None,
 ) -> Response:
     """Call a tool. A call that changes something needs a key of your own: sent twice, it is done once."""
-    raise AssertionError(call, idempotency_key)  # the edge hands these requests to the hot route
+    raise AssertionError(call, idempotency_key)  # the edge hands these requests to the invoke route
 
 
 @router.post("/tools/negotiate", tags=["tools"], **says(models.Negotiated))

@@ -36,8 +36,10 @@ def main() -> None:
     plan = Plan.of(quick=arguments.quick)
     tables: list[Table] = []
     for name in SECTIONS if arguments.name == "all" else (arguments.name,):
-        # Each section imports only what it measures.
-        found: list[Table] = asyncio.run(importlib.import_module(f"bench.{name}").run(plan))
+        # Each section imports only what it measures, and says on what event loop where it matters.
+        section = importlib.import_module(f"bench.{name}")
+        with asyncio.Runner(loop_factory=getattr(section, "loop_factory", None)) as runner:
+            found: list[Table] = runner.run(section.run(plan))
         for table in found:
             table.show(console)
         tables.extend(found)

@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 import httpx
 import orjson
+import uvloop
 
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
@@ -240,6 +241,8 @@ class Siege:
         body = {"tool_id": "siege.send", "parameters": {"text": key}, "idempotency_key": key}
         await self.client.post("/v1/tools/invoke", json=body, headers=self.headers)
 
+
+loop_factory = uvloop.new_event_loop  # as `interlock serve` has it
 
 KINDS: dict[str, Hostile] = {
     "two million values": Siege.values,

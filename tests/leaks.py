@@ -24,7 +24,8 @@ PATIENCE_S = 20.0
 LIBRARY_THREADS = {
     "asyncio_": "the default executor of a loop that a wider fixture owns",
     "interlock-check": "a pool of the process, shared by all homes, that runs the `def` handlers of tools",
-    "interlock-walk": "four threads of the process, shared by all homes, that walk over large data",
+    "interlock-input": "one thread of the process, shared by all homes, that walks over large inputs",
+    "interlock-walk": "two threads of the process, shared by all homes, that walk over large data",
     "interlock-lookup": "threads of the process that look up names",
     "interlock-ready": "threads of the process that check whether the server is ready",
     "interlock-disk": "threads of the process that read and write files and databases",

@@ -16,7 +16,7 @@ import pytest
 
 from interlock import Field, Interlock, tool
 from interlock.api.service import Service
-from interlock.core.threads import SOON_S, WALKS, Soon
+from interlock.core.threads import INPUTS, SOON_S, WALKS, Soon
 from interlock.store import addresses
 
 NAME: ContextVar[str] = ContextVar("NAME", default="")
@@ -76,4 +76,25 @@ def test_threads_change_places_sooner_while_anyone_asks_for_it_and_as_usual_afte
         with soon:
             assert sys.getswitchinterval() == pytest.approx(SOON_S)
         assert sys.getswitchinterval() == pytest.approx(SOON_S)
+    assert sys.getswitchinterval() == usual
+
+
+async def test_large_inputs_are_walked_over_one_after_the_other_and_the_loop_gets_the_interpreter_soon() -> None:
+    usual = sys.getswitchinterval()
+    inside: list[int] = []
+    most = 0
+
+    def walk(number: int) -> tuple[int, float]:
+        nonlocal most
+        inside.append(number)
+        most = max(most, len(inside))
+        found = sum(range(20_000)), sys.getswitchinterval()
+        inside.remove(number)
+        return found
+
+    walked = await asyncio.gather(*(INPUTS.run(walk, number) for number in range(20)))
+    assert most == 1
+    assert all(found == (199_990_000, pytest.approx(SOON_S)) for found in walked)
+    with pytest.raises(ZeroDivisionError):
+        await INPUTS.run(lambda: 1 // 0)
     assert sys.getswitchinterval() == usual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from interlock import Failure
 from interlock.api.service import Service
+from interlock.core.threads import INPUTS
 from interlock.doors.grpc import GrpcDoor
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
@@ -121,6 +123,51 @@ async def test_grpc_refuses_too_many_values(small: Place, form: str) -> None:
             assert f"{MOST:,} values" in (refused.value.details() or "")
     finally:
         await door.stop()
+
+
+LARGE = {"value": "a, b" * 5000}
+
+
+@pytest.mark.parametrize("path", ["/v1/tools/invoke", "/rpc", "/mcp", "grpc"])
+async def test_small_calls_go_on_while_large_ones_wait_for_the_thread_that_reads_them(small: Place, path: str) -> None:
+    free = threading.Event()
+    held = asyncio.create_task(INPUTS.run(free.wait))
+    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    port = await door.start()
+    try:
+        async with (
+            httpx.AsyncClient(base_url=small.base, headers={**small.bearer, **MODERN}, timeout=PATIENCE_S) as client,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+
+            async def ask(given: Json) -> str:
+                if path == "grpc":
+                    request = wire.InvokeRequest(tool_id="demo.echo", arguments_json=orjson.dumps(given))
+                    bearer = (("authorization", small.bearer["authorization"]),)
+                    return str(await GatewayStub(channel).Invoke(request, metadata=bearer))
+                return (await client.post(path, json=_call(path, given))).text
+
+            large = [asyncio.create_task(ask(LARGE)) for _ in range(2)]
+            assert "small" in await ask({"value": "small"})
+            assert not any(one.done() for one in large)
+            free.set()
+            assert all("a, ba, b" in one for one in await asyncio.gather(*large))
+    finally:
+        free.set()
+        await held
+        await door.stop()
+
+
+def _call(path: str, given: Json) -> Json:
+    if path in REQUESTS:
+        return REQUESTS[path](given)
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN["mcp-protocol-version"],
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": MODERN["mcp-name"], "arguments": given, "_meta": meta}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
 
 DIGITS = "9" * 309

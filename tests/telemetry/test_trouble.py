@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from interlock import Interlock, tool
+from interlock import Failure, Interlock, tool
 from interlock.api import background
 from interlock.api.home_health import COUNTED_BYTES, Condition
 from interlock.store.home import Home
@@ -105,6 +105,14 @@ async def lookup(text: sample.Text) -> str:
     return {"hello": "there"}[text]
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="moody")
+async def complaint(text: sample.Text) -> str:
+    """Fail with a long text."""
+    if len(text) > 100:
+        raise Failure("E3401", text)
+    return text
+
+
 async def test_a_full_disk_is_alerted_when_a_call_meets_it_and_not_for_every_call(tmp_path: Path) -> None:
     time, heard = FakeClock(), list[Alert]()
     async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
@@ -164,3 +172,21 @@ async def test_a_failing_tool_has_one_traceback_a_minute_for_each_kind_of_failur
         (line,) = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
         assert "4 more since" in line
         assert "Traceback" in line
+
+
+async def test_a_long_failure_is_logged_in_full_once_a_minute_and_in_a_short_line_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    time = FakeClock()
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
+        await lock.add(complaint)
+        for _ in range(5):
+            assert not (await lock.call("moody.complaint", text="a b " * 5000)).ok
+        lines = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
+        assert [len(line) > 1000 for line in lines] == [True, *[False] * 4]
+        assert max(map(len, lines[1:])) < 300
+        caplog.clear()
+        time.advance(61)
+        await lock.call("moody.complaint", text="a b " * 5000)
+        (line,) = [line.getMessage() for line in caplog.records if line.name == "interlock.gateway"]
+        assert line.startswith("moody.complaint@1.0.0 failed (4 more since it was last told in full) in call ")

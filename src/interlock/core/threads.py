@@ -6,8 +6,8 @@ they are first needed and stay until the process ends. A forked child has none o
 with new pools.
 
 A thread that wants the interpreter back after a system call waits until the thread that holds it yields, which Python
-requests after 5 ms. `SOON` shortens that for work that other processes wait for. It costs throughput, because threads
-switch more often, so it is never active all the time.
+requests after 5 ms. `SOON` shortens that for work that other processes wait for, and while a thread beside the event
+loop computes. It costs throughput, because threads switch more often, so it is never active all the time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -26,37 +27,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Threads:
-    """A pool of threads for one purpose."""
-
-    def __init__(self, name: str, most: int) -> None:
-        self.name = f"interlock-{name}"
-        self._most = most
-        os.register_at_fork(after_in_child=self._forget)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._most, thread_name_prefix=self.name)
-
-    def _forget(self) -> None:
-        self.__dict__.pop("_pool", None)
-
-    async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Run some work on a thread of this pool, in the context of the caller."""
-        run = partial(copy_context().run, work, *args, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
-
-
-# CPU-bound work of bounded size. Never use it for code that can hang.
-WALKS = Threads("walk", 4)
-# A name server that does not answer occupies a thread for as long as the system's resolver waits.
-LOOKUPS = Threads("lookup", 32)
-# Checks of this server's own health.
-CHECKS = Threads("ready", 4)
-# Files and databases, which may lie on a network that hangs.
-DISK = Threads("disk", 32)
-
 SOON_S = 0.0002
+LONGEST_REST_S = 0.02
 
 
 class Soon:
@@ -85,3 +57,73 @@ class Soon:
 
 
 SOON = Soon()
+
+
+class Threads:
+    """A pool of threads for one purpose."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = f"interlock-{name}"
+        self._most = most
+        os.register_at_fork(after_in_child=self._forget)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._most, thread_name_prefix=self.name)
+
+    def _forget(self) -> None:
+        self.__dict__.pop("_pool", None)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Do some work on a thread of this pool, in the context of the caller."""
+        run = partial(copy_context().run, work, *args, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+
+
+class Computing(Threads):
+    """A pool for CPU-bound work, which shares the interpreter with the event loop.
+
+    Whatever is waiting here, the loop has half of the time: it gets the interpreter soon, and a thread rests for as
+    long as it computed before it takes the next piece of work. Work that finds nothing else waiting costs no rest.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        super().__init__(name, most)
+        self._counting = threading.Lock()
+        self._waiting = 0
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._counting = threading.Lock()
+        self._waiting = 0
+
+    async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        self._count(1)
+        return await super().run(self._compute, partial(work, *args, **named))
+
+    def _compute(self, work: Callable[[], T]) -> T:
+        began = time.thread_time()
+        try:
+            with SOON:
+                return work()
+        finally:
+            if self._count(-1) > 0:
+                time.sleep(min(time.thread_time() - began, LONGEST_REST_S))
+
+    def _count(self, more: int) -> int:
+        with self._counting:
+            self._waiting += more
+            return self._waiting
+
+
+# Walks over inputs, which are bounded by what a request may hold. Several threads would keep the event loop waiting for
+# one after the other, and be no faster: only one of them has the interpreter.
+INPUTS = Computing("input", 1)
+# CPU-bound work on results and records, which may be larger. Never use either for code that can hang.
+WALKS = Computing("walk", 2)
+# A name server that does not answer occupies a thread for as long as the system's resolver waits.
+LOOKUPS = Threads("lookup", 32)
+# Checks of this server's own health.
+CHECKS = Threads("ready", 4)
+# Files and databases, which may lie on a network that hangs.
+DISK = Threads("disk", 32)

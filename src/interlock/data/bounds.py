@@ -47,7 +47,7 @@ _DEEPEST = 1024
 # Results above this size are checked, redacted and encoded on a thread, not on the event loop.
 LARGE: Final = 1 << 18
 # The same for inputs. Checking one against its schema costs more per byte if each value has to be converted.
-LARGE_INPUT: Final = 1 << 16
+LARGE_INPUT: Final = 1 << 14
 # Inputs that the compiled walk does not handle are processed by Python on the event loop up to this size only.
 SMALL_INPUT: Final = 1 << 12
 

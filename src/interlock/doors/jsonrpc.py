@@ -20,6 +20,8 @@ from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.ids import RULE, usable
@@ -32,7 +34,6 @@ from interlock.telemetry.w3c import joined
 _log = logging.getLogger("interlock.jsonrpc")
 
 MAX_BATCH = 100
-_LARGE = 1 << 14
 _AT_ONCE = 4
 LONGEST_MS = 86_400_000
 LONGEST_TEXT = 4000
@@ -83,7 +84,8 @@ class JsonRpcDoor(Route):
         """The answer to what was sent; None where the protocol wants none."""
         trace = sender.trace
         try:
-            sent: Any = document(body, self._service.lock.settings.max_values)
+            most = self._service.lock.settings.max_values
+            sent: Any = document(body, most) if len(body) <= LARGE_INPUT else await INPUTS.run(document, body, most)
         except Failure as failure:
             if failure.details is not None:  # too many values
                 return encode(_failed(None, failure, self._trace_id(trace)))
@@ -100,7 +102,7 @@ class JsonRpcDoor(Route):
 
     async def _all(self, batch: list[Any], size: int, sender: _Handler) -> list[bytes | None]:
         """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short."""
-        places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
+        places = asyncio.Semaphore(_AT_ONCE if size > LARGE_INPUT else len(batch))
 
         async def answered(one: Any) -> bytes | None:
             async with places:

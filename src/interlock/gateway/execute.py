@@ -22,7 +22,7 @@ from interlock.contract.effects import Change, expected, predict
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
-from interlock.core.threads import WALKS
+from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.data.schema import Json
 from interlock.effects.locks import Claim, Locks, check_preconditions
@@ -275,7 +275,7 @@ class Execution:
         """A tool's failure, fit to be shown. A large input is searched for what is private in it in a thread."""
         if len(requested.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
             return self._observer.clean(requested, failure)
-        return await WALKS.run(self._observer.clean, requested, failure)
+        return await INPUTS.run(self._observer.clean, requested, failure)
 
     # Once
 

@@ -30,7 +30,7 @@ from interlock.call.results import Result
 from interlock.core.clock import Clock, new_id, new_ids
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
-from interlock.core.threads import WALKS
+from interlock.core.threads import INPUTS, WALKS, Threads
 from interlock.data.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
 from interlock.data.canonical import canonical, decode, plain_form, private_copy
 from interlock.data.schema import Json
@@ -302,7 +302,7 @@ class Gateway:
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             return model_input
         # INVARIANT: nobody outside can reach what is read from here on.
-        given, model_input, call.input_hash = await WALKS.run(_read_input, given, self._most_values)
+        given, model_input, call.input_hash = await INPUTS.run(_read_input, given, self._most_values)
         call.request = replace(request, arguments=given)
         return model_input
 
@@ -374,7 +374,9 @@ class Gateway:
                 given = private_copy(given)
             if tool.paged:
                 given = self._cursors.restore(requested, given)
-            arguments = call.input = await _apart(large, partial(self._check_input, requested, given))
+            arguments = call.input = await _apart(
+                INPUTS if large else None, partial(self._check_input, requested, given)
+            )
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
@@ -415,9 +417,10 @@ class Gateway:
             ran.value, ran.encoded = value, orjson.dumps(value)
             return cast("Verified", ran)
         # What is private in the input is searched for in the result, so a large input counts as well.
-        large = len(requested.model_input) > LARGE_INPUT or not verify.is_small(ran.output)
+        large = len(requested.model_input) > LARGE_INPUT
+        threads = WALKS if not verify.is_small(ran.output) else INPUTS if large else None
         try:
-            value, removed = await _apart(large, partial(self._mapped, ran))
+            value, removed = await _apart(threads, partial(self._mapped, ran))
         except Failure as failure:
             if failure.code != "E3303":
                 raise
@@ -430,7 +433,7 @@ class Gateway:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
             except Failure as failure:
                 raise self.observer.clean(call, failure) from failure
-        verified = await _apart(large, partial(self._closer.redact, ran, value))
+        verified = await _apart(threads, partial(self._closer.redact, ran, value))
         if removed:
             verified.extend().redacted = tuple(dict.fromkeys((*removed, *verified.more.redacted)))
         if tool.paged:
@@ -604,9 +607,9 @@ async def _raise(error: BaseException) -> Result:
     raise error
 
 
-async def _apart(large: bool, walk: Callable[[], T]) -> T:
+async def _apart(threads: Threads | None, walk: Callable[[], T]) -> T:
     """Walk over data: at once if it is small, in a thread if it is large."""
-    return await WALKS.run(walk) if large else walk()
+    return walk() if threads is None else await threads.run(walk)
 
 
 def _read_input(arguments: Json, most_values: int) -> tuple[Json, bytes, str]:

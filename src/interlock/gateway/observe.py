@@ -19,7 +19,6 @@ from interlock.core.errors import Failure
 from interlock.core.seldom import Seldom
 from interlock.data.bounds import Shortener, size_of
 from interlock.data.schema import Json
-from interlock.privacy.patterns import LONGEST_MESSAGE
 from interlock.privacy.redact import (
     REDACTED,
     Redactor,
@@ -40,6 +39,8 @@ _log = logging.getLogger("interlock.gateway")
 _LONGEST_REASONS = 8000
 # Of a longer text only the beginning is searched. Far more than is shown, so no credential is cut in two in what is.
 _LONGEST_TEXT = 1 << 18
+# Characters of a failure in the log when it was logged in full less than a minute ago.
+_LONGEST_LINE = 200
 _NUMBERS = frozenset((int, float, bool))
 _MOST_SHOWN = 1 << 16
 # After so many failures in a row, an operator hears that a tool fails.
@@ -222,12 +223,14 @@ class Observer:
         if isinstance(failure.__cause__, Exception) and not isinstance(failure.__cause__, Failure):
             self.log_failure(call, f"{call.ref} failed", failure.__cause__)
         elif message != failure.in_full or details != failure.details_in_full:
-            extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-            told = message
-            # A long text is searched and logged in full once a minute; otherwise the log has what the caller is shown.
-            if len(failure.in_full) <= LONGEST_MESSAGE or self._seldom.due((call.ref, failure.code)) is not None:
+            # A failure of one kind is searched and logged in full once a minute. Otherwise the log has the beginning of
+            # what the caller is shown.
+            what, told = f"{call.ref} failed", message[:_LONGEST_LINE]
+            if (held_back := self._seldom.due((call.ref, failure.code))) is not None:
                 told = hide(f"{failure.in_full[:_LONGEST_TEXT]} {dict(failure.details_in_full or {}) or ''}")
-            _log.warning("%s failed in call %s: %s", call.ref, call.id, _writable(told), extra=extra)
+                what = _with_count(what, held_back)
+            extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+            _log.warning("%s in call %s: %s", what, call.id, _writable(told), extra=extra)
         if _log.isEnabledFor(logging.DEBUG):
             self._log_reasons(call, failure)
         if details == REDACTED:
@@ -352,8 +355,7 @@ class Observer:
         if held_back is None:
             _log.error("%s in call %s: %s, as before", what, call.id, type(error).__name__, extra=extra)
             return
-        if held_back:
-            what = f"{what} ({held_back} more since it was last told in full)"
+        what = _with_count(what, held_back)
         try:
             trace = self.hide(call, _traced(error))
         except Exception:  # noqa: BLE001 - what cannot be looked through is not logged; that it failed is
@@ -444,6 +446,10 @@ def _traced(error: BaseException) -> str:
 def _writable(text: str) -> str:
     """A text for the log. A lone surrogate is escaped: no handler could encode it, and the line would be lost."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _with_count(what: str, held_back: int) -> str:
+    return f"{what} ({held_back} more since it was last told in full)" if held_back else what
 
 
 def _place(error: BaseException) -> tuple[str, int]:

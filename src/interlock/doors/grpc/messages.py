@@ -22,8 +22,8 @@ from interlock.api.service import Ask
 from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.threads import WALKS
-from interlock.data.bounds import check_values, exactly, too_many
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT, check_values, exactly, too_many
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -42,11 +42,11 @@ LARGE_STRUCT = 1 << 13
 
 async def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None, most_values: int) -> Ask:
     """The call that a message asks for."""
-    # A Struct is read value by value, in Python: a large one on another thread, which takes turns with the loop's.
-    large = request.HasField("arguments") and request.ByteSize() > LARGE_STRUCT
+    # A Struct is read value by value, in Python. A large one, and large JSON text, are read on another thread.
+    large = request.ByteSize() > (LARGE_STRUCT if request.HasField("arguments") else LARGE_INPUT)
     return Ask(
         tool=request.tool_id,
-        arguments=await WALKS.run(_arguments, request, most_values) if large else _arguments(request, most_values),
+        arguments=await INPUTS.run(_arguments, request, most_values) if large else _arguments(request, most_values),
         version=request.version if request.HasField("version") else None,
         key=request.idempotency_key if request.HasField("idempotency_key") else None,
         session=request.session,

@@ -22,6 +22,7 @@ from interlock.api.service import Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
+from interlock.core.threads import INPUTS
 from interlock.data.bounds import check_values
 from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
@@ -335,7 +336,7 @@ class _Handler:
         try:
             caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)
             if len(body) > route.small:
-                check_values(body, route.max_values)
+                await INPUTS.run(check_values, body, route.max_values)
         except Failure as failure:
             return route.refuse(self._head, failure)
         if self._method is None:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from interlock import __version__
 from interlock.api.service import Service
 from interlock.core.errors import Failure
-from interlock.core.threads import WALKS
+from interlock.core.threads import INPUTS
 from interlock.data.documents import Doubled, Malformed, read_json
 from interlock.doors.rest.answers import of_failure
 from interlock.doors.rest.invoke import Invoke, unforeseen
@@ -147,7 +147,7 @@ class Edge:
                 # Nobody without a token has a large body looked through, nor parsed by the framework.
                 authorization = header(scope, b"authorization")
                 _ = self._service.known(authorization) or await self._service.authenticate(authorization)
-                await WALKS.run(_refuse_doubled, body)
+                await INPUTS.run(_refuse_doubled, body)
             scope = {**scope, "interlock.trace": trace, "interlock.trace_id": trace_id}
             await self.app(scope, replay(body, receive), send_traced)
         except Disconnected:

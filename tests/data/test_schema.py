@@ -558,8 +558,8 @@ def test_references_that_go_in_circles_end() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_schema_that_doubles_at_every_step_is_still_quick() -> None:
-    document: Json = {"$defs": {"d0": {"type": "integer"}}, "$ref": "#/$defs/d16"}
-    for step in range(1, 17):
+    document: Json = {"$defs": {"d0": {"type": "integer"}}, "$ref": "#/$defs/d9"}
+    for step in range(1, 10):
         document["$defs"][f"d{step}"] = {"allOf": [{"$ref": f"#/$defs/d{step - 1}"}] * 2}
     assert Schema(document).valid(1)
     assert not Schema(document).valid("x")
@@ -612,3 +612,40 @@ def test_a_value_that_json_cannot_hold_does_not_fit(value: Any) -> None:
     assert not schema.valid({"any": value})
     assert input_faults(schema, {"any": value})
     assert output_faults(schema, {"any": value})
+
+
+def _doubling(refer: Callable[[int], Json], name: Callable[[int], Json]) -> Json:
+    """A schema whose references double at each of 40 levels."""
+    levels = {f"d{n}": {**name(n), "anyOf": [refer(n + 1), refer(n + 1)]} for n in range(40)}
+    return {"type": "object", "properties": {"a": refer(0)}, "$defs": {**levels, "d40": {**name(40), "type": "string"}}}
+
+
+BOMBS: dict[str, Json] = {
+    "pointers": _doubling(lambda n: {"$ref": f"#/$defs/d{n}"}, lambda _: {}),
+    "encoded pointers": _doubling(lambda n: {"$ref": f"#/%24defs/d{n}"}, lambda _: {}),
+    "anchors": _doubling(lambda n: {"$ref": f"#d{n}"}, lambda n: {"$anchor": f"d{n}"}),
+    "dynamic anchors": _doubling(lambda n: {"$dynamicRef": f"#d{n}"}, lambda n: {"$dynamicAnchor": f"d{n}"}),
+    "ids": _doubling(lambda n: {"$ref": f"http://x.example/d{n}"}, lambda n: {"$id": f"http://x.example/d{n}"}),
+    "not": _doubling(lambda n: {"not": {"$ref": f"#/$defs/d{n}"}}, lambda _: {}),
+    "conditions": _doubling(lambda n: {"if": {"$ref": f"#/$defs/d{n}"}, "then": True}, lambda _: {}),
+}
+
+
+@pytest.mark.parametrize("how", BOMBS)
+def test_a_schema_whose_references_double_at_each_level_is_refused(how: str) -> None:
+    with pytest.raises(Failure, match="more than 5,000 subschemas") as refused:
+        compile_validator(BOMBS[how])
+    assert refused.value.code == "E3105"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"$ref": "#"}, {"type": "string"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$defs": {"n": {"type": "object", "properties": {"l": {"$ref": "#/$defs/n"}, "r": {"$ref": "#/$defs/n"}}}}},
+        {"anyOf": [{"const": number} for number in range(6000)]},
+    ],
+)
+def test_schemas_that_refer_to_themselves_or_have_many_alternatives_are_taken(schema: Json) -> None:
+    assert compile_validator(schema) is not None

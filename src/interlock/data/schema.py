@@ -28,6 +28,8 @@ MASK = "the value"
 MOST_ERRORS = 100
 
 # raised by jsonschema_rs for values that JSON cannot represent
+# Checking takes time in proportion, for each value, and cannot be interrupted.
+_MOST_CHECKS = 5000
 _UNFIT = (ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -271,12 +273,16 @@ def compile_validator(document: Mapping[str, Any] | bool) -> Any:
         named = isinstance(document, Mapping) and "$schema" in document
         make = jsonschema_rs.validator_for if named else jsonschema_rs.Draft202012Validator
         source = dict(document) if isinstance(document, Mapping) else document
-        return make(source, validate_formats=True, mask=MASK, retriever=_refuse_remote)
+        made = make(source, validate_formats=True, mask=MASK, retriever=_refuse_remote)
     except jsonschema_rs.ValidationError as error:
         at = pointer(error.instance_path) or "/"
         raise Failure("E3105", f"not a valid JSON Schema: {error.message} at {at}") from None
     except (*_UNFIT, jsonschema_rs.ReferencingError) as error:
         raise Failure("E3105", f"not a valid JSON Schema: {error}") from None
+    if isinstance(source, dict) and Places(source).checks(_MOST_CHECKS) > _MOST_CHECKS:
+        words = f"its references have one value checked against more than {_MOST_CHECKS:,} subschemas"
+        raise Failure("E3105", f"not a usable JSON Schema: {words}")
+    return made
 
 
 def close(schema: Json) -> Json:

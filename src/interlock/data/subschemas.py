@@ -150,6 +150,31 @@ class Places:
                 return "`contentSchema` says what a text holds once it is decoded, which no rule looks at"
         return None
 
+    def checks(self, most: int) -> int:
+        """Return how many subschemas one value is checked against at most, each as often as it is referred to.
+
+        Counts up to `most + 1`, and nothing where there are no references. A schema of a few lines can double the
+        number with each of them.
+        """
+        counted: dict[int, int] = {}
+        nodes = list(_nodes(self._document))
+        if not any(word in node for node in nodes for word in _REFERENCES):
+            return 1
+        waiting: list[tuple[Any, bool]] = [(node, False) for node in nodes]
+        while waiting:
+            node, expanded = waiting.pop()
+            if not isinstance(node, dict) or (not expanded and id(cast("Json", node)) in counted):
+                continue
+            part = cast("Json", node)
+            beside = [*self._same_place(part, everywhere=True), part.get("not")]
+            if expanded:
+                counted[id(part)] = min(most + 1, 1 + sum(counted.get(id(one), 1) for one in beside))
+            else:
+                counted[id(part)] = 1  # what a circle of references adds
+                waiting.append((part, True))
+                waiting.extend((one, False) for one in beside)
+        return max(counted.values(), default=1)
+
     def at(self, views: Iterable[View]) -> Place:
         """Return the place that these subschemas lead to."""
         views_: dict[tuple[int, bool], View] = {}
@@ -171,10 +196,11 @@ class Places:
                 self._known[key] = place
         return place
 
-    def _same_place(self, part: Json) -> Iterator[Any]:
+    def _same_place(self, part: Json, *, everywhere: bool = False) -> Iterator[Any]:
+        """Iterate over the subschemas that describe the same value. `everywhere`: also through an inner `$id`."""
         for word in _REFERENCES:
             if word in part:
-                yield from self._targets(word, part[word])
+                yield from self._targets(word, part[word]) or (self._inner(part[word]) if everywhere else ())
         for word in _SAME_PLACE_LISTS:
             yield from _sequence(part.get(word))
         for word in _SAME_PLACE_NODES:
@@ -197,17 +223,21 @@ class Places:
             return [self._document, *dynamic]
         if not ref.startswith("#/"):
             return dynamic
-        target: Any = self._document
-        for step in unquote(ref[2:]).split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, list) and name.isdigit() and int(name) < len(cast("list[Any]", target)):
-                target = cast("list[Any]", target)[int(name)]
-            else:
-                target = _mapping(target).get(name)
+        target = _pointed(self._document, ref[1:])
         if not isinstance(target, dict | bool):
             return []
         anchor = _mapping(target).get("$dynamicAnchor")
         return [target, *(self._anchors.get(anchor, []) if isinstance(anchor, str) else [])]
+
+    def _inner(self, ref: Any) -> Iterator[Any]:
+        """Iterate over what a reference may mean in the schemas that have an `$id` of their own."""
+        pointer = str(ref).partition("#")[2]
+        for node in self._named:
+            yield _pointed(node, pointer if pointer.startswith("/") else "")
+
+    @cached_property
+    def _named(self) -> list[Json]:
+        return [node for node in _nodes(self._document) if isinstance(node.get("$id"), str)]
 
     @cached_property
     def _anchors(self) -> dict[str, list[Any]]:
@@ -221,6 +251,17 @@ class Places:
             if node.get("$recursiveAnchor") is True:
                 anchors.setdefault("", []).append(node)
         return anchors
+
+
+def _pointed(target: Any, pointer: str) -> Any:
+    """Return the value that a JSON pointer leads to; None if there is none."""
+    for step in unquote(pointer[1:]).split("/") if pointer else ():
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdigit() and int(name) < len(cast("list[Any]", target)):
+            target = cast("list[Any]", target)[int(name)]
+        else:
+            target = _mapping(target).get(name)
+    return target
 
 
 def _is_marked(node: Json) -> bool:

@@ -20,13 +20,11 @@ from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
-from interlock.core.threads import INPUTS
-from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.ids import RULE, usable
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import MAX_BODY, Scope, document, headers, refusal, text
+from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, refusal, text
 from interlock.http.route import Reply, Route, refused
 from interlock.registry.catalog import Version
 from interlock.telemetry.w3c import joined
@@ -35,6 +33,7 @@ _log = logging.getLogger("interlock.jsonrpc")
 
 MAX_BATCH = 100
 _AT_ONCE = 4
+_LARGE = 1 << 14
 LONGEST_MS = 86_400_000
 LONGEST_TEXT = 4000
 
@@ -84,8 +83,7 @@ class JsonRpcDoor(Route):
         """The answer to what was sent; None where the protocol wants none."""
         trace = sender.trace
         try:
-            most = self._service.lock.settings.max_values
-            sent: Any = document(body, most) if len(body) <= LARGE_INPUT else await INPUTS.run(document, body, most)
+            sent: Any = await read_document(body, self._service.lock.settings.max_values)
         except Failure as failure:
             if failure.details is not None:  # too many values
                 return encode(_failed(None, failure, self._trace_id(trace)))
@@ -102,7 +100,7 @@ class JsonRpcDoor(Route):
 
     async def _all(self, batch: list[Any], size: int, sender: _Handler) -> list[bytes | None]:
         """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short."""
-        places = asyncio.Semaphore(_AT_ONCE if size > LARGE_INPUT else len(batch))
+        places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
 
         async def answered(one: Any) -> bytes | None:
             async with places:

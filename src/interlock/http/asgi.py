@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.data.bounds import MOST_REQUEST_VALUES, check_values, exactly
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT, MOST_REQUEST_VALUES, check_values, exactly
 from interlock.data.schema import Json
 
 Scope = MutableMapping[str, Any]
@@ -103,6 +104,18 @@ def document(body: bytes, most_values: int = MOST_REQUEST_VALUES) -> Any:
         raise Failure(
             "E3004", "the body is not valid JSON, or nested too deep, or a number in it is too long"
         ) from None
+
+
+async def read_document(body: bytes, most_values: int) -> Any:
+    """`document`, beside the event loop where the body is large."""
+    if len(body) <= LARGE_INPUT:
+        return document(body, most_values)
+    return await INPUTS.run(document, body, most_values)
+
+
+async def check_body(body: bytes, most_values: int) -> None:
+    """Refuse (E3004) a large body of too many values, or with a number that is too long, beside the event loop."""
+    await INPUTS.run(check_values, body, most_values)
 
 
 def too_large(most: int) -> Failure:

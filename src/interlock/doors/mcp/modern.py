@@ -22,8 +22,6 @@ from interlock.api.service import Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
-from interlock.core.threads import INPUTS
-from interlock.data.bounds import check_values
 from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
 from interlock.doors.ids import usable
@@ -40,7 +38,7 @@ from interlock.doors.mcp.calling import (
 from interlock.doors.mcp.listing import EXPECTS, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import Receive, Scope, Send, header, replay
+from interlock.http.asgi import Receive, Scope, Send, check_body, header, replay
 from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
 from interlock.telemetry.w3c import joined
 
@@ -336,7 +334,7 @@ class _Handler:
         try:
             caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)
             if len(body) > route.small:
-                await INPUTS.run(check_values, body, route.max_values)
+                await check_body(body, route.max_values)
         except Failure as failure:
             return route.refuse(self._head, failure)
         if self._method is None:

@@ -12,11 +12,10 @@ from typing import Any, cast
 from interlock.api.service import Ask, Service, bearer
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.threads import INPUTS
-from interlock.data.bounds import LARGE_INPUT, LONGEST_NAME
+from interlock.data.bounds import LONGEST_NAME
 from interlock.doors.response_template import Templates
 from interlock.doors.rest.answers import of_failure, of_result, running, success
-from interlock.http.asgi import MAX_BODY, Scope, document, headers, text
+from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, text
 from interlock.http.route import Reply, Route
 from interlock.telemetry.w3c import joined
 
@@ -109,8 +108,7 @@ class _Handler:
             caller = self._recall(self._digest) or await self.authenticate()
             if not self._is_json:
                 raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")  # noqa: TRY301
-            most = self._most_values
-            sent = document(body, most) if len(body) <= LARGE_INPUT else await INPUTS.run(document, body, most)
+            sent = await read_document(body, self._most_values)
             ask, in_background = read(sent, self._key, trace)
             if in_background:
                 reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)

@@ -108,7 +108,7 @@ def test_a_backup_leaves_the_home_and_its_schema_as_they_are(cli: Cli) -> None:
 async def test_tools_that_came_through_a_door_are_there_wherever_the_home_comes_back(fresh: Cli) -> None:
     say = manifest("say", ["echo", "1"], {"type": "integer"}, parameters={"text": TEXT}, execution={"parse": "json"})
     async with Interlock.open(fresh.home, housekeeping=False) as lock:
-        await Registration(lock).register(say, by=lock.caller)
+        await Registration(lock, lock.admissions).register(say, by=lock.caller)
     assert fresh("backup", "copy").code == 0
     fresh.home.rename(fresh.path / "away")
     restored = elsewhere(fresh)

@@ -208,7 +208,7 @@ async def test_an_engine_may_share_a_decision_between_tools_and_callers(
     def one_decision(*_: object) -> _OneDecision:
         return _OneDecision()
 
-    monkeypatch.setattr("interlock.api.interlock.engine", one_decision)
+    monkeypatch.setattr("interlock.api.authority.engine", one_decision)
     async with opened(home) as lock:
         for _ in range(3):  # the first call of a kind goes the long way, those after it the short one
             for tool, arguments in (("demo.add", {"a": 1}), ("demo.shout", {"text": "a"}), ("demo.echo", {"value": 1})):

@@ -275,7 +275,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     before = place.lock.journal.read("SELECT count(*) FROM journal")
     told = asyncio.Queue[str]()
     telemetry.alerts.listeners.append(lambda alert: told.put_nowait(alert.facts["reason"]))
-    service.refusals = Refusals(telemetry, tell_every_s=0.5)
+    service.authentication.refusals = Refusals(telemetry, tell_every_s=0.5)
     for header in (None, "Bearer a.b.c", "Basic x", "Bearer a.b.c", None):
         expected = "E3212" if header is None else "E3203"
         assert (await refusal(functools.partial(service.authenticate, header))).code == expected
@@ -283,7 +283,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     async with asyncio.timeout(10):
         assert [await told.get(), await told.get()] == ["1 × E3203", "2 × E3203"]
     assert "IDENTITY_REFUSED: 2 × E3203" in caplog.text
-    service.refusals = Refusals(telemetry, tell_every_s=3600)
+    service.authentication.refusals = Refusals(telemetry, tell_every_s=3600)
     for _ in range(3):
         await refusal(functools.partial(service.authenticate, "Bearer a.b.c"))
     await service.close()
@@ -295,6 +295,6 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
 async def test_an_outage_of_ours_is_nobodys_attempt(place: Place) -> None:
     fired: list[str] = []
     place.lock.gateway.telemetry.alerts.listeners.append(lambda alert: fired.append(alert.name))
-    place.service.refusals.note(Failure("E3001", "the issuer's keys cannot be read"))
+    place.service.authentication.refusals.note(Failure("E3001", "the issuer's keys cannot be read"))
     assert fired == []
     assert place.lock.gateway.telemetry.metrics.signals["IDENTITY_REFUSED"] == 0

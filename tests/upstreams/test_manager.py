@@ -79,7 +79,8 @@ async def opened(
         upstreams = Upstreams(
             journal=lock.journal, catalog=lock.catalog, clock=lock.clock, make=server.make,
             lend=lambda names, s: open_lease(lock.secrets, names, lifetime_s=s, clock=lock.clock),
-            try_out=lock.try_out_all, announce=lock.gateway.observer.announce, mention=lock.gateway.observer.mention,
+            try_out=lock.admissions.try_out_all, announce=lock.gateway.observer.announce,
+            mention=lock.gateway.observer.mention,
             look=lock.gateway.quarantine.look, supervisor=lock.supervisor,
         )  # fmt: skip
         lock.connect_through(upstreams.connect)

@@ -20,26 +20,26 @@ from interlock.store import notifications
 from interlock.store.port import Store
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 
 class Approvals:
     """What waits for a person, what they say of it, and what was agreed to in advance."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
         """What waits for a person, the oldest first; or all there was, the newest first. Only what is one's affair."""
-        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if shows(self._lock, one, by)]
+        return [_ticket_document(one) for one in self._parts.approvals.list(every=every) if shows(self._parts, one, by)]
 
     async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
         """One ticket, with what a reviewer should read before deciding."""
         ticket = await self._ticket(ticket_id, by)
-        late = undelivered(self._lock.journal, ticket=ticket.id)
+        late = undelivered(self._parts.journal, ticket=ticket.id)
         return {
             **_ticket_document(ticket),
-            "told": told(self._lock.journal, ticket),
+            "told": told(self._parts.journal, ticket),
             "undelivered": [{"channel": one.channel, "attempts": one.attempts, "error": one.error} for one in late],
         }
 
@@ -48,30 +48,30 @@ class Approvals:
     ) -> Json:
         """Agree to one call, once; with `edit`, to that call with these arguments changed."""
         ticket = await self._mine(ticket_id, by)
-        desk = self._lock.approvals
+        desk = self._parts.approvals
         return _ticket_document(await desk.approve(ticket.id, by=by, comment=comment, edit=edit))
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Json:
         """Say no."""
         ticket = await self._mine(ticket_id, by)
-        return _ticket_document(await self._lock.approvals.deny(ticket.id, by=by, comment=comment))
+        return _ticket_document(await self._parts.approvals.deny(ticket.id, by=by, comment=comment))
 
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
-        if not shows(self._lock, ticket, by):
+        if not shows(self._parts, ticket, by):
             raise no_ticket(ticket_id)
         return ticket
 
     async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
         """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
-        ticket = await self._lock.approvals.show(ticket_id, by=by) if ticket_id.startswith("apr_") else None
+        ticket = await self._parts.approvals.show(ticket_id, by=by) if ticket_id.startswith("apr_") else None
         if ticket is None or ticket.id != ticket_id or not same_place(by, ticket.tenant):
             raise no_ticket(ticket_id)
         return ticket
 
     def standing(self, *, by: Caller) -> list[Json]:
         """What was agreed to in advance, by or for the caller."""
-        return [one.document() for one in self._lock.approvals.standing() if has_part(self._lock, one, by)]
+        return [one.document() for one in self._parts.approvals.standing() if has_part(self._parts, one, by)]
 
     async def agree_in_advance(
         self,
@@ -85,36 +85,36 @@ class Approvals:
         versions: str | None = None,
     ) -> Json:
         """Agree to calls of one tool by one caller, within bounds."""
-        lock = self._lock
-        who, tenant = caller_meant(lock, caller, by)
-        contract = lock.catalog.resolve(tool, versions).contract
+        parts = self._parts
+        who, tenant = caller_meant(parts, caller, by)
+        contract = parts.catalog.resolve(tool, versions).contract
         takes: Json = contract.input.model_facing.get("properties") or {}
         if unknown := sorted(arguments.keys() - takes.keys()):
             words = ", ".join(takes) or "no arguments"
             raise Failure("E3004", f"{contract.ref} takes no `{unknown[0]}`; it takes {words}")
-        standing = await lock.approvals.agree_in_advance(
+        standing = await parts.approvals.agree_in_advance(
             str(contract.id),
             by=by,
             caller=who,
             tenant=tenant,
             arguments=arguments,
             uses=uses,
-            expires_ms=lock.clock.now_ms() + lifetime_s * 1000,
+            expires_ms=parts.clock.now_ms() + lifetime_s * 1000,
             versions=versions,
         )
         return standing.document()
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Json:
         """End now what was agreed to in advance."""
-        found = next((one for one in self._lock.approvals.standing() if one.id == standing_id), None)
-        if found is None or not has_part(self._lock, found, by):
+        found = next((one for one in self._parts.approvals.standing() if one.id == standing_id), None)
+        if found is None or not has_part(self._parts, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
-        return (await self._lock.approvals.take_back(standing_id, by=by)).document()
+        return (await self._parts.approvals.take_back(standing_id, by=by)).document()
 
 
-def caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
+def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
     """The id and the tenant of whose calls somebody agrees to: an identity, or a caller of `local` by any other id."""
-    known = lock.identities.find(who, by.tenant)
+    known = parts.identities.find(who, by.tenant)
     if known is not None and same_place(by, known.tenant):
         return known.did, known.tenant
     # INVARIANT: whoever is not registered is a caller of `local`, and nobody elsewhere has a say about those.
@@ -123,37 +123,37 @@ def caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
     raise Failure("E3207", f"nobody is known as `{who}`")
 
 
-def has_part(lock: Interlock, standing: Standing, by: Caller) -> bool:
+def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
     """Whether a standing approval is somebody's affair: given by or for them, or theirs to give."""
-    if not same_place(by, standing.tenant) or not _covers(lock, standing, by):
+    if not same_place(by, standing.tenant) or not _covers(parts, standing, by):
         return False
     return by.acting in (standing.caller, standing.granted_by) or (
-        by.tenant == "local" and bool(by.groups & _approvers(lock, standing.tool))
+        by.tenant == "local" and bool(by.groups & _approvers(parts, standing.tool))
     )
 
 
-def _covers(lock: Interlock, standing: Standing, by: Caller) -> bool:
+def _covers(parts: Parts, standing: Standing, by: Caller) -> bool:
     """Whether a token that is bound to resources covers all that was agreed to in advance."""
     if by.capability is None or not by.capability.bound:
         return True
     try:
-        contract = lock.catalog.resolve(standing.tool, standing.versions).contract
-        environment = lock.settings.environment
+        contract = parts.catalog.resolve(standing.tool, standing.versions).contract
+        environment = parts.settings.environment
         token_checks.check_in_advance(by.capability, contract, standing.versions, standing.arguments, environment)
     except Failure:
         return False
     return True
 
 
-def _approvers(lock: Interlock, tool: str) -> set[str]:
+def _approvers(parts: Parts, tool: str) -> set[str]:
     try:
-        manifest = lock.catalog.resolve(tool).contract.manifest
+        manifest = parts.catalog.resolve(tool).contract.manifest
     except Failure:
         return set()  # no longer to be called
-    return {step.group for step in (manifest.approval or lock.settings.approval).chain}
+    return {step.group for step in (manifest.approval or parts.settings.approval).chain}
 
 
-def shows(lock: Interlock, ticket: Ticket, by: Caller) -> bool:
+def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
     if not same_place(by, ticket.tenant):
         return False
@@ -162,7 +162,7 @@ def shows(lock: Interlock, ticket: Ticket, by: Caller) -> bool:
     facts: Json = {**ticket.head, "toolId": ticket.tool, "version": ticket.version}
     if ticket.changed is not None:
         facts.pop("resources", None)  # the reviewer may have named others
-    return lock.ownership.reaches(by, facts)
+    return parts.ownership.reaches(by, facts)
 
 
 def told(journal: Store, ticket: Ticket) -> list[str]:

@@ -22,7 +22,7 @@ from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 PAGE = 100
 # How many records one page looks through at most, and how many one slice of a long read takes.
@@ -60,8 +60,8 @@ class Sought:
 class Audit:
     """Proof of what happened, for those who look."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._one_verifies = asyncio.Lock()
 
     async def records(
@@ -73,7 +73,7 @@ class Audit:
         """
         filters = sought.document()
         await self.note("records", {"sought": filters} if filters else {}, by=by, door=door)
-        return await self._lock.readers.read(partial(_page, sought, by, after, limit))
+        return await self._parts.readers.read(partial(_page, sought, by, after, limit))
 
     async def verify(self, *, by: Caller, door: str) -> Json:
         """Recompute the whole chain and check it against its signed heads."""
@@ -81,7 +81,7 @@ class Audit:
 
         await self.note("verify", {}, by=by, door=door, everything=True)
         async with self._one_verifies:
-            return (await self._lock.readers.run(partial(verify, self._lock.home))).document()
+            return (await self._parts.readers.run(partial(verify, self._parts.home))).document()
 
     async def export(self, *, by: Caller, door: str) -> AsyncGenerator[bytes]:
         """Every record as JSON lines, byte for byte as it is chained: {"seq", "hash", "record"}."""
@@ -94,7 +94,7 @@ class Audit:
 
     def lines(self, upto: int) -> AsyncGenerator[tuple[int, bytes]]:
         """The journal up to a record, some lines at a time, and how many. Other calls go on meanwhile."""
-        return self._lock.readers.slices(partial(_lines, self._lock.home, upto))
+        return self._parts.readers.slices(partial(_lines, self._parts.home, upto))
 
     async def begin_export(self, *, by: Caller, door: str) -> int:
         """Put on record that the whole journal is handed out, and sign that record: an export ends with a signed head.
@@ -103,25 +103,25 @@ class Audit:
         """
         from interlock.store.administration import anchor_head
 
-        note, signer = self._noting("export", {}, by=by, door=door, everything=True), Signer(self._lock.home.keys)
+        note, signer = self._noting("export", {}, by=by, door=door, everything=True), Signer(self._parts.home.keys)
 
         def unit(transaction: Transaction) -> tuple[int, bytes]:
             return note(transaction), anchor_head(transaction, signer)
 
-        place, anchor = await self._lock.journal.commit(unit)
-        note_anchor(self._lock.home, anchor)
+        place, anchor = await self._parts.journal.commit(unit)
+        note_anchor(self._parts.home, anchor)
         return place
 
     async def note(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool = False) -> int:
         """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
-        return await self._lock.journal.commit(self._noting(what, facts, by=by, door=door, everything=everything))
+        return await self._parts.journal.commit(self._noting(what, facts, by=by, door=door, everything=everything))
 
     def _noting(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool) -> Unit[int]:
         """The unit that puts a reading on record; E3206 for whoever may not read so much."""
         require(by, "audit:read", "reading the audit journal")
         if everything and by.tenant != "local":
             raise Failure("E3206", "the whole journal is for callers of the tenant `local`; ask for records")
-        clock = self._lock.clock
+        clock = self._parts.clock
         ref = new_id(clock.now_ms(), clock.random_bytes(10))
 
         def unit(transaction: Transaction) -> int:

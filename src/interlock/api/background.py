@@ -21,6 +21,7 @@ from interlock.settings import Settings
 from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.port import Store, Transaction
+from interlock.telemetry.alerts import Alerts
 
 if TYPE_CHECKING:
     from interlock.registry.retirement import Milestone
@@ -52,7 +53,7 @@ class Chores:
         release_pieces: Callable[[Callable[[str], bool]], Awaitable[None]],
         heed: Callable[[], Awaitable[None]],
         alive: Callable[[str], bool],
-        condition: Condition,
+        alerts: Alerts,
         supervisor: Supervisor,
     ) -> None:
         self._home = home
@@ -67,7 +68,7 @@ class Chores:
         self._release_pieces = release_pieces
         self._heed = heed
         self._alive = alive
-        self._condition = condition
+        self._condition = Condition(home, alerts, announce)
         if settings.housekeeping:
             self._begin(supervisor)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from interlock.api.audit import Audit
 from interlock.authority import budgets
-from interlock.authority.budgets import Use
+from interlock.authority.budgets import Use, task_cost
 from interlock.call.allowances import MILLION, Budget, millionths
 from interlock.call.context import Caller
 from interlock.core.clock import iso
@@ -20,7 +20,9 @@ from interlock.store.home import connect, store_failure
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
+
+__all__ = ["Budgets", "charge", "overview", "task_cost"]
 
 # How many are told of each budget: those that have used the most.
 MOST = 100
@@ -38,8 +40,8 @@ Within = Callable[[Budget], tuple[str, ...] | None]
 class Budgets:
     """What calls may still cost."""
 
-    def __init__(self, lock: Interlock, audit: Audit) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts, audit: Audit) -> None:
+        self._parts = parts
         self._audit = audit
         self._one_looks = asyncio.Lock()
 
@@ -59,15 +61,27 @@ class Budgets:
     async def _overview(self, within: Within) -> list[Json]:
         """Sessions and tasks may be there by the million; whoever looks through them holds up nobody's call."""
         async with self._one_looks:
-            return await self._lock.readers.run(partial(overview, self._lock, within))
+            return await self._parts.readers.run(partial(overview, self._parts, within))
 
 
-def overview(lock: Interlock, within: Within) -> list[Json]:
+async def charge(parts: Parts, task: str, *, part: str, amount: float, session: str, key: str, by: Caller) -> None:
+    """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""
+    now_ms = parts.clock.now_ms()
+    held = budgets.budget_keys(parts.settings.budgets, caller=by, session=session, task=task, tool="", now_ms=now_ms)
+    unit = budgets.charge(
+        f"charge:{task}:{key}", part, amount, held, task=task, session=session, tenant=by.tenant, by=by.id
+    )
+    for overrun in await parts.journal.commit(unit):
+        facts = {"alert": "BUDGET_OVERRUN", "task": task, **overrun.document()}
+        parts.gateway.observer.announce("tool.alert", "", "", **facts)
+
+
+def overview(parts: Parts, within: Within) -> list[Json]:
     """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
-    now_ms = lock.clock.now_ms()
+    now_ms = parts.clock.now_ms()
     try:
-        with closing(connect(lock.home.database)) as connection:
-            return [_shown(connection, budget, within(budget), now_ms) for budget in lock.settings.budgets]
+        with closing(connect(parts.home.database)) as connection:
+            return [_shown(connection, budget, within(budget), now_ms) for budget in parts.settings.budgets]
     except StoreError as error:
         raise store_failure(error) from None
 

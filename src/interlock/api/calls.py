@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.call_records import CallRecords
 from interlock.api.progress import Trails
 from interlock.api.rights import require
 from interlock.audit.decisions import decisions_of
@@ -32,7 +33,7 @@ from interlock.store import ledger, records
 from interlock.telemetry.w3c import joined, trace_hex
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
@@ -75,11 +76,12 @@ def native_id(said: object) -> int | str:
 class Calls:
     """The calls of one server."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._records = CallRecords(parts)
         self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
         self._kept: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
-        self._trails = Trails(lock.listen)
+        self._trails = Trails(parts.listen)
 
     # Making
 
@@ -94,14 +96,14 @@ class Calls:
     ) -> Result:
         """Make a call and wait for its end, or for the news that a person must agree first."""
         _refuse_long(ask)
-        clock = self._lock.clock
+        clock = self._parts.clock
         deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
         trace = None if ask.trace is None else joined(ask.trace)
         request = Request(
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
             ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
-        return await self._lock.gateway.invoke(request)
+        return await self._parts.gateway.invoke(request)
 
     def invoke_plainly(
         self, tool: str, arguments: Json, caller: Caller, door: str, native: Mapping[str, Any] | None = None
@@ -110,13 +112,13 @@ class Calls:
         request = Request(
             tool, arguments, caller, None, None, None, "", None, None, None, False, "invoke", native, None, door
         )  # fmt: skip
-        return self._lock.gateway.invoke(request)
+        return self._parts.gateway.invoke(request)
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
         _refuse_long(ask)
         self._check_room(caller)
-        clock = self._lock.clock
+        clock = self._parts.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
         self._running[call_id] = caller, ask, task
@@ -125,7 +127,7 @@ class Calls:
 
     def _check_room(self, caller: Caller) -> None:
         """Refuse (E3701) a further background call of a caller or a tenant that has enough of them."""
-        settings, owner = self._lock.settings, _owner(caller)
+        settings, owner = self._parts.settings, _owner(caller)
         running = [_owner(one) for one, _, _ in self._running.values()]
         for count, most, whose, name in (
             (running.count(owner), settings.max_background_per_caller, "of this caller", "max_background_per_caller"),
@@ -174,7 +176,7 @@ class Calls:
             return False
         facts: Json = {}  # without a version it is about to be refused, as every caller's call of it would be
         with suppress(Failure):
-            row = self._lock.catalog.resolve(ask.tool, ask.version, by.capability).row
+            row = self._parts.catalog.resolve(ask.tool, ask.version, by.capability).row
             facts = {"toolId": row.address, "version": row.version}
         return self._reaches(call_id, by, caller, facts)
 
@@ -183,11 +185,11 @@ class Calls:
         if by is caller or by.capability == caller.capability:
             return True
         if caller.capability is not None and caller.capability.bound:
-            return self._lock.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
-        return self._lock.ownership.reaches(caller, facts)
+            return self._parts.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
+        return self._parts.ownership.reaches(caller, facts)
 
     def _has_ended(self, call_id: str) -> bool:
-        return ledger.is_closed(self._lock.journal.reader, call_id)
+        return ledger.is_closed(self._parts.journal.reader, call_id)
 
     def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.
@@ -197,7 +199,7 @@ class Calls:
         if self._runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
         kept = self.result(call_id, caller)
-        told = self._lock.ownership.history(call_id)
+        told = self._parts.ownership.history(call_id)
         if kept is not None:
             result = kept.document()
             return {
@@ -205,7 +207,7 @@ class Calls:
                 "permission_decisions": decisions_of(told),
             }  # fmt: skip
         facts = facts_in(told)
-        mine = self._lock.ownership.has(caller, facts)
+        mine = self._parts.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
         if not told or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
@@ -241,9 +243,9 @@ class Calls:
             return None
         decided: Json = facts.get("persistence") or {"decision": "inline"}
         ref = decided.get("ref")
-        if ref is None or self._lock.gateway.kept.has(ref):
+        if ref is None or self._parts.gateway.kept.has(ref):
             return decided
-        return {**decided, "decision": "link", "reason": self._lock.gateway.kept.why_gone(ref)}
+        return {**decided, "decision": "link", "reason": self._parts.gateway.kept.why_gone(ref)}
 
     async def trace(self, call_id: str, caller: Caller) -> Json:
         """The spans of the trace that a call belongs to, oldest first; E3702 for calls that the caller may not see.
@@ -252,16 +254,16 @@ class Calls:
         false where the spans of the call itself are not kept in this process: it was not traced, another process made
         it, or later calls took their place. Then one span tells what the journal has of the call.
         """
-        await self._lock.journal.commit(lambda _: None)  # the record of a read may not be written yet
+        await self._parts.journal.commit(lambda _: None)  # the record of a read may not be written yet
         self.status(call_id, caller)
-        facts = facts_in(self._lock.ownership.history(call_id))
+        facts = facts_in(self._parts.ownership.history(call_id))
         trace_id = str(facts.get("traceId") or "")
         audits = "audit:read" in caller.scopes
 
         def reaches(other: str) -> bool:
-            return audits or self._lock.ownership.has_call(caller, other)
+            return audits or self._parts.ownership.has_call(caller, other)
 
-        spans = self._lock.gateway.telemetry.trace(trace_id, caller, reaches)
+        spans = self._parts.gateway.telemetry.trace(trace_id, caller, reaches)
         complete = any(span["attributes"].get("tool.invocation_id") == call_id for span in spans)
         if not complete and facts.get("kind") == "closed":
             spans = sorted([*spans, _span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
@@ -276,26 +278,26 @@ class Calls:
         require(caller, "audit:read", "to see the inputs of calls")
         self.status(call_id, caller)
         self._note_reading(call_id, caller)
-        facts = facts_in(self._lock.ownership.history(call_id))
+        facts = facts_in(self._parts.ownership.history(call_id))
         schema: Json = {}
         with suppress(Failure, KeyError):
-            schema = self._lock.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
-        found = self._lock.find_inputs(call_id)
-        shown = await WALKS.run(_for_auditors, found, self._lock.redactor.for_schema(schema))
+            schema = self._parts.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
+        found = self._records.inputs(call_id)
+        shown = await WALKS.run(_for_auditors, found, self._parts.redactor.for_schema(schema))
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
         """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
         self.status(call_id, caller, own=True)
-        found = self._lock.gateway.checkpoints.of(call_id, after=after, limit=limit)
+        found = self._parts.gateway.checkpoints.of(call_id, after=after, limit=limit)
         return [one.document() for one in found], found[-1].sequence if len(found) == limit else None
 
     def _note_reading(self, call_id: str, caller: Caller) -> None:
         """Whoever looks at the calls of others reads the journal, which is on record."""
-        clock = self._lock.clock
+        clock = self._parts.clock
         ref, sought = new_id(clock.now_ms(), clock.random_bytes(10)), {"call": call_id}
         body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)
-        self._lock.journal.record("audit.read", ref, body)
+        self._parts.journal.record("audit.read", ref, body)
 
     async def follow(
         self, call_id: str, caller: Caller, *, after: int | None = None
@@ -329,8 +331,8 @@ class Calls:
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
             status = self.status(call_id, caller)
-        elif self._lock.elsewhere.runs(call_id) is not None:
-            await self._lock.elsewhere.ended(call_id)
+        elif self._parts.elsewhere.runs(call_id) is not None:
+            await self._parts.elsewhere.ended(call_id)
             status = self.status(call_id, caller)
         yield at + 1, {"event_class": "tool.invocation.status", **status}
 
@@ -345,9 +347,9 @@ class Calls:
             raise Failure("E3004", f"`reason` is one of {', '.join(REASONS)}")
         why = cast("Reason", reason or "interruption")
         self.status(call_id, caller, own=True)
-        if await self._lock.approvals.withdraw(call_id, by=caller):
+        if await self._parts.approvals.withdraw(call_id, by=caller):
             return "canceled"
-        answer = await self._lock.call_off(call_id, why)
+        answer = await self._records.call_off(call_id, why)
         kept = self._kept.get(call_id)
         if kept is not None and why == "discard" and kept[1].ok:
             gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
@@ -360,7 +362,7 @@ class Calls:
         ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
         if ticket is None:
             raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")
-        return await self._lock.approvals.resume(ticket)
+        return await self._parts.approvals.resume(ticket)
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let background calls end; after the given time they are cut off, which is on record."""

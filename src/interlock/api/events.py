@@ -17,7 +17,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 KEPT = 1000
 # Events that carry a part of a result to the call's own caller.
@@ -28,8 +28,8 @@ MOST_READERS = 16
 class Events:
     """The stream of events. Reading it is reading the journal as it is written: it takes the same right."""
 
-    def __init__(self, lock: Interlock, audit: Audit) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts, audit: Audit) -> None:
+        self._parts = parts
         self._audit = audit
         self._readers: set[_Reader] = set()
 
@@ -42,7 +42,7 @@ class Events:
 
     async def _stream(self) -> AsyncGenerator[tuple[int | None, Json]]:
         reader = _Reader()
-        deaf = self._lock.listen(reader.hear)
+        deaf = self._parts.listen(reader.hear)
         self._readers.add(reader)
         try:
             yield None, {"event_class": "tool.events.began", "classes": sorted({one.group for one in KINDS.values()})}

@@ -14,7 +14,7 @@ from interlock.data.schema import Json
 from interlock.store import readiness
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0
@@ -26,15 +26,15 @@ Condition = Literal["healthy", "degraded", "down"]
 class Health:
     """How this place is. Says nothing but that, and seldom: anybody may ask."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._ready: tuple[float, asyncio.Future[tuple[Condition, dict[str, Condition]]]] | None = None
         self._write_due = float("-inf")
         self._wrote = False
 
     async def ready(self) -> tuple[Condition, dict[str, Condition]]:
         """How this place is, and each part that it depends on. Says nothing but that, and seldom: anybody may ask."""
-        now = self._lock.clock.monotonic()
+        now = self._parts.clock.monotonic()
         if self._ready is None or now >= self._ready[0]:
             self._ready = now + READY_FOR_S, asyncio.ensure_future(self._look_around())
         return await asyncio.shield(self._ready[1])
@@ -53,54 +53,54 @@ class Health:
             "store": await _holds(self._store_answers()),
             "signer": await _holds(CHECKS.run(self._signer_signs)),
         }
-        if self._lock.engine is self._lock.policy:
+        if self._parts.engine is self._parts.policy:
             parts["policy"] = self._policy()
-        if parts["store"] == "healthy" and self._lock.journal.crowded:
+        if parts["store"] == "healthy" and self._parts.journal.crowded:
             parts["store"] = "degraded"
         if "down" in parts.values():
             return "down", parts
         # Without these, calls are still served.
         parts |= {"sinks": self._sinks(), "upstreams": self._upstreams(), "background": self._background()}
-        if self._lock.gateway.execution.sandbox != "closed":
-            parts["sandbox"] = "healthy" if self._lock.gateway.execution.sandbox == "open" else "degraded"
+        if self._parts.gateway.execution.sandbox != "closed":
+            parts["sandbox"] = "healthy" if self._parts.gateway.execution.sandbox == "open" else "degraded"
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:
         """What cannot be recorded cannot be run. A full disk is found only by a write, so now and then there is one."""
-        now = self._lock.clock.monotonic()
+        now = self._parts.clock.monotonic()
         if now >= self._write_due:
             self._write_due, self._wrote = now + WRITE_EVERY_S, False
-            await self._lock.journal.commit(readiness.write)
+            await self._parts.journal.commit(readiness.write)
             self._wrote = True
         elif self._wrote:
-            await self._lock.journal.commit(readiness.ask)
+            await self._parts.journal.commit(readiness.ask)
         else:
             raise Failure("E3803", "the store could not be written a moment ago")
         # Refuses, as calls do, where the database was removed or replaced: writes go to the open file all the same.
-        if now >= self._lock.journal.changes.fresh_until:
-            self._lock.journal.changes.catch_up()
+        if now >= self._parts.journal.changes.fresh_until:
+            self._parts.journal.changes.catch_up()
 
     def _signer_signs(self) -> None:
-        self._lock.issuer_keys.all()
-        self._lock.tokens.check_signer()
+        self._parts.issuer_keys.all()
+        self._parts.tokens.check_signer()
 
     def _policy(self) -> Condition:
         try:
-            _ = self._lock.policy.rules
+            _ = self._parts.policy.rules
         except Failure:
             return "down"
         return "healthy"
 
     def _sinks(self) -> Condition:
-        return "degraded" if undelivered(self._lock.journal, limit=1) else "healthy"
+        return "degraded" if undelivered(self._parts.journal, limit=1) else "healthy"
 
     def _background(self) -> Condition:
-        return "degraded" if self._lock.supervisor.failing else "healthy"
+        return "degraded" if self._parts.supervisor.failing else "healthy"
 
     def _upstreams(self) -> Condition:
-        if not readiness.has_upstreams(self._lock.journal.reader):
+        if not readiness.has_upstreams(self._parts.journal.reader):
             return "healthy"  # without loading what upstreams need, which takes a moment
-        answering = [one.state == "available" for one in self._lock.upstreams.list()]
+        answering = [one.state == "available" for one in self._parts.upstreams.list()]
         return "healthy" if all(answering) else "degraded" if any(answering) else "down"
 
 

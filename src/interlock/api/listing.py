@@ -26,7 +26,7 @@ from interlock.store import calls, ledger, records
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 PAGE: Final = 100
 # How many records a page looks through at most, and a summary.
@@ -84,8 +84,8 @@ def moment(text: str | None, name: str) -> str | None:
 class Listing:
     """The calls of one home. `by` is who asks; None is a person at the home itself, who sees all of it."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     async def page(
         self, wanted: Wanted, *, by: Caller | None, before: int | None = None, limit: int = PAGE
@@ -97,10 +97,10 @@ class Listing:
         after it: so many records were looked through.
         """
         await self._note("calls", wanted.document(), by)
-        found, place = await self._lock.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
+        found, place = await self._parts.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
         if by is None or _audits(by):
             return [line for line, _ in found], place
-        return [line for line, facts in found if self._lock.ownership.has(by, facts)], place
+        return [line for line, facts in found if self._parts.ownership.has(by, facts)], place
 
     async def top(
         self, lead: Lead, *, by: Caller | None, since: str | None = None, until: str | None = None, limit: int = 10
@@ -112,18 +112,18 @@ class Listing:
         """
         if by is not None and not _audits(by):
             raise Failure("E3206", "summaries of calls need the scope `audit:read`")
-        since = since or iso(self._lock.clock.now_ms() - _DAY_MS)
+        since = since or iso(self._parts.clock.now_ms() - _DAY_MS)
         await self._note("calls.top", {"by": lead, "since": since}, by)
-        return await self._lock.readers.read(partial(_top, lead, _seen_by(by), since, until, limit))
+        return await self._parts.readers.read(partial(_top, lead, _seen_by(by), since, until, limit))
 
     async def _note(self, what: str, sought: Json, by: Caller | None) -> None:
         """Reading the calls of others is reading the journal, which is on record before anything is shown."""
         if by is None or not _audits(by):
             return
-        clock = self._lock.clock
+        clock = self._parts.clock
         ref = new_id(clock.now_ms(), clock.random_bytes(10))
         body = records.plain("audit.read", ref, clock.now_ms(), by=by.acting, what=what, sought=sought)
-        await self._lock.journal.append("audit.read", ref, body)
+        await self._parts.journal.append("audit.read", ref, body)
 
 
 def _audits(by: Caller) -> bool:

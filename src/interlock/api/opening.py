@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from interlock.authority import budgets
 from interlock.authority.identities import DidRegistry
@@ -23,20 +23,22 @@ from interlock.store.home import Home
 from interlock.store.port import Transaction, Unit
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
+
+T = TypeVar("T", bound="Parts")
 
 # How long opening a home waits for the operating system's keyring, which may be waiting for a person.
 KEYRING_S = 30.0
 _log = logging.getLogger("interlock")
 
 
-class Opening:
+class Opening(Generic[T]):
     """An Interlock that is about to be opened, for `async with` or `await`."""
 
     def __init__(
         self,
-        cls: type[Interlock],
+        make: Callable[..., T],
         home: Home,
         clock: Clock,
         store_clock: Clock,
@@ -44,16 +46,16 @@ class Opening:
         registry: DidRegistry | None,
         settings: Mapping[str, Any],
     ) -> None:
-        self._cls = cls
+        self._make = make
         self._home = home
         self._clock = clock
         self._store_clock = store_clock
         self._caller = caller
         self._registry = registry
         self._settings = settings
-        self._lock: Interlock | None = None
+        self._opened: T | None = None
 
-    async def start(self) -> Interlock:
+    async def start(self) -> T:
         """Open without a context manager; close it yourself."""
         self._home.prepare()
         settings = load_settings(self._home.settings, **self._settings)
@@ -62,7 +64,7 @@ class Opening:
             make_defaults(self._home.policy, self._home.principals)
         # INVARIANT: a hook that cannot be loaded refuses the start; a check that is set up is never left out.
         hooks = [_hook(one, self._home) for one in settings.hooks]
-        lock = self._cls(
+        parts = self._make(
             self._home,
             clock=self._clock,
             store_clock=self._store_clock,
@@ -71,31 +73,31 @@ class Opening:
             registry=self._registry,
         )
         for hook in hooks:
-            lock.hook(hook)
+            parts.gateway.hooks.registered.append(hook)
         try:
             self._home.still_known()
             if settings.secrets_key == "keyring":
-                await _prepare_keys(lock)
-            await reconcile.block_orphans(lock.journal, lock.instance.alive, lock.gateway.observer.announce)
-            await lock.journal.commit(reconcile.close_abandoned(lock.instance.alive))
-            await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
-            await lock.approvals.sweep()
-            await lock.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
+                await _prepare_keys(parts)
+            await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
+            await parts.journal.commit(reconcile.close_abandoned(parts.instance.alive))
+            await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
+            await parts.approvals.sweep()
+            await parts.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
         except BaseException:
             # A home that opens and cannot be written is refused, and nothing of the attempt is left running.
-            await lock.close()
+            await parts.close()
             raise
-        return lock
+        return parts
 
-    async def __aenter__(self) -> Interlock:
-        self._lock = await self.start()
-        return self._lock
+    async def __aenter__(self) -> T:
+        self._opened = await self.start()
+        return self._opened
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            await self._lock.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     def __await__(self) -> Any:
         return self.start().__await__()
@@ -113,11 +115,11 @@ def _hook(said: HookSetting, home: Home) -> Hook:
     return Hook(id=said.id, when=said.when, run=run, tools=said.tools, timeout_s=said.timeout_s)
 
 
-async def _prepare_keys(lock: Interlock) -> None:
+async def _prepare_keys(parts: Parts) -> None:
     """Ask the keyring before anything is sealed. Where it does not answer, sealing says so each time it is needed."""
     try:
         async with asyncio.timeout(KEYRING_S):
-            await DISK.run(lock.box.prepare)
+            await DISK.run(parts.box.prepare)
     except (TimeoutError, Failure) as error:
         why = error.message if isinstance(error, Failure) else "it does not answer"
         _log.warning("the operating system's keyring is not ready: %s", why)

@@ -15,7 +15,7 @@ from interlock.store import records
 from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
     from interlock.authority.cedar import Fault
     from interlock.authority.decisions import Question
     from interlock.call.phases import Decision
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class Policy:
     """The rules by which calls are allowed, for those who write them."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def show(self, *, by: Caller) -> Json:
         """The rules in force, as they are written."""
         _require_policy(by)
-        rules = self._lock.policy.rules
+        rules = self._parts.policy.rules
         return {
             "version": rules.version,
             "digest": rules.digest,
@@ -42,7 +42,7 @@ class Policy:
     def check(self, text: str, *, by: Caller) -> Json:
         """What is wrong with a policy, by the tools there are and what they take."""
         _require_policy(by)
-        faults = faults_of(self._lock, text)
+        faults = faults_of(self._parts, text)
         return {
             "usable": not any(fault.grave for fault in faults),
             "faults": [fault_document(fault) for fault in faults],
@@ -53,10 +53,10 @@ class Policy:
     ) -> Json:
         """Why somebody may make a call, or may not: which rule decides, and what would have to change."""
         _require_policy(by)
-        question = question_of(self._lock, somebody(self._lock, principal), tool, arguments, operation, door)
-        found = self._lock.policy.explain(question)
+        question = question_of(self._parts, somebody(self._parts, principal), tool, arguments, operation, door)
+        found = self._parts.policy.explain(question)
         decision = found.decision
-        stricter = asked_all_the_same(self._lock, question, decision)
+        stricter = asked_all_the_same(self._parts, question, decision)
         return {
             "principal": question.caller.acting,
             "tool": question.contract.ref,
@@ -81,18 +81,18 @@ class Policy:
     async def apply(self, text: str, *, by: Caller, instead_of: str | None = None) -> Json:
         """Make a text the policy if it has no faults; with `instead_of`, only in place of the policy of that digest."""
         require_here(by, "policy:admin", "changing the policy")
-        path = self._lock.policy.path
+        path = self._parts.policy.path
         before = path.read_text(errors="replace") if path.exists() else ""
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
-        if instead_of is not None and instead_of != self._lock.policy.rules.digest:
+        if instead_of is not None and instead_of != self._parts.policy.rules.digest:
             raise Failure("E3410", "the policy was changed meanwhile; read it again")
-        faults = faults_of(self._lock, text)
+        faults = faults_of(self._parts, text)
         if any(fault.grave for fault in faults):
             told = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults if fault.grave)
             details = {"faults": [fault_document(fault) for fault in faults]}
             raise Failure("E3004", f"the policy cannot be used: {told}", details=details)
-        lock = self._lock
-        ref = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
+        parts = self._parts
+        ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(8))
 
         def unit(transaction: Transaction) -> None:
             body = records.plain(
@@ -102,7 +102,7 @@ class Policy:
             transaction.append("authority", ref, body)
 
         # The record comes first: a policy in force that nobody can be named for must not happen.
-        await lock.journal.commit(unit)
+        await parts.journal.commit(unit)
         if path.exists():
             keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
@@ -118,43 +118,43 @@ def fault_document(fault: Fault) -> Json:
     return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
 
 
-def faults_of(lock: Interlock, text: str) -> list[Fault]:
+def faults_of(parts: Parts, text: str) -> list[Fault]:
     """What is wrong with a text as the policy here, the grave and the rest."""
     from interlock.authority.cedar import check, concerned
 
-    now_ms = lock.clock.now_ms()
-    groups = lock.policy.groups | {group for identity in lock.identities.all() for group in identity.groups}
-    versions = [one for one in lock.catalog.everything() if not one.gone(now_ms)]
+    now_ms = parts.clock.now_ms()
+    groups = parts.policy.groups | {group for identity in parts.identities.all() for group in identity.groups}
+    versions = [one for one in parts.catalog.everything() if not one.gone(now_ms)]
     matters = concerned(text)
     contracts = [one.contract for one in versions if matters(one.row.address, one.row.manifest)]
     return check(text, contracts, groups, {one.row.address for one in versions})
 
 
-def somebody(lock: Interlock, who: str) -> Caller:
+def somebody(parts: Parts, who: str) -> Caller:
     """Whom a rule would be asked about: an identity by name or DID, or whom principals.toml speaks of, by their id."""
-    known = lock.identities.find(who)
-    if known is None and not lock.policy.knows(who):
+    known = parts.identities.find(who)
+    if known is None and not parts.policy.knows(who):
         # Of somebody who cannot make a call, no answer would be true.
         raise Failure("E3207", f"nobody is known as `{who}`: name an identity, or an id that principals.toml speaks of")
     if known is None:
-        return lock.policy.principal(who)
+        return parts.policy.principal(who)
     return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
 
 
-def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
+def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
     """What the policy would be asked if somebody made a call; E3301 for arguments that no such call could have."""
     from interlock.authority.decisions import Question
 
     name, at, spec = tool.partition("@")
-    version = lock.catalog.resolve(name, spec if at else None)
+    version = parts.catalog.resolve(name, spec if at else None)
     filled = {**dict(version.contract.input.defaults), **_fitting(version.contract, arguments)}
     return Question(
         caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),
-        lock.clock.now_ms(),
+        parts.clock.now_ms(),
     )  # fmt: skip
 
 
-def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) -> Decision | None:
+def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> Decision | None:
     """The decision that takes the place of the rules' own where a person is asked although no rule says so."""
     from interlock.authority.approval_gate import Gate, gate
 
@@ -162,7 +162,7 @@ def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) 
         return None  # to look waits for nobody
     manifest = question.contract.manifest
     tier = 0 if manifest.sandbox is None else manifest.tier
-    thresholds = Gate.of(lock.settings)
+    thresholds = Gate.of(parts.settings)
     return gate(decision, question.contract, trust=question.caller.trust, settings=thresholds, tier=tier)
 
 

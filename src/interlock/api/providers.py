@@ -20,14 +20,14 @@ from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 
 class Providers:
     """The tools a caller can see, as a model provider takes them."""
 
-    def __init__(self, lock: Interlock, tools: Tools, calls: Calls) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts, tools: Tools, calls: Calls) -> None:
+        self._parts = parts
         self._tools = tools
         self._calls = calls
 

@@ -18,21 +18,23 @@ from interlock.contract.manifest import Manifest, parse_manifest
 from interlock.contract.permissions import permissions_of
 from interlock.core.errors import Failure
 from interlock.data.schema import Fault, Json
-from interlock.registry import admission, retirement
+from interlock.registry import admission, quarantine, retirement
 from interlock.registry.admission import Evidence
 from interlock.registry.strictness import loosenings
 from interlock.store import records
 from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.admission import Admissions
+    from interlock.api.parts import Parts
 
 
 class Registration:
     """The catalog, for those who look after it."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts, admissions: Admissions) -> None:
+        self._parts = parts
+        self._admissions = admissions
 
     async def register(self, document: Any, *, by: Caller) -> Json:
         """Admit the tool of a manifest; E3105 with every gap if it is not fit to be admitted."""
@@ -41,20 +43,20 @@ class Registration:
         self._refuse_foreign_code(manifest)
         if permissions_of(manifest.required_permissions).credentials:
             require(by, "secrets:admin", "lending stored credentials to a new tool")
-        lock = self._lock
+        parts = self._parts
         ref = f"{manifest.address}@{manifest.version}"
 
         def unit(transaction: Transaction) -> None:
             body = records.plain("registry", ref, transaction.now_ms, event="tool.offered", tool=ref, by=by.acting)
             transaction.append("registry", ref, body)
 
-        await lock.journal.commit(unit)
-        path = lock.home.manifests / f"{hashlib.sha256(orjson.dumps(document)).hexdigest()}.json"
+        await parts.journal.commit(unit)
+        path = parts.home.manifests / f"{hashlib.sha256(orjson.dumps(document)).hexdigest()}.json"
         known = path.exists()
         keep(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
         admitted = False
         try:
-            (offered,) = await lock.add_from(str(path))
+            (offered,) = await self._admissions.offer_all(str(path), by=parts.caller)
             admitted = offered.admitted
         finally:
             if not admitted and not known:
@@ -86,7 +88,7 @@ class Registration:
         if execution.kind == "program":
             return
         module = execution.target.rpartition(":")[0]
-        serving = {row.origin.removeprefix("module:") for row in self._lock.catalog.rows()}
+        serving = {row.origin.removeprefix("module:") for row in self._parts.catalog.rows()}
         loaded = sys.modules.get(module) or (importlib.import_module(module) if module in serving else None)
         found = _named(execution.target, loaded)
         if not isinstance(found, Tool):
@@ -124,12 +126,12 @@ class Registration:
     ) -> Json:
         """Announce the end of one version, or correct what was announced."""
         require_here(by, "tools:admin", "retiring a version")
-        address = self._lock.catalog.address(tool)
+        address = self._parts.catalog.address(tool)
         said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
         said |= {} if days is None else {"grace_days": days}
         unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **said)
-        notice = await self._lock.journal.commit(unit)
-        self._lock.catalog.forget()
+        notice = await self._parts.journal.commit(unit)
+        self._parts.catalog.forget()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
 
 
@@ -141,6 +143,12 @@ def _named(target: str, module: ModuleType | None) -> Any:
 
 # What a manifest that says less is read with, to find the rest of what it lacks.
 _STAND_INS: Json = {"provider": "local", "protocol": "native"}
+
+
+async def lift_quarantine(parts: Parts, tool: str, *, reason: str, by: Caller) -> None:
+    """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
+    await parts.journal.commit(quarantine.lift(tool, by=by, reason=reason))
+    parts.gateway.quarantine.look()
 
 
 def _complete(document: Any) -> Manifest:

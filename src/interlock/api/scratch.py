@@ -9,23 +9,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from interlock.authority.secrets import SecretSource
-from interlock.call.connector import Connector
+from interlock.api.requests import make_request
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.declare import Tool
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import contract_digest
-from interlock.settings import Settings
 from interlock.store.home import Home
 from interlock.trials import Trial, try_tool
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
-Connect = Callable[[str], Connector]
-Open = Callable[..., AbstractAsyncContextManager["Interlock"]]
+Open = Callable[..., AbstractAsyncContextManager["Parts"]]
 
 _OPEN_POLICY = """
 @id("scratch")
@@ -34,22 +31,23 @@ permit (principal, action, resource);
 
 
 @asynccontextmanager
-async def scratch_home(
-    open_home: Open, settings: Settings, secrets: SecretSource, connect: Connect
-) -> AsyncGenerator[Interlock]:
-    """A home for contract tests: everything is allowed there, and all of it is thrown away."""
+async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
+    """A data directory for contract tests: everything is allowed there, and all of it is removed afterwards.
+
+    Credentials and connections to upstreams are those of the data directory that the tools are for.
+    """
     with tempfile.TemporaryDirectory(prefix="interlock-") as directory:
         home = Home(directory)
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
-        said = settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        async with open_home(directory, **said, housekeeping=False, otlp_endpoint="", hooks=()) as lock:
-            lock.lend_from(secrets)
-            lock.connect_through(connect)
-            yield lock
+        said = parts.settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
+        async with open_home(directory, **said, housekeeping=False, otlp_endpoint="", hooks=()) as scratch:
+            scratch.authority.lend_from(parts.authority.lent_from)
+            scratch.connect_through(parts.connect)
+            yield scratch
 
 
-async def try_in(scratch: Interlock, tool: Tool[..., Any], *, live: bool = False) -> Trial:
+async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) -> Trial:
     """Run a tool's contract tests there. With `live`, write tools really run."""
     digest = contract_digest(tool)
     pretend = Evidence(digest, True, "trial", "")
@@ -57,11 +55,11 @@ async def try_in(scratch: Interlock, tool: Tool[..., Any], *, live: bool = False
     scratch.catalog.attach(tool)
     # Whoever tries a tool out holds what its callers must hold.
     scopes = scratch.caller.scopes.union(tool.manifest.required_scopes)
-    make = partial(scratch.request, caller=replace(scratch.caller, scopes=scopes))
+    make = partial(make_request, caller=replace(scratch.caller, scopes=scopes))
     return await try_tool(scratch.gateway, tool, make, live=live, agree=lambda pending: _agree(scratch, pending))
 
 
-async def _agree(scratch: Interlock, pending: Result) -> None:
+async def _agree(scratch: Parts, pending: Result) -> None:
     """The author of a tool agrees to a call of its trial, by the same gate as any reviewer."""
     author = Caller(id="trial:author", groups=frozenset({"approvers", "managers", "admins"}))
     await scratch.approvals.approve(pending.metadata["pending"]["ticketId"], by=author, comment="contract test")

@@ -13,14 +13,14 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 
 class Tokens:
     """Authority, for those who give it out."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     async def issue(
         self,
@@ -44,7 +44,7 @@ class Tokens:
         registered: list[str] = []
         holder = await self._somebody(agent or person or "", "human" if agent is None else "agent", by, registered)
         behalf = None if user is None else await self._somebody(user, "human", by, registered)
-        text = await self._lock.tokens.issue(
+        text = await self._parts.tokens.issue(
             subject=holder.did,
             user=None if behalf is None else behalf.did,
             scopes=scopes,
@@ -54,7 +54,7 @@ class Tokens:
             ttl_s=ttl_s,
             by=by,
         )
-        return {"token": text, "registered": registered, **await self._lock.tokens.inspect(text, by=by)}
+        return {"token": text, "registered": registered, **await self._parts.tokens.inspect(text, by=by)}
 
     async def delegate(
         self,
@@ -71,7 +71,7 @@ class Tokens:
         """Pass a token on, narrowed. Holding it is the right to; only a new name needs the right to issue."""
         registered: list[str] = []
         holder = await self._somebody(to, "agent", by, registered)
-        text = await self._lock.tokens.delegate(
+        text = await self._parts.tokens.delegate(
             token,
             subject=holder.did,
             by=by,
@@ -81,11 +81,11 @@ class Tokens:
             constraints=constraints,
             ttl_s=ttl_s,
         )
-        return {"token": text, "registered": registered, **await self._lock.tokens.inspect(text, by=by)}
+        return {"token": text, "registered": registered, **await self._parts.tokens.inspect(text, by=by)}
 
     async def inspect(self, token: str, *, by: Caller) -> Json:
         """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
-        return await self._lock.tokens.inspect(token, by=by)
+        return await self._parts.tokens.inspect(token, by=by)
 
     async def revoke(self, ref: str, *, by: Caller, reason: str, foreign: bool = False) -> Json:
         """Void a token, a link of a chain, an identity or a key, and everything that hangs on it.
@@ -93,49 +93,49 @@ class Tokens:
         What was never seen here only where it is said to be `foreign`: a slip of the pen revokes nothing.
         """
         require(by, "tokens:issue", "revoking")
-        known = self._lock.identities.find(ref, by.tenant)
+        known = self._parts.identities.find(ref, by.tenant)
         if by.tenant != "local" and (known is None or known.tenant != by.tenant):
             raise Failure("E3206", "outside the tenant `local`, only identities of one's own tenant can be revoked")
         ref = ref if known is None else known.did
-        return {"revoked": await self._lock.tokens.revoke(ref, reason=reason, by=by, unseen=foreign)}
+        return {"revoked": await self._parts.tokens.revoke(ref, reason=reason, by=by, unseen=foreign)}
 
     async def _somebody(self, who: str, kind: CallerKind, by: Caller, registered: list[str]) -> Identity:
         """An identity by its DID or its name in the caller's tenant.
 
         A new name gets a did:key of its own, which needs the right to issue tokens, and is added to `registered`.
         """
-        known = self._lock.identities.find(who, by.tenant)
+        known = self._parts.identities.find(who, by.tenant)
         if known is not None and same_place(by, known.tenant):
             return known
         # INVARIANT: a token never takes its holder into another tenant.
         if known is not None or is_did(who) or "tokens:issue" not in by.scopes:
             raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
         if by.tenant == "local":
-            refuse_namesake(self._lock, who)
+            refuse_namesake(self._parts, who)
         registered.append(who)
-        return await make_identity(self._lock, by=by, name=who, kind=kind, tenant=by.tenant)
+        return await make_identity(self._parts, by=by, name=who, kind=kind, tenant=by.tenant)
 
 
-def refuse_namesake(lock: Interlock, name: str) -> None:
+def refuse_namesake(parts: Parts, name: str) -> None:
     """Refuse (E3207) to make a name of `local` by the way that is borne elsewhere: whoever bears it may be meant.
 
     INVARIANT: only for callers of `local`, who see everybody; other tenants do not learn which names are taken.
     """
-    bearers = [one for one in lock.identities.all() if one.name == name and one.state == "active"]
+    bearers = [one for one in parts.identities.all() if one.name == name and one.state == "active"]
     if bearers:
         whose = ", ".join(f"of {one.tenant}: {one.did}" for one in bearers)
         raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")
 
 
-async def make_identity(lock: Interlock, *, by: Caller, **told: Any) -> Identity:
+async def make_identity(parts: Parts, *, by: Caller, **told: Any) -> Identity:
     """Register somebody under a fresh did:key and keep its private key in the home."""
     from interlock.authority.dids import make_did_key
     from interlock.authority.keys import keep_private, make_private
 
     private = make_private("EdDSA")
     did = make_did_key(private.public_key())
-    keep_private(lock.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await lock.identities.register(Identity(did=did, **told), by=by.acting)
+    keep_private(parts.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
+    return await parts.identities.register(Identity(did=did, **told), by=by.acting)
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:

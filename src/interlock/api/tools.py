@@ -18,7 +18,7 @@ from interlock.registry.catalog import Version
 from interlock.registry.compat import Negotiation, Outcome, negotiate
 
 if TYPE_CHECKING:
-    from interlock.api.interlock import Interlock
+    from interlock.api.parts import Parts
 
 PAGE = 100
 MOST_EXPECTED = 1000
@@ -60,8 +60,8 @@ class Match:
 class Tools:
     """The catalog as one caller sees it."""
 
-    def __init__(self, lock: Interlock) -> None:
-        self._lock = lock
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -71,10 +71,10 @@ class Tools:
         return list(self._seen(caller, expected))
 
     def _seen(self, caller: Caller, expected: Expected | None, after: str = "") -> Iterator[Version]:
-        kept_out = self._lock.gateway.quarantine.holds
-        address = self._lock.catalog.address
+        kept_out = self._parts.gateway.quarantine.holds
+        address = self._parts.catalog.address
         wanted = {address(name): schema for name, schema in _checked(expected or {}).items()}
-        for one in self._lock.catalog.newest(caller.capability, after):
+        for one in self._parts.catalog.newest(caller.capability, after):
             if not sees(caller, one) or kept_out(one.row.digest):
                 continue
             if one.row.address not in wanted or _match(one, wanted[one.row.address]).usable:
@@ -97,7 +97,7 @@ class Tools:
 
         One that is in quarantine is refused (E3210), with the reason.
         """
-        catalog, token = self._lock.catalog, caller.capability
+        catalog, token = self._parts.catalog, caller.capability
         try:
             version = catalog.resolve(name, spec, token)
         except Failure as failure:
@@ -109,16 +109,16 @@ class Tools:
             raise
         if not sees(caller, version):
             raise catalog.unknown(name, token)
-        self._lock.gateway.quarantine.check(version.row.digest, version.contract.ref, self._lock.clock.monotonic())
+        self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
     def availability(self, version: Version) -> str:
         """AVAILABLE, or UNAVAILABLE while the upstream that serves the tool does not answer."""
-        return self._lock.availability(version.row)
+        return self._parts.availability(version.row)
 
     def timeout(self, version: Version) -> Json:
         """The timeout class of a version, where it comes from, and what was measured."""
-        return self._lock.latencies.told(version.contract)
+        return self._parts.latencies.told(version.contract)
 
     def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
         """Tools whose name, title, description, tags or hint hold every word, best first."""

@@ -1,0 +1,95 @@
+"""Admission of tools: contract tests in a scratch data directory, the eight conditions, publication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interlock.api.scratch import Open, scratch_home, try_in
+from interlock.core.errors import Failure
+from interlock.registry import admission
+from interlock.registry.catalog import contract_digest
+from interlock.registry.source import load
+
+if TYPE_CHECKING:
+    from interlock.api.parts import Parts
+    from interlock.call.context import Caller
+    from interlock.contract.declare import Tool
+    from interlock.registry.admission import Evidence, Verdict
+    from interlock.trials import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a tool that was offered."""
+
+    tool: str
+    verdict: Verdict
+    new: bool
+    trial: Trial | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self.verdict.admitted
+
+
+class Admissions:
+    """Admits tools to one data directory. `open_home` opens the scratch data directory where they are tried out."""
+
+    def __init__(self, parts: Parts, open_home: Open) -> None:
+        self._parts = parts
+        self._open_home = open_home
+
+    async def offer(self, tool: Tool[..., Any], origin: str, *, by: Caller) -> Admission:
+        """Judge a tool and publish it if all eight conditions hold. Needs `tools:admin` (E3206)."""
+        parts = self._parts
+        if not by.governs("tools:admin"):
+            raise Failure("E3206", "adding tools needs the scope tools:admin")
+        manifest = tool.manifest
+        digest = contract_digest(tool)
+        published = parts.catalog.versions(manifest.address)
+        evidence = self.evidence(digest)
+        trial: Trial | None = None
+        if evidence is None:
+            before = admission.examine(manifest, digest, published, admission.Evidence(digest, True, "pending", ""))
+            if before.admitted:
+                trial = await self.try_out(tool, by=by)
+                evidence = trial.evidence(digest)
+        verdict = admission.examine(manifest, digest, published, evidence)
+        ref = f"{manifest.address}@{manifest.version}"
+        if not verdict.admitted:
+            return Admission(ref, verdict, False, trial)
+        assert evidence is not None
+        new = await parts.journal.commit(admission.publish(manifest, digest, origin, evidence, by.acting))
+        if new:
+            parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
+        parts.catalog.forget()
+        parts.catalog.attach(tool)
+        return Admission(ref, verdict, new, trial)
+
+    async def offer_all(self, target: str, *, by: Caller) -> list[Admission]:
+        """Offer every tool found in a .py file, a module or a manifest."""
+        origin, tools = load(target)
+        return [await self.offer(tool, origin, by=by) for tool in tools]
+
+    def evidence(self, digest: str) -> Evidence | None:
+        """The contract tests that passed on exactly this content; None if they failed or never ran."""
+        found = admission.stored_evidence(self._parts.journal.reader, digest)
+        return found if found is not None and found.passed else None
+
+    async def try_out(self, tool: Tool[..., Any], *, by: Caller, live: bool = False) -> Trial:
+        """Run a tool's contract tests. With `live`, write tools really run and the evidence is kept (tools:admin)."""
+        if live and not by.governs("tools:admin"):
+            raise Failure("E3206", "recording evidence needs the scope tools:admin")
+        async with scratch_home(self._open_home, self._parts) as scratch:
+            trial = await try_in(scratch, tool, live=live)
+        if live:
+            evidence = trial.evidence(contract_digest(tool))
+            await self._parts.journal.commit(lambda tx: admission.record_evidence(tx, evidence))
+        return trial
+
+    async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
+        """Run the contract tests of many tools, in one scratch data directory."""
+        async with scratch_home(self._open_home, self._parts) as scratch:
+            return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]

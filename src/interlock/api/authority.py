@@ -1,0 +1,116 @@
+"""Policy, identities, tokens and credentials of one data directory, and the caller that acts where none is named."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import replace
+
+from interlock.api.backends import engine, secret_source
+from interlock.authority.identities import DidRegistry, LocalIdentities
+from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
+from interlock.authority.policy import Policies
+from interlock.authority.secrets import Secrets, SecretSource, open_lease
+from interlock.authority.tokens import Tokens
+from interlock.call.context import Caller
+from interlock.call.phases import Lease
+from interlock.core.clock import Clock
+from interlock.privacy.redact import RedactionRules, Redactor
+from interlock.settings import Settings
+from interlock.store.home import Home
+from interlock.store.port import Store
+from interlock.store.sealing import Box
+
+
+class Authority:
+    """Decides who callers are and what they may do, and lends credentials."""
+
+    def __init__(
+        self,
+        home: Home,
+        journal: Store,
+        *,
+        clock: Clock,
+        settings: Settings,
+        caller: str | None,
+        registry: DidRegistry | None,
+    ) -> None:
+        self._clock = clock
+        self.redactor = Redactor(
+            RedactionRules(
+                strict=settings.strict_redaction,
+                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
+                extra_names=settings.redact_names,
+            )
+        )
+        self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
+        self.engine = engine(settings, self.policy, clock, self.redactor)
+        self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
+        self.identities = LocalIdentities(journal)
+        self.tokens = Tokens(
+            journal=journal,
+            clock=clock,
+            keys=self.issuer_keys,
+            registry=registry or self.identities,
+            trusted=TrustedIssuers([TrustedIssuer.read(entry) for entry in settings.trusted_issuers], clock=clock),
+            issuer=settings.token_issuer,
+            audience=settings.token_audience,
+            max_ttl_s=settings.token_max_s,
+        )
+        self.box = Box(home.keys, where=settings.secrets_key)
+        self.secrets = Secrets(journal, self.box, clock)
+        self._configured = self.lent_from = secret_source(settings, self.secrets, clock)
+        self._caller_id = caller or f"local:{local_user()}"
+        self._acting: Caller | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """The caller where none is named: the local user as principals.toml describes them, or whom `act_as` set."""
+        return self._acting or self.policy.principal(self._caller_id)
+
+    def act_as(self, caller: Caller) -> None:
+        """Make somebody else the caller where none is named."""
+        self._acting = caller
+
+    async def caller_of(self, token: str) -> Caller:
+        """The holder of a token, with the authority it carries; raises E3201, E3202, E3203 or E3207."""
+        return self.tokens.known(token) or await self.tokens.verify(token)
+
+    async def revive(self, asked: Caller) -> Caller:
+        """The caller of a call that waited, with the authority they have now."""
+        if asked.capability is not None:
+            return await self.tokens.renew(asked.capability)
+        if not asked.id.startswith("local:"):
+            return asked  # the program that uses the library described this caller; its description stands
+        known = self.policy.principal(asked.id)
+        return known if asked.agent is None else replace(asked, scopes=asked.scopes & known.scopes)
+
+    def lend_from(self, source: SecretSource) -> None:
+        """Lend credentials from another source than the settings name."""
+        self.lent_from = source
+
+    async def lend(self, names: tuple[str, ...], lifetime_s: float) -> Lease:
+        """Lend credentials to a call for a limited time."""
+        return await open_lease(self.lent_from, names, lifetime_s=lifetime_s, clock=self._clock)
+
+    async def secret_texts(self, name: str) -> list[str]:
+        """A stored secret, for a notification channel that is about to be used."""
+        credential = await self.lent_from.fetch(name)
+        try:
+            return [credential.reveal()]
+        finally:
+            credential.wipe()
+
+    async def close(self) -> None:
+        """Close the connections to the policy engine and to the configured source of credentials."""
+        await self.engine.close()
+        await self._configured.close()
+
+
+def local_user() -> str:
+    """The local user's name, from the kernel's user id. The environment (LOGNAME, USER) can name anybody."""
+    uid = os.getuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

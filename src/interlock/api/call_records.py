@@ -1,0 +1,126 @@
+"""Operations on calls that were made: end them, undo them, read what they left.
+
+Rights: a caller with a token reaches the calls that are theirs (`gateway.ownership`); others do not exist for them
+(E3702). A caller without a token is the user of the data directory itself or a program that uses the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.call.phases import Reason, Request
+from interlock.core.errors import Failure
+from interlock.data.canonical import derive_key, tenant_secret
+from interlock.gateway import inputs
+from interlock.gateway.inputs import Inputs
+from interlock.store import facts, ledger, payloads
+
+if TYPE_CHECKING:
+    from interlock.api.parts import Parts
+    from interlock.call.checkpoints import Checkpoint
+    from interlock.call.context import Caller
+    from interlock.call.results import Result
+    from interlock.data.schema import Json
+
+
+class CallRecords:
+    """The calls of one data directory, after they were made."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def cancel(self, call_id: str, reason: Reason) -> str:
+        """End a call that this process runs. Answers canceled, unsupported or finished."""
+        if self._parts.elsewhere.runs(call_id) is not None:
+            return "unsupported"  # at once; `call_off` asks the process that runs it
+        return self._parts.gateway.execution.cancel(call_id, reason)
+
+    async def call_off(self, call_id: str, reason: Reason) -> str:
+        """End a call, whichever process runs it. With the reason `discard`, remove what a finished call left."""
+        parts = self._parts
+        owner = parts.elsewhere.runs(call_id)
+        if owner is not None:
+            return await parts.elsewhere.cancel(call_id, owner, reason)
+        answer = self.cancel(call_id, reason)
+        if answer == "finished" and reason == "discard":
+            await parts.journal.commit(parts.gateway.kept.discard(call_id))
+        return answer
+
+    async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
+        """Run the compensation that a call stored when it succeeded. Governed like any call of the caller."""
+        self._require_own(call_id, by)
+        closed = self._closed(call_id)
+        if closed is None:
+            raise Failure("E3702", f"no call {call_id} is on record")
+        return await self._parts.gateway.invoke(
+            Request(
+                tool=closed["toolId"],
+                arguments={},
+                caller=by,
+                key=key,
+                trace_id=trace_id,
+                operation="compensate",
+                parent=call_id,
+                door=door,
+            )
+        )
+
+    async def payload(self, ref: str, *, by: Caller) -> bytes:
+        """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
+        parts = self._parts
+        found = payloads.find(parts.journal.reader, ref)
+        if found is None or found.owner != f"{by.tenant}/{by.id}" or not ref.startswith("payload:"):
+            raise Failure("E3702", f"no payload `{ref}`")
+        if not self._is_own(found.call, by):
+            raise Failure("E3702", f"no payload `{ref}`")
+        body = await parts.gateway.kept.payload(ref)
+        if body is None:
+            raise Failure("E3702", f"the payload `{ref}` is gone: {payloads.reason(parts.journal.reader, ref)}")
+        return body
+
+    def checkpoints(self, call_id: str, *, by: Caller) -> list[Checkpoint]:
+        """The checkpoints that a call has saved, oldest first. Only for the caller that made it."""
+        self._require_own(call_id, by)
+        return self._parts.gateway.checkpoints.seen_by(by, call_id)
+
+    def inputs(self, call_id: str) -> Callable[[], Inputs]:
+        """The four inputs of a call, found and not opened yet: they may be large, and can be opened on another thread.
+
+        E3702 if the call is not on record. Values are as they were, private ones too: whoever shows them redacts them.
+        """
+        parts = self._parts
+        kept = parts.gateway.kept.inputs(call_id)
+        if kept is not None:
+            return lambda: inputs.read(kept())
+        closed = self._closed(call_id)
+        if closed is None:
+            raise Failure("E3702", f"no call `{call_id}` has ended")
+        try:
+            contract = parts.catalog.exact(closed["toolId"], closed["version"]).prepared.contract
+            defaults = dict(contract.input.defaults)
+        except (Failure, KeyError):
+            defaults = {}  # the tool was removed, or never existed
+        changes = inputs.from_record(closed, defaults)
+        return lambda: Inputs(None, None, None, None, changes, closed.get("inputsWithheld", ""))
+
+    def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str, by: Caller) -> str:
+        """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
+        known = facts.get(self._parts.journal.reader, "key_secret")
+        if known is None:
+            raise Failure("E3108", "the home has no key secret yet")
+        secret = tenant_secret(bytes.fromhex(known), by.tenant)
+        return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
+
+    def _closed(self, call_id: str) -> Json | None:
+        record = ledger.newest_of_kind(self._parts.journal.reader, call_id, "closed")
+        return None if record is None else orjson.loads(record)
+
+    def _is_own(self, call_id: str, by: Caller) -> bool:
+        return by.capability is None or self._parts.ownership.has_call(by, call_id)
+
+    def _require_own(self, call_id: str, by: Caller) -> None:
+        if not self._is_own(call_id, by):
+            raise Failure("E3702", f"no call `{call_id}` of yours is on record")

@@ -1,0 +1,254 @@
+"""The composition root: the parts of one open data directory, built and connected.
+
+    Parts ◄── the operations of this package ◄── Interlock (library), Service (endpoints), command line
+
+Everything that an operation needs is an attribute here. Operations live in modules of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from interlock.api import demonstration
+from interlock.api.authority import Authority
+from interlock.api.background import Chores
+from interlock.api.storage import Storage
+from interlock.approvals.notify import Courier
+from interlock.core.supervise import Supervisor
+from interlock.effects.locks import Locks
+from interlock.gateway.invoke import Gateway
+from interlock.gateway.ownership import Ownership
+from interlock.gateway.paging import Cursors
+from interlock.gateway.remote_cancel import Elsewhere
+from interlock.gateway.review import Desk
+from interlock.registry.catalog import Catalog, Row
+from interlock.registry.latency import Latencies, measure
+from interlock.store.inspection import has_sandboxed_tools
+
+if TYPE_CHECKING:
+    from interlock.authority.identities import DidRegistry
+    from interlock.call.connector import Connector
+    from interlock.call.context import Caller
+    from interlock.call.events import Listener
+    from interlock.contract.declare import Tool
+    from interlock.core.clock import Clock
+    from interlock.data.schema import Json
+    from interlock.registry.admission import Evidence
+    from interlock.settings import Settings
+    from interlock.store.home import Home
+    from interlock.upstreams.manager import Upstreams
+
+Connect = Callable[[str], "Connector"]
+TryOut = Callable[[Sequence["Tool[..., Any]"]], Awaitable[list["Evidence"]]]
+
+# A process that runs this long opens the sandbox before a call needs it. Most commands are shorter.
+WARM_AFTER_S = 1.0
+# How often the timeout classes that measured latency calls for are computed.
+MEASURE_EVERY_S = 300.0
+
+
+class Parts:
+    """The parts of one open data directory.
+
+    `try_out` runs the contract tests of tools that an upstream offers. It is given because it opens a data directory of
+    its own, and what opens one is built on this class.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        clock: Clock,
+        store_clock: Clock,
+        settings: Settings,
+        caller: str | None,
+        try_out: TryOut,
+        registry: DidRegistry | None = None,
+    ) -> None:
+        self.home = home
+        self.settings = settings
+        self.clock = clock
+        self._storage = storage = Storage.open(home, settings, clock, store_clock)
+        self.journal, self.readers, self.instance = storage.journal, storage.readers, storage.instance
+        self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
+        self.catalog = Catalog(self.journal, clock, home.manifests)
+        self.ownership = Ownership(self.journal, self.catalog, settings.environment)
+        self.latencies = Latencies()
+        self.elsewhere = Elsewhere(self.journal, self.instance)
+        self.authority = authority = Authority(
+            home, self.journal, clock=clock, settings=settings, caller=caller, registry=registry
+        )
+        self.policy, self.engine, self.redactor = authority.policy, authority.engine, authority.redactor
+        self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
+        self.secrets, self.box = authority.secrets, authority.box
+        self._try_out = try_out
+        self.connect: Connect = self._connect_upstream
+        self.gateway = Gateway(
+            journal=self.journal,
+            catalog=self.catalog,
+            engine=self.engine,
+            tokens=self.tokens,
+            box=self.box,
+            channels=self._channels_of,
+            lend=authority.lend,
+            locks=Locks(home, clock=clock, instance=self.instance),
+            redactor=self.redactor,
+            settings=settings,
+            clock=clock,
+            instance=self.instance,
+            cursors=Cursors(home.keys),
+            supervisor=self.supervisor,
+            connect=lambda name: self.connect(name),
+        )
+        self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
+        self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
+        announce = self.gateway.observer.announce
+        self.catalog.on_change = self.gateway.observer.surface_changed
+        self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
+        self.approvals = Desk(
+            gateway=self.gateway,
+            asking=self.gateway.asking,
+            journal=self.journal,
+            catalog=self.catalog,
+            settings=settings,
+            clock=clock,
+            channels=self._channels_of,
+            revive=authority.revive,
+        )
+        self.courier = Courier(
+            self.journal,
+            settings.channels,
+            owner=self.instance.id,
+            alive=self.instance.alive,
+            clock=clock,
+            secrets=authority.secret_texts,
+            box=self.box,
+            supervisor=self.supervisor,
+            attempt_s=settings.notify_timeout_s,
+            alert=self._channel_fails,
+        )
+        self.background = Chores(
+            home=home,
+            journal=self.journal,
+            clock=clock,
+            settings=settings,
+            approvals=self.approvals,
+            courier=self.courier,
+            upstreams=lambda: self.upstreams,
+            announce=announce,
+            pay=self.gateway.pay,
+            release_pieces=self.gateway.kept.release_pieces,
+            heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
+            alive=self.instance.alive,
+            alerts=self.gateway.telemetry.alerts,
+            supervisor=self.supervisor,
+        )
+        if settings.housekeeping:
+            self.warm_up(WARM_AFTER_S)
+            self.supervisor.every("classes by latency", MEASURE_EVERY_S, self.measure, at_once=False)
+        self._end_demonstration = demonstration.keep_in(home.path)
+
+    @cached_property
+    def upstreams(self) -> Upstreams:
+        """Systems that others run. Most programs have none, so their modules are loaded on first use."""
+        from interlock.upstreams.kinds import Site, connector
+        from interlock.upstreams.manager import Upstreams
+
+        def make(name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
+            alert = partial(self._alert_upstream, name)
+            services, logs = self.gateway.execution.services, self.home.path / "logs"
+            return connector(name, kind, config, Site(self.clock, services, logs, changed, alert))
+
+        return Upstreams(
+            journal=self.journal,
+            catalog=self.catalog,
+            clock=self.clock,
+            make=make,
+            lend=self.authority.lend,
+            try_out=self._try_out,
+            announce=self.gateway.observer.announce,
+            mention=self.gateway.observer.mention,
+            look=self.gateway.quarantine.look,
+            answers=self.gateway.execution.services.answers,
+            supervisor=self.supervisor,
+        )
+
+    async def close(self) -> None:
+        """Finish pending writes, anchor the chain, and release the data directory."""
+        await self.supervisor.stop()
+        await self.courier.close()
+        if "upstreams" in vars(self):
+            await self.upstreams.finish()
+        await self.gateway.close()
+        if "upstreams" in vars(self):
+            await self.upstreams.close()
+        await self.authority.close()
+        await self.supervisor.close()
+        await self._storage.close()
+        self._end_demonstration()
+
+    @property
+    def caller(self) -> Caller:
+        """The caller where none is named: the local user as principals.toml describes them, or whom `act_as` set."""
+        return self.authority.caller
+
+    def availability(self, row: Row) -> str:
+        """AVAILABLE, or UNAVAILABLE for a version of an upstream that did not answer its last probe.
+
+        Its tools are kept: calls fail at once (E3502), and the first probe that succeeds makes them available again.
+        """
+        upstream = row.origin.removeprefix("upstream:")
+        return "AVAILABLE" if upstream == row.origin or self.upstreams.answers(upstream) else "UNAVAILABLE"
+
+    def listen(self, listener: Listener, *, call: str | None = None) -> Callable[[], None]:
+        """Hear of every event as it happens, or of those of one call. Returns a function that ends it."""
+        if call is not None:
+            return self.gateway.observer.follow(call, listener)
+        self.gateway.observer.listeners.append(listener)
+        return lambda: self.gateway.observer.listeners.remove(listener)
+
+    async def measure(self) -> None:
+        """Compute from the journal which timeout class measured latency calls for. A server does so by itself."""
+        self.latencies.found = await self.readers.read(measure)
+
+    def warm_up(self, after_s: float = 0.0) -> asyncio.Task[None]:
+        """Open the sandbox in the background where the data directory has tools that need it.
+
+        Otherwise the first call would wait for it, out of its own time. Runs by itself in a process that stays.
+        """
+
+        async def open_sandbox() -> None:
+            await asyncio.sleep(after_s)
+            if await self.readers.read(has_sandboxed_tools):
+                await self.gateway.execution.warm_up()
+
+        return self.supervisor.keep("opening of the sandbox", open_sandbox)
+
+    def connect_through(self, connect: Connect) -> None:
+        """Reach upstreams through the connections of another data directory."""
+        self.connect = connect
+
+    def _connect_upstream(self, name: str) -> Connector:
+        return self.upstreams.connect(name)
+
+    def _channels_of(self, group: str) -> list[str]:
+        return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]
+
+    def _alert_upstream(self, name: str, words: str) -> None:
+        self.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
+
+    def _alert_background(self, task: str, reason: str) -> None:
+        announce = self.gateway.observer.announce
+        announce("tool.alert", "", "", alert="BACKGROUND_TASK_FAILED", task=task, reason=reason)
+
+    def _tell_background(self) -> None:
+        """Let other processes on this data directory, such as `interlock doctor`, see which background tasks fail."""
+        self.instance.tell({"failing": [[one.task, one.failures, one.error] for one in self.supervisor.failing]})
+
+    def _channel_fails(self, channel: str, failures: int, reason: str) -> None:
+        """Raise an alert about a channel that notifies nobody."""
+        facts = {"channel": channel, "failures": failures, "reason": reason}
+        self.gateway.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import Session
+from interlock.cli.command import TOKEN, Session
 
 
 class LazyGroup(click.Group):
@@ -68,7 +68,7 @@ def _print_envelope(words: str) -> None:
         "serve": "serve:serve",
         "tools": "tools:tools",
         "upstream": "upstream:upstream",
-        "call": "calls:call",
+        "call": "call:call",
         "calls": "calls:calls",
         "approvals": "approvals:approvals",
         "token": "token:token",
@@ -80,6 +80,7 @@ def _print_envelope(words: str) -> None:
         "audit": "audit:audit",
         "backup": "backup:backup",
         "restore": "backup:restore",
+        "health": "health:health",
         "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -91,10 +92,30 @@ def _print_envelope(words: str) -> None:
     type=click.Path(file_okay=False),
     help="Where tools, journal and keys live [env: INTERLOCK_HOME; default: your data directory].",
 )
+@click.option(
+    "--server",
+    envvar="INTERLOCK_SERVER",
+    metavar="URL",
+    help="A running server that carries the command out, instead of a data directory [env: INTERLOCK_SERVER].",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Act as the holder of the token in this file, instead of INTERLOCK_TOKEN.",
+)
+@click.option("--insecure-http", is_flag=True, help="Send the token to a --server elsewhere over plain HTTP.")
 @click.option("--verbose", is_flag=True, help="Log what happens inside, and why what failed did, on stderr.")
 @click.version_option(__version__, message="interlock %(version)s")
 @click.pass_context
-def root(context: click.Context, home: str | None, verbose: bool) -> None:
+def root(
+    context: click.Context,
+    home: str | None,
+    server: str | None,
+    token_file: str | None,
+    insecure_http: bool,
+    verbose: bool,
+) -> None:
     """Governed tools for AI agents: typed, authorized, run once, and provable afterwards.
 
     \b
@@ -102,8 +123,31 @@ def root(context: click.Context, home: str | None, verbose: bool) -> None:
     Your tools:   interlock tools add my_tools.py
     A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
     The proof:    interlock audit verify
+    A server:     interlock --server https://tools.example.com --token-file token tools list
     """
-    context.obj = Session(home=home, verbose=verbose)
+    if token_file is not None:
+        # Every command takes the token from there, for a server as for a data directory.
+        os.environ[TOKEN] = _token_in(token_file)
+    if _is_said(context, "home") and server:
+        if _is_said(context, "server"):
+            raise click.UsageError("--home and --server exclude each other: say where the command is carried out")
+        server = None  # what is said in the command counts more than the environment
+    context.obj = Session(home=home, verbose=verbose, server=server or None, insecure=insecure_http)
+
+
+def _is_said(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _token_in(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read(65_536).strip()
+    except (OSError, UnicodeDecodeError):
+        raise click.UsageError(f"--token-file: `{path}` cannot be read as a token") from None
+    if not text:
+        raise click.UsageError(f"--token-file: `{path}` is empty")
+    return text
 
 
 def main() -> None:

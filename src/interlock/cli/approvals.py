@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, name_of, over_home, parse_json, parse_span, refuse_token
+from interlock.cli.command import Output, acting, as_holder, at_server, over_home, parse_json, parse_span, refuse_token
 from interlock.cli.tickets import (
     asker,
     concerns,
@@ -25,12 +25,14 @@ from interlock.cli.tickets import (
     show_edit,
     show_ticket,
 )
+from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
+    from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
 
 Json = dict[str, Any]
@@ -62,7 +64,16 @@ async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
     return ticket
 
 
+async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
+    from interlock.cli.restored import ticket_of
+
+    told = await server.get("/v1/approvals", all="true" if every else None)
+    found = [ticket_of(one) for one in told["tickets"]]
+    return _answer_list(out, await Remote.of(server), found, _NONE[every, True])
+
+
 @approvals.command("list")
+@at_server(_list_at_server)
 @click.option("--all", "every", is_flag=True, help="Those that were decided too, newest first.")
 @as_holder
 @over_home
@@ -75,15 +86,18 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
     """
     who = None if token is None else await acting(lock, token)
     found = [one for one in lock.approvals.list(every=every) if who is None or concerns(lock, one, who)]
+    return _answer_list(out, Local(lock), found, _NONE[every, who is not None])
 
+
+def _answer_list(out: Output, viewer: Viewer, found: list[Ticket], none: str) -> int:
     def show(page: Page) -> None:
         from interlock.core.formatting import span
 
-        now_ms = lock.clock.now_ms()
+        now_ms = viewer.now_ms()
         rows = [
             (
                 one.id,
-                asker(lock, one),
+                asker(viewer, one),
                 one.ref,
                 one.state if one.state != "PENDING" else f"{span(one.expires_ms - now_ms)} left",
                 str(one.preview.get("impact") or effects(one)),
@@ -93,7 +107,7 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
         if rows:
             page.table(rows, ("ticket", "who asks", "tool", "state", "impact"))
         else:
-            page.line(_NONE[every, who is not None])
+            page.line(none)
 
     out.answer({"tickets": [one.document() for one in found]}, show)
     return 0
@@ -108,7 +122,27 @@ _NONE = {
 }
 
 
+async def _show_at_server(server: Server, out: Output, /, ticket_id: str) -> int:
+    from interlock.cli.remote import part
+    from interlock.cli.restored import ticket_of
+
+    found = await server.get(f"/v1/approvals/{part(await _whole_id(server, ticket_id))}")
+    ticket, viewer = ticket_of(found), await Remote.of(server, found)
+    out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
+    return 0
+
+
+async def _whole_id(server: Server, given: str) -> str:
+    """The id of the only ticket that begins or ends so; as it was given where a server must say that there is none."""
+    told = await server.get("/v1/approvals", all="true")
+    ids = [str(one["id"]) for one in told["tickets"]]
+    part = given.strip("#…. ").upper().removeprefix("APR_")
+    fitting = [one for one in ids if one[4:].startswith(part) or one.endswith(part)] if len(part) >= 4 else []
+    return fitting[0] if given not in ids and len(fitting) == 1 else given
+
+
 @approvals.command()
+@at_server(_show_at_server)
 @click.argument("ticket_id", metavar="ID")
 @as_holder
 @over_home
@@ -119,7 +153,8 @@ async def show(lock: Interlock, out: Output, /, ticket_id: str, token: str | Non
     interlock approvals show 7859c2
     """
     ticket = await _found(lock, ticket_id, token)
-    out.answer(document(lock, ticket), lambda page: show_ticket(lock, page, ticket))
+    viewer = Local(lock)
+    out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
 
 
@@ -130,7 +165,28 @@ def _edit(_: click.Context, __: click.Parameter, value: str | None) -> Json | No
     return None if value is None else parse_changes(parse_json(value, "edit"))
 
 
+async def _approve_at_server(server: Server, out: Output, /, ticket_id: str, comment: str, edit: Json | None) -> int:
+    return await _decide_at_server(server, out, ticket_id, "approve", {"comment": comment, "edit": edit})
+
+
+async def _deny_at_server(server: Server, out: Output, /, ticket_id: str, comment: str) -> int:
+    return await _decide_at_server(server, out, ticket_id, "deny", {"comment": comment})
+
+
+async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: str, said: Json) -> int:
+    from interlock.cli.remote import part
+    from interlock.cli.restored import ticket_of
+
+    path = f"/v1/approvals/{part(await _whole_id(server, ticket_id))}"
+    await server.post(f"{path}/{verb}", said)
+    found = await server.get(path)
+    ticket, viewer = ticket_of(found), await Remote.of(server, found)
+    out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
+    return 0
+
+
 @approvals.command()
+@at_server(_approve_at_server)
 @click.argument("ticket_id", metavar="ID")
 @click.option("--comment", default="", help="What you have to say about it; it goes on record.")
 @click.option("--edit", metavar="JSON", callback=_edit, help="Agree with these arguments changed; null takes one out.")
@@ -147,11 +203,13 @@ async def approve(
     """
     by = await acting(lock, token)
     ticket = await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
-    out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
+    viewer = Local(lock)
+    out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
 
 @approvals.command()
+@at_server(_deny_at_server)
 @click.argument("ticket_id", metavar="ID")
 @click.option("--comment", default="", help="Why. The caller sees it.")
 @as_holder
@@ -164,24 +222,25 @@ async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, to
     """
     by = await acting(lock, token)
     ticket = await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
-    out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
+    viewer = Local(lock)
+    out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
 
-def _show_decision(lock: Interlock, page: Page, ticket: Ticket) -> None:
+def _show_decision(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     from interlock.cli.render import GOOD, Text
 
     word = "approved" if ticket.state == "APPROVED" else "denied"
     changed = ", with the input edited" if ticket.edited is not None else ""
-    by = name_of(lock, ticket.resolved_by or "")
+    by = viewer.name_of(ticket.resolved_by or "")
     page.line(GOOD, " ", Text(ticket.ref, "bold"), f"   {word} by {by}{changed}", right=ticket.comment or "")
     if ticket.changed is not None:
         show_edit(page, ticket)
     if ticket.state == "APPROVED":
         from interlock.core.formatting import span
 
-        within = f" within {span(ticket.expires_ms - lock.clock.now_ms())}"
-        page.facts([("next", onward(lock, ticket, within))])
+        within = f" within {span(ticket.expires_ms - viewer.now_ms())}"
+        page.facts([("next", onward(viewer, ticket, within))])
 
 
 # In advance
@@ -343,11 +402,11 @@ def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
     within = ", ".join(told for name, pattern in standing.arguments.items() for told in _pattern(name, pattern))
     return [
         ("tool", f"{standing.tool} {standing.versions}"),
-        ("caller", name_of(lock, standing.caller)),
+        ("caller", Local(lock).name_of(standing.caller)),
         ("with", within or "no arguments"),
         ("uses", f"{standing.uses - standing.used} of {standing.uses} left"),
         ("until", f"{span(standing.expires_ms - lock.clock.now_ms())} from now"),
-        ("given by", name_of(lock, standing.granted_by)),
+        ("given by", Local(lock).name_of(standing.granted_by)),
     ]
 
 

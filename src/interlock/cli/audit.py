@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, refuse_token, require, with_names, without_home
+from interlock.cli.command import Output, at_server, over_home, refuse_token, require, without_home
+from interlock.cli.viewer import Local, with_names
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from interlock.api.audit import Audit
     from interlock.api.interlock import Interlock
     from interlock.audit.chain import Verdict
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
 
@@ -57,7 +59,18 @@ def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
     return int(found[1]), bytes.fromhex(found[2])
 
 
+async def _verify_at_server(server: Server, out: Output, /, exported: IO[bytes] | None, **given: Any) -> int:
+    from interlock.cli.restored import verdict_of
+
+    if exported is not None or any(given.values()):
+        raise click.UsageError("a server verifies its own journal, by its own keys; export it to verify it yourself")
+    verdict = verdict_of(await server.ask("GET", "/v1/audit/verify", timeout_s=600.0))
+    out.answer(verdict.document(), lambda page: _show_verdict(page, verdict, "database"))
+    return 0 if verdict.intact else 1
+
+
 @audit.command()
+@at_server(_verify_at_server)
 @click.option("--public-key", metavar="HEX", callback=_key, help="The key you trust, instead of the one in the home.")
 @click.option(
     "--known-head", metavar="SEQ:HASH", callback=_head, help="A head you noted earlier; it must still be there."
@@ -142,7 +155,28 @@ def _show_verdict(page: Page, verdict: Verdict, of: str) -> None:
 # export
 
 
+async def _export_at_server(server: Server, out: Output, /, target: Path | None, replace: bool) -> int:
+    from interlock.data.canonical import decode
+
+    if target is None:
+        async for piece in server.stream("/v1/audit/export"):
+            out.stdout.write(piece)
+        out.stdout.flush()
+        return 0
+    if not replace:
+        _refuse_taken(target)
+    count, last = 0, b""
+    with _staged(target, replace=replace) as file:
+        async for piece in server.stream("/v1/audit/export"):
+            file.write(piece)
+            count += piece.count(b"\n")
+            last += piece
+            last = last[last.rfind(b"\n", 0, -1) + 1 :]
+    return _exported(out, target, count, int(decode(last)["seq"]))
+
+
 @audit.command()
+@at_server(_export_at_server)
 @click.option("--out", "target", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of stdout.")
 @click.option("--replace", is_flag=True, help="Write over that file if it is there.")
 @over_home
@@ -168,7 +202,10 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
         return 0
     with _staged(target, replace=replace) as file:
         count = await _export(journal, file, upto)
+    return _exported(out, target, count, upto)
 
+
+def _exported(out: Output, target: Path, count: int, upto: int) -> int:
     def show(page: Page) -> None:
         page.line(f"{count:,} records written to {target}")
 
@@ -294,7 +331,7 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     interlock audit accept-tail
     interlock audit accept-tail --reason "the clock was a day ahead until 14:00" --yes
     """
-    from interlock.api.interlock import local_user
+    from interlock.api.authority import local_user
     from interlock.audit.tail import accept, unsigned_tail
     from interlock.core.clock import Clock
     from interlock.store.home import Home
@@ -347,7 +384,7 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
         require(by, "audit:read", "reading the audit journal")
     history = find(lock.journal, call_id, by, lock.gateway.asking.opened)
     await Audit(lock).note("explain", {"subject": history.call}, by=by, door="cli")
-    sentences = [with_names(lock, sentence) for sentence in tell(history)]
+    sentences = [with_names(Local(lock), sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:
         for sentence in sentences:

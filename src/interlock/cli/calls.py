@@ -1,164 +1,36 @@
-"""`interlock call` and `interlock calls`: make a call, go on with it, see what became of it, undo it, settle it."""
+"""`interlock calls`: find calls, see what became of them, continue, cancel, undo and settle them."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from interlock.cli.call import answer, answer_from, send
 from interlock.cli.command import (
     Output,
     acting,
     as_holder,
+    at_server,
     held_token,
-    json_value,
     looking,
     over_home,
     refuse_token,
-    with_names,
 )
-from interlock.cli.environment import clear_credentials
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
+from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
-    from interlock.call.phases import Reason, Request
+    from interlock.call.phases import Reason
     from interlock.call.results import Result
-    from interlock.cli.history import History
+    from interlock.cli.history import Entry, History
+    from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
 
 Json = dict[str, Any]
-
-
-def _seconds(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise click.BadParameter("must be a number of seconds above 0")
-    return value
-
-
-def _patience(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise click.BadParameter("must be a number of seconds above 0")
-    return value
-
-
-def _name(_: click.Context, __: click.Parameter, value: str) -> str:
-    if not value.partition("@")[0].strip():
-        raise click.BadParameter("name a tool; interlock tools list shows them")
-    if value.endswith("@"):
-        raise click.BadParameter(f"say which versions after the @, or write {value[:-1]} alone")
-    return value
-
-
-@click.command()
-@click.argument("tool", metavar="TOOL[@RANGE]", callback=_name)
-@click.argument("arguments", metavar="['JSON' | -]", default="{}", callback=json_value)
-@click.option("--key", help="Your own key for this action; sent twice, it runs once. Writes need one.")
-@click.option("--session", default="", help="The session whose state the tool sees.")
-@click.option("--task", help="The task that the call's cost is counted for.")
-@click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
-@click.option("--timeout", "timeout_s", type=float, callback=_seconds, metavar="S", help="Seconds to allow.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=float,
-    is_flag=False,
-    flag_value=math.inf,
-    callback=_patience,
-    metavar="[S]",
-    help="If a person must agree, wait for it, so many seconds or until it is decided, and go on.",
-)
-@as_holder
-@over_home
-async def call(
-    lock: Interlock,
-    out: Output,
-    /,
-    tool: str,
-    arguments: Any,
-    wait_s: float | None,
-    token: str | None,
-    **given: Any,
-) -> int:
-    """Call a tool through all six phases. Arguments are one JSON object, or - to read it from stdin.
-
-    Exits 0 when the tool succeeded, 1 when it failed, was refused or waits for a person, 2 when the command itself
-    makes no sense.
-
-    \b
-    interlock call demo.balance '{"account": "cash"}'
-    interlock call demo.post@^1 '{"account": "cash", "cents": 250}' --key order-17
-    interlock call demo.mail_statement '{"account": "cash", "to": "a@example.org"}' --key m-1 --wait
-    echo '{"account": "cash"}' | interlock call demo.balance - --json
-    """
-    from interlock.call.phases import Request
-    from interlock.core.errors import Failure
-
-    name, _, spec = tool.partition("@")
-    try:
-        caller = await acting(lock, token)
-    except Failure as failure:
-        # Refused like any call: as a result, and on record.
-        refused = Request(tool=name, arguments={}, caller=None, door="cli")
-        return await _answer(lock, out, await lock.gateway.decline(refused, failure))
-    request = Request(
-        tool=name,
-        version=spec or None,
-        arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
-        caller=caller,
-        door="cli",
-        **given,
-    )
-    clear_credentials(lock.settings)
-    result = await lock.gateway.invoke(request)
-    if result.pending and wait_s is not None:
-        result = await _wait(lock, out, request, result, wait_s)
-    return await _answer(lock, out, result)
-
-
-async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
-    """Wait for a person and go on once they agreed; meanwhile tell, apart from the answer, who was asked."""
-    from interlock.cli.tickets import show_waiting
-    from interlock.core.errors import Failure
-
-    page = out.page(error=True)
-    ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
-    show_waiting(lock, page, ticket)
-    give_up, asked = lock.clock.monotonic() + wait_s, ticket.step
-    while pending.pending and (left_s := give_up - lock.clock.monotonic()) > 0:
-        pending = await lock.wait(pending, within_s=min(1.0, left_s))
-        ticket = await lock.approvals.show(ticket.id)
-        if ticket.step > asked:
-            page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
-            asked = ticket.step
-        if pending.pending and ticket.state not in ("PENDING", "APPROVED"):
-            # Another process has gone on with it; under its key the call is answered with what came of that.
-            if request.key is None:
-                raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
-            pending = await lock.gateway.invoke(request)
-    return pending
-
-
-async def _answer(lock: Interlock, out: Output, result: Result) -> int:
-    """Show a result. Whoever was asked on its way is told before this process ends."""
-    if result.pending:
-        from interlock.cli.tickets import show_waiting
-
-        ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
-
-        def show(page: Page) -> None:
-            show_waiting(lock, page, ticket)
-            page.hook_outputs(result)
-
-        out.answer(result.document(), show)
-    else:
-        out.answer(result.document(), lambda page: page.result(result))
-    if result.error is not None and result.error.code == "E3208":
-        await lock.courier.deliver_due()
-    return 0 if result.ok else 1
 
 
 @click.group()
@@ -218,7 +90,19 @@ def _moment(_: click.Context, option: click.Parameter, value: str | None) -> str
 _BEFORE = click.option("--before", type=click.IntRange(1), help="Go on where the page before ended.")
 
 
+async def _list_at_server(server: Server, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
+    told = await server.get("/v1/calls", before=before, limit=limit, **wanted)
+    return _answer_list(out, told["calls"], told["before"], asked=before is not None or any(wanted.values()))
+
+
+async def _running_at_server(
+    server: Server, out: Output, /, before: int | None, limit: int, **wanted: str | None
+) -> int:
+    return await _list_at_server(server, out, before, limit, **{**wanted, "state": "running"})
+
+
 @calls.command("list")
+@at_server(_list_at_server)
 @click.option("--state", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …")
 @_BEFORE
 @_narrowed
@@ -238,6 +122,7 @@ async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit:
 
 
 @calls.command()
+@at_server(_running_at_server)
 @_BEFORE
 @_narrowed
 @looking
@@ -256,7 +141,10 @@ async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wa
     from interlock.api.listing import Listing, Wanted
 
     documents, place = await Listing(lock).page(Wanted(**wanted), by=None, before=before, limit=limit)
+    return _answer_list(out, documents, place, asked=before is not None or any(wanted.values()))
 
+
+def _answer_list(out: Output, documents: list[Json], place: int | None, *, asked: bool) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time, duration
 
@@ -274,7 +162,7 @@ async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wa
         ]
         if rows:
             page.table(rows, ("when", "call", "tool", "state", "source", "took", "caller"))
-        elif place is None and before is None and not any(wanted.values()):
+        elif place is None and not asked:
             page.line("no calls yet; make one: interlock call TOOL '{…}'")
         else:
             page.line("no such calls" + ("" if place is None else " among the records that were looked through"))
@@ -285,7 +173,14 @@ async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wa
     return 0
 
 
+async def _top_at_server(
+    server: Server, out: Output, /, lead: Lead, since: str | None, until: str | None, limit: int
+) -> int:
+    return _answer_top(out, lead, await server.get("/v1/calls/top", by=lead, since=since, until=until, limit=limit))
+
+
 @calls.command()
+@at_server(_top_at_server)
 @click.option(
     "--by",
     "lead",
@@ -309,8 +204,10 @@ async def top(lock: Interlock, out: Output, /, lead: Lead, since: str | None, un
     """
     from interlock.api.listing import Listing
 
-    told = await Listing(lock).top(lead, by=None, since=since, until=until, limit=limit)
+    return _answer_top(out, lead, await Listing(lock).top(lead, by=None, since=since, until=until, limit=limit))
 
+
+def _answer_top(out: Output, lead: Lead, told: Json) -> int:
     def show(page: Page) -> None:
         whose = "caller" if lead == "cost" else "tool"
         rows = [
@@ -328,35 +225,96 @@ async def top(lock: Interlock, out: Output, /, lead: Lead, since: str | None, un
 # show
 
 
+async def _show_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    from interlock.cli.history import History, in_order, tickets_in
+
+    viewer = await Remote.of(server)
+    if "audit:read" not in await server.scopes():
+        return _answer_status(out, await server.get(f"/v1/calls/{_part(call_id)}"))
+    entries = await _entries(server, call_id)
+    if not entries:
+        await server.get(f"/v1/calls/{_part(call_id)}")  # says that there is none
+    for ticket in tickets_in(entries):
+        entries += await _entries(server, ticket)
+    return _answer_history(out, viewer, History(call_id, in_order(call_id, entries), {}, {}))
+
+
+def _part(text: str) -> str:
+    from interlock.cli.remote import part
+
+    return part(text)
+
+
+async def _entries(server: Server, about: str) -> list[Entry]:
+    """Every record of a call or a ticket."""
+    from interlock.cli.history import Entry
+
+    found: list[Entry] = []
+    after: int | None = 0
+    while after is not None:
+        told = await server.get("/v1/audit/records", call=about, after=after)
+        found += [Entry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
+        after = told["after"]
+    return found
+
+
+def _answer_status(out: Output, status: Json) -> int:
+    """Where a call stands, for a caller who may not read the journal."""
+    tool = "@".join(str(status[name]) for name in ("tool_id", "version") if status.get(name))
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import Text
+
+        page.line(Text(status["invocation_id"], "bold"), f"   {tool}   {status['state']}".rstrip())
+        error: Json = status.get("error") or {}
+        code = status.get("error_code") or error.get("error_code")
+        rows: list[tuple[str, Cell]] = [
+            (name, str(status[field]))
+            for name, field in (("ticket", "approval_ticket_id"), ("took ms", "latency_ms"), ("trace", "trace_id"))
+            if status.get(field)
+        ]
+        page.facts([*rows, *([("error", str(code))] if code else [])])
+
+    out.answer(status, show)
+    return 0
+
+
 @calls.command()
+@at_server(_show_at_server)
 @click.argument("call_id", metavar="ID")
 @looking
 async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
     """Everything the journal knows of one call. ID may be shortened while it stays unique.
+
+    With --server: the whole ID, and of the journal what the scope audit:read lets you see; without it, how the call
+    stands.
 
     \b
     interlock calls show 01JCXK2M4Q8Z
     """
     from interlock.cli.history import find
 
-    history = find(lock.journal, call_id)
+    return _answer_history(out, Local(lock), find(lock.journal, call_id))
+
+
+def _answer_history(out: Output, viewer: Viewer, history: History) -> int:
     document = {
         "invocation_id": history.call,
         "tool": history.tool,
         "state": history.state,
         "records": [entry.document() for entry in history.entries],
     }
-    out.answer(document, lambda page: _show_history(lock, page, history))
+    out.answer(document, lambda page: _show_history(viewer, page, history))
     return 0
 
 
-def _show_history(lock: Interlock, page: Page, history: History) -> None:
+def _show_history(viewer: Viewer, page: Page, history: History) -> None:
     from interlock.cli.render import Text, clock_time
 
     facts = history.facts
     page.line(Text(history.call, "bold"), f"   {history.tool}   {history.state}")
     rows: list[tuple[str, Cell]] = [
-        (name, with_names(lock, str(facts[field])))
+        (name, with_names(viewer, str(facts[field])))
         for name, field in _FACTS
         if facts.get(field) is not None and facts.get(field) != ""
     ]
@@ -384,7 +342,7 @@ def _show_history(lock: Interlock, page: Page, history: History) -> None:
     differences: list[str] = facts.get("previewDifferences") or []
     rows.extend(("otherwise", difference) for difference in differences)
     page.facts(rows)
-    told = [(clock_time(at), with_names(lock, words)) for at, words in history.approval()]
+    told = [(clock_time(at), with_names(viewer, words)) for at, words in history.approval()]
     if told:
         page.line("approval")
         page.table(told, indent="  ")
@@ -485,7 +443,13 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
     return 0
 
 
+async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str) -> int:
+    path = f"/v1/calls/{_part(call_id)}/undo"
+    return await answer_from(server, out, await send(server, path, {"idempotency_key": key}))
+
+
 @calls.command()
+@at_server(_undo_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
 @as_holder
@@ -500,13 +464,18 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
 
     caller = await acting(lock, token)
     found = find(lock.journal, call_id, caller)
-    return await _answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
+    return await answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
 
 
 # cancel
 
 
+async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    return _answer_inputs(out, await server.get(f"/v1/calls/{_part(call_id)}/inputs"))
+
+
 @calls.command()
+@at_server(_inputs_at_server)
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
@@ -520,8 +489,10 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    told = await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
+    return _answer_inputs(out, await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller))
 
+
+def _answer_inputs(out: Output, told: Json) -> int:
     def show(page: Page) -> None:
         from interlock.call.phases import INPUTS
         from interlock.cli.render import value_text
@@ -544,7 +515,14 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     return 0
 
 
+async def _trace_at_server(server: Server, out: Output, /, call_id: str, url: str | None) -> int:
+    if url is not None:
+        raise click.UsageError("--url and --server exclude each other: both name the server to ask")
+    return _answer_trace(out, await server.get(f"/v1/calls/{_part(call_id)}/trace"))
+
+
 @calls.command()
+@at_server(_trace_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option("--url", metavar="URL", help="The server that made the call; its spans are read over REST with a token.")
 @as_holder
@@ -567,10 +545,14 @@ async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, 
     if url is None:
         told = await Service(lock).calls.trace(call, caller)
     else:
-        from interlock.cli.remote import fetched
+        from interlock.cli.remote import Server
 
-        told = await fetched(url, f"/v1/calls/{call}/trace", token or held_token())
+        server = Server(url, token or held_token(), insecure=out.session.insecure)
+        told = await server.get(f"/v1/calls/{call}/trace")
+    return _answer_trace(out, told)
 
+
+def _answer_trace(out: Output, told: Json) -> int:
     def show(page: Page) -> None:
         page.facts([("call", told["invocation_id"]), ("trace", told["trace_id"])])
         rows = [
@@ -594,7 +576,13 @@ def _whereto(facts: dict[str, Any]) -> str:
     return ", ".join(str(word) for word in (words, facts.get("http.request.method", ""), status) if word)
 
 
+async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
+    told = await server.ask("POST", f"/v1/calls/{_part(call_id)}/cancel", query={"reason": reason})
+    return _answer_cancel(out, told["invocation_id"], told["outcome"], reason)
+
+
 @calls.command()
+@at_server(_cancel_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option(
     "--reason",
@@ -618,15 +606,18 @@ async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, 
 
     caller = await acting(lock, token)
     found = find(lock.journal, call_id, caller)
-    answer = await Service(lock).calls.cancel(found.call, caller, reason)
+    return _answer_cancel(out, found.call, await Service(lock).calls.cancel(found.call, caller, reason), reason)
+
+
+def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> int:
     words = {
         "canceled": "it was asked to end",
         "unsupported": "its tool cannot be cancelled; it runs to its end",
         "finished": "it has ended already" + ("; what it left is let go of" if reason == "discard" else ""),
     }
     out.answer(
-        {"invocation_id": found.call, "outcome": answer},
-        lambda page: page.line(f"{answer}   {found.call}   {words[answer]}"),
+        {"invocation_id": call_id, "outcome": answer},
+        lambda page: page.line(f"{answer}   {call_id}   {words[answer]}"),
     )
     return 0 if answer == "canceled" else 1
 
@@ -634,7 +625,18 @@ async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, 
 # resume
 
 
+async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | None) -> int:
+    if ticket_id is not None:
+        found = await server.get(f"/v1/approvals/{_part(ticket_id)}")
+        return await answer_from(server, out, await send(server, f"/v1/tools/resume/{found['invocation_id']}", {}))
+    told = await server.get("/v1/approvals", all="true")
+    holder = (await Remote.of(server)).holder
+    waiting = [one for one in told["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
+    return _answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
+
+
 @calls.command()
+@at_server(_resume_at_server)
 @click.argument("ticket_id", metavar="[TICKET]", required=False)
 @looking
 async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
@@ -646,9 +648,11 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     """
     refuse_token("going on with others' calls")
     if ticket_id is not None:
-        return await _answer(lock, out, await lock.approvals.resume(ticket_id))
-    results = await lock.approvals.resume_all()
+        return await answer(lock, out, await lock.approvals.resume(ticket_id))
+    return _answer_resumed(out, await lock.approvals.resume_all())
 
+
+def _answer_resumed(out: Output, results: list[Result]) -> int:
     def show(page: Page) -> None:
         for result in results:
             page.result(result)

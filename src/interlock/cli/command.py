@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import os
-import re
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -31,6 +30,9 @@ class Session:
 
     home: str | None
     verbose: bool
+    # The server that carries out commands, instead of this process on a data directory.
+    server: str | None = None
+    insecure: bool = False
 
     @property
     def path(self) -> Path:
@@ -192,11 +194,60 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
     def run(session: Session, /, *, as_json: bool, **given: Any) -> None:
         out = Output(as_json=as_json, session=session)
         _log(session)
+        work = body if session.server is None else _REMOTE.get(_origin(body))
+        if work is None:
+            words = "works on a data directory itself, and not through a server; run it where the directory is"
+            name = click.get_current_context().command_path
+            raise click.UsageError(f"`{name}` {words}, without --server and INTERLOCK_SERVER")
         with out.reserved():
-            code = _guarded(out, lambda: body(out, **given))
+            code = _guarded(out, lambda: work(out, **given))
         _leave(code)
 
     return run
+
+
+# How commands are carried out by a server, by the functions that carry them out here.
+_REMOTE: dict[Callable[..., Any], Callable[..., int]] = {}
+
+
+def _origin(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it was written, under its decorators."""
+    while (inner := getattr(body, "__wrapped__", None)) is not None:
+        body = inner
+    return body
+
+
+def at_server(ask: Callable[..., Awaitable[int]]) -> Callable[[F], F]:
+    """Let a command be carried out by a server: `ask(server, out, …)` gets what the command itself gets.
+
+    Commands without it are refused with --server (exit code 2).
+    """
+
+    def asked(out: Output, /, token: str | None = None, **given: Any) -> int:
+        import asyncio
+
+        from interlock.cli.remote import Server
+
+        assert out.session.server is not None
+        server = Server(out.session.server, token or held_token(), insecure=out.session.insecure)
+        return asyncio.run(_heard(ask(server, out, **given)))
+
+    def mark(command: F) -> F:
+        _REMOTE[_origin(command)] = asked
+        return command
+
+    return mark
+
+
+async def _heard(work: Awaitable[int]) -> int:
+    return await work
+
+
+def anywhere(command: F) -> F:
+    """Let a command run here although a server is named: it looks at neither."""
+    body = _origin(command)
+    _REMOTE[body] = body
+    return command
 
 
 @contextlib.asynccontextmanager
@@ -321,22 +372,6 @@ def held_token() -> str | None:
     return held
 
 
-def name_of(lock: Interlock, who: str) -> str:
-    """What people call somebody: the name that a DID was registered under, the id of anybody else."""
-    known = lock.identities.find(who) if who.startswith("did:") else None
-    if known is None or not known.name:
-        return who
-    return known.name if known.tenant == "local" else f"{known.name} of {known.tenant}"
-
-
-def with_names(lock: Interlock, text: str) -> str:
-    """A text in which every DID that is known here has its name before it."""
-    return re.sub(
-        _DID, lambda match: f"{name} ({match[0]})" if (name := name_of(lock, match[0])) != match[0] else name, text
-    )
-
-
-_DID = r"did:[a-z0-9]+:[\w.:%-]*\w"
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 

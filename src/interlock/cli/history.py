@@ -169,16 +169,25 @@ def find(
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)
-    named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
-    for ticket in named:
-        entries += [entry for entry in _entries(ledger.placed_of_call(journal.reader, ticket)) if _about(entry, name)]
+    for ticket in tickets_in(entries):
+        entries += _entries(ledger.placed_of_call(journal.reader, ticket))
     asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.reader, name)]
     return History(
         name,
-        tuple(sorted(entries, key=lambda entry: entry.seq)),
+        in_order(name, entries),
         {ticket.id: ticket.preview for ticket in asked},
         {ticket.id: ticket.agreed_preview for ticket in asked if ticket.changed is not None},
     )
+
+
+def tickets_in(entries: Iterable[Entry]) -> set[str]:
+    """The tickets that records of a call name."""
+    return {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
+
+
+def in_order(call: str, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The records of a call and of its tickets in order, without what other calls used of the tickets."""
+    return tuple(sorted((one for one in entries if _about(one, call)), key=lambda entry: entry.seq))
 
 
 # Ids begin with the time: less than this is much the same for all.

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, parse_json, require, without_home
+from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, require, without_home
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock.api.interlock import Interlock
-    from interlock.authority.cedar import Fault
     from interlock.authority.decisions import Question
     from interlock.authority.policy import Explanation
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
 Json = dict[str, Any]
@@ -36,7 +36,15 @@ def policy() -> None:
 # show
 
 
+async def _show_at_server(server: Server, out: Output, /) -> int:
+    told = await server.get("/v1/policy")
+    text = str(told.pop("text"))
+    out.answer(told, lambda page: page.console.print(_plain(text.rstrip())))
+    return 0
+
+
 @policy.command()
+@at_server(_show_at_server)
 @looking
 async def show(lock: Interlock, out: Output, /) -> int:
     """The rules in force, as they are written.
@@ -58,6 +66,7 @@ async def show(lock: Interlock, out: Output, /) -> int:
 
 
 @policy.command()
+@anywhere
 @click.option("--principals", is_flag=True, help="principals.toml instead: who callers are, and what they may govern.")
 @without_home
 def default(out: Output, /, principals: bool) -> int:
@@ -78,7 +87,14 @@ def default(out: Output, /, principals: bool) -> int:
 # check
 
 
+async def _check_at_server(server: Server, out: Output, /, file: Path | None) -> int:
+    text = str((await server.get("/v1/policy"))["text"]) if file is None else _read(file)
+    told = await server.post("/v1/policy/check", {"text": text})
+    return _answer_check(out, file or Path("policy.cedar"), told["faults"])
+
+
 @policy.command()
+@at_server(_check_at_server)
 @click.argument("file", type=_FILE, required=False)
 @looking
 async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
@@ -93,20 +109,23 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     from interlock.api.policy import fault_document, faults_of
 
     path = file or lock.policy.path
-    faults = faults_of(lock, _read(path))
-    grave = [fault for fault in faults if fault.grave]
-    document = {"file": str(path), "usable": not grave, "faults": [fault_document(fault) for fault in faults]}
+    return _answer_check(out, path, [fault_document(fault) for fault in faults_of(lock, _read(path))])
+
+
+def _answer_check(out: Output, path: Path, faults: Sequence[Json]) -> int:
+    usable = not any(fault["grave"] for fault in faults)
+    document = {"file": str(path), "usable": usable, "faults": faults}
     out.answer(document, lambda page: _show_faults(page, path.name, faults))
-    return 1 if grave else 0
+    return 0 if usable else 1
 
 
-def _show_faults(page: Page, name: str, faults: Sequence[Fault]) -> None:
+def _show_faults(page: Page, name: str, faults: Sequence[Json]) -> None:
     from interlock.cli.render import BAD, GOOD, MAYBE
 
-    if not any(fault.grave for fault in faults):
+    if not any(fault["grave"] for fault in faults):
         page.line(GOOD, f" {name} can be used")
     page.table(
-        [(BAD if fault.grave else MAYBE, f"line {fault.line}", fault.rule or "-", fault.message) for fault in faults]
+        [(BAD if one["grave"] else MAYBE, f"line {one['line']}", one["rule"] or "-", one["message"]) for one in faults]
     )
 
 
@@ -287,7 +306,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
     told = [fault_document(fault) for fault in faults]
     if any(fault.grave for fault in faults):
         document = {"applied": False, "faults": told}
-        out.answer(document, lambda page: _show_faults(page, file.name, faults))
+        out.answer(document, lambda page: _show_faults(page, file.name, told))
         return 1
     changes, replaces = _diff(before, text), lock.policy.path.exists()
     await Policy(lock).apply(text, by=lock.caller)

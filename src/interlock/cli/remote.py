@@ -1,63 +1,184 @@
-"""Reads from a running server over its REST interface, for commands that need what only its process knows."""
+"""A running server, asked over its REST interface with a token. Commands with --server are carried out there."""
 
 from __future__ import annotations
 
 import asyncio
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any, cast
-from urllib.parse import urlsplit
+import ipaddress
+from collections.abc import AsyncGenerator, Iterator
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from typing import Any, Literal, cast
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
 
 from interlock.core.errors import CODES, Failure
 from interlock.data.schema import Json
 
 TIMEOUT_S = 30.0
-_MOST_BYTES = 16 << 20
+# A call is answered when it has ended, and nobody knows how long that takes.
+CALL_TIMEOUT_S = 3600.0
+_MOST_BYTES = 64 << 20
+_AT_ONCE = 1 << 16
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
-async def fetched(url: str, path: str, token: str | None) -> Json:
-    """The JSON object at a path of a server. Its refusals are raised as they are; E3502 where it does not answer.
+class Server:
+    """One server and the token to show it. No proxy is used and no redirect followed: the token is for it alone."""
 
-    No proxy is asked and no redirect followed: the token is for this server alone.
-    """
-    if token is None:
-        raise Failure("E3212", "a server needs a token: give --token, or set INTERLOCK_TOKEN")
-    base = urlsplit(url)
-    if base.scheme not in ("http", "https") or base.hostname is None:
-        raise Failure("E3004", f"`{url}` is not the URL of a server; write http://HOST:PORT")
+    def __init__(self, url: str, token: str | None, *, insecure: bool = False) -> None:
+        base = urlsplit(url)
+        try:
+            host, _ = base.hostname, base.port
+        except ValueError:
+            host = None
+        if base.scheme not in ("http", "https") or host is None or base.query or base.fragment or "@" in base.netloc:
+            raise click.UsageError(f"`{url}` is not the URL of a server; write http://HOST:PORT or https://HOST:PORT")
+        if base.scheme == "http" and not insecure and not _is_loopback(host):
+            words = f"{url} would get the token over plain HTTP, where anybody on the way can read it"
+            raise click.UsageError(f"{words}; write https://, or --insecure-http if the network is your own")
+        self.url = url
+        self._token = token
+        self._scheme, self._place = base.scheme, base.netloc
+        self._path = base.path.rstrip("/").removesuffix("/v1")
+
+    @property
+    def token(self) -> str:
+        """The token; E3212 where there is none."""
+        if self._token is None:
+            words = "a server needs a token: set INTERLOCK_TOKEN, or name a file with --token-file"
+            raise Failure("E3212", words)
+        return self._token
+
+    async def get(self, path: str, **query: Any) -> Json:
+        """The JSON object at a path. Query parameters that are None are left out."""
+        return await self.ask("GET", path, query=query)
+
+    async def post(self, path: str, body: Json, *, timeout_s: float = TIMEOUT_S) -> Json:
+        """The answer to a body that is posted."""
+        return await self.ask("POST", path, body, timeout_s=timeout_s)
+
+    async def ask(
+        self, method: Method, path: str, body: Json | None = None, *, query: Json | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Json:  # fmt: skip
+        """One request. Refusals of the server are raised with their codes; E3502 where it does not answer."""
+        status, document = await self.answer(method, path, body, query=query, timeout_s=timeout_s)
+        if status < 300:
+            return document
+        raise failure_of(document) or Failure("E3502", f"{self.url} answered {status}")
+
+    async def answer(
+        self, method: Method, path: str, body: Json | None = None, *, query: Json | None = None,
+        timeout_s: float = TIMEOUT_S, with_token: bool = True,
+    ) -> tuple[int, Json]:  # fmt: skip
+        """The HTTP status and the document of one request, whatever they are; E3502 where there is no answer."""
+        said = {name: value for name, value in (query or {}).items() if value is not None}
+        whole = self._path + path + (f"?{urlencode(said)}" if said else "")
+        headers = self._headers() if with_token else {"Accept": "application/json"}
+        try:
+            status, read = await asyncio.to_thread(self._exchange, method, whole, body, headers, timeout_s)
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+        return status, self._document(status, read)
+
+    async def scopes(self) -> frozenset[str]:
+        """The scopes that the token holds."""
+        picture = await self.post("/v1/tokens/inspect", {"token": self.token})
+        return frozenset(picture["chain"][-1]["scopes"]) if picture["chain"] else frozenset()
+
+    async def stream(self, path: str) -> AsyncGenerator[bytes]:
+        """The bytes at a path, some at a time. E3502 where the connection ends before the answer does."""
+        pieces = self._pieces(self._path + path, self._headers())
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
+        except (OSError, HTTPException) as error:
+            if isinstance(error, IncompleteRead):
+                raise Failure("E3502", f"{self.url} ended the connection before the answer was complete") from None
+            raise self._silent(error) from None
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
+
+    def _connection(self, timeout_s: float) -> HTTPConnection:
+        connect = HTTPSConnection if self._scheme == "https" else HTTPConnection
+        return connect(self._place, timeout=timeout_s)
+
+    def _exchange(
+        self, method: Method, path: str, body: Json | None, headers: dict[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
+        from interlock.data.canonical import encode
+
+        sent = None if body is None else encode(body)
+        if sent is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        connection = self._connection(timeout_s)
+        try:
+            connection.request(method, path, sent, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MOST_BYTES)
+        finally:
+            connection.close()
+
+    def _pieces(self, path: str, headers: dict[str, str]) -> Iterator[bytes]:
+        connection = self._connection(TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                document = self._document(answer.status, answer.read(_MOST_BYTES))
+                raise failure_of(document) or Failure("E3502", f"{self.url} answered {answer.status}")
+            while piece := answer.read(_AT_ONCE):
+                yield piece
+        finally:
+            connection.close()
+
+    def _silent(self, error: Exception) -> Failure:
+        why = getattr(error, "strerror", None) or getattr(error, "reason", None) or type(error).__name__
+        return Failure("E3502", f"{self.url} does not answer: {why}; see whether `interlock serve` runs there")
+
+    def _document(self, status: int, body: bytes) -> Json:
+        from interlock.data.canonical import decode
+
+        try:
+            told: Any = decode(body)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise Failure("E3502", f"{self.url} answered {status} without a JSON object; it is not an Interlock server")
+        return cast("Json", told)
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        status, body = await asyncio.to_thread(_get, base.scheme, base.netloc, base.path.rstrip("/") + path, token)
-    except (OSError, HTTPException) as error:
-        why = getattr(error, "strerror", None) or type(error).__name__
-        raise Failure("E3502", f"{url} does not answer: {why}; see whether `interlock serve` runs there") from None
-    return _read(url, status, body)
-
-
-def _get(scheme: str, place: str, path: str, token: str) -> tuple[int, bytes]:
-    connect = HTTPSConnection if scheme == "https" else HTTPConnection
-    connection = connect(place.rpartition("@")[2], timeout=TIMEOUT_S)
-    try:
-        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(_MOST_BYTES)
-    finally:
-        connection.close()
-
-
-def _read(url: str, status: int, body: bytes) -> Json:
-    from interlock.data.canonical import decode
-
-    try:
-        told: Any = decode(body)
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise Failure("E3502", f"{url} answered {status} without a JSON object; it is not an Interlock server")
-    found = cast("Json", told)
-    if status == 200:
-        return found
-    error: Any = found.get("error")
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def part(text: str) -> str:
+    """A text as one part of a path."""
+    return quote(text, safe="")
+
+
+def failure_of(document: Json) -> Failure | None:
+    """The failure that a document tells of, as it was on the server; None if it tells of none."""
+    error: Any = document.get("error")
     said = cast("Json", error) if isinstance(error, dict) else {}
-    if said.get("error_code") in CODES:
-        raise Failure(said["error_code"], str(said.get("message")))
-    raise Failure("E3502", f"{url} answered {status}")
+    row = CODES.get(str(said.get("error_code")))
+    if row is None:
+        return None
+    retryable = bool(said.get("retryable"))
+    return Failure(
+        row.code,
+        str(said.get("message")),
+        details=said.get("details"),
+        retryable=retryable,
+        retry_after_ms=said.get("retryAfterMs"),
+        native_error_ref=said.get("native_error_ref"),
+        policy_refs=tuple(said.get("policy_refs") or ()),
+        evidence_refs=tuple(said.get("evidence_refs") or ()),
+        resolution=said.get("resolution"),
+        unsettled=bool(row.retryable) and not retryable,
+    )

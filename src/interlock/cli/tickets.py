@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import name_of
-
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
     from interlock.cli.render import Cell, Page
+    from interlock.cli.viewer import Viewer
     from interlock.core.errors import Failure
 
 Json = dict[str, Any]
@@ -23,17 +22,17 @@ def short(ticket: Ticket) -> str:
     return f"#{ticket.id[-6:].lower()}"
 
 
-def asker(lock: Interlock, ticket: Ticket) -> str:
+def asker(viewer: Viewer, ticket: Ticket) -> str:
     """Who asks, and for whom."""
-    agent = name_of(lock, ticket.requester)
-    return agent if ticket.requester == ticket.caller else f"{agent} for {name_of(lock, ticket.caller)}"
+    agent = viewer.name_of(ticket.requester)
+    return agent if ticket.requester == ticket.caller else f"{agent} for {viewer.name_of(ticket.caller)}"
 
 
-def outlook(lock: Interlock, ticket: Ticket) -> str:
+def outlook(viewer: Viewer, ticket: Ticket) -> str:
     """What becomes of it if nobody does anything."""
     from interlock.core.formatting import span
 
-    left = f"expires in {span(ticket.expires_ms - lock.clock.now_ms())}"
+    left = f"expires in {span(ticket.expires_ms - viewer.now_ms())}"
     return f"{left}, then denied" if ticket.state == "PENDING" else left
 
 
@@ -41,29 +40,28 @@ def _lasting(ticket: Ticket) -> str:
     return "cannot be undone" if ticket.head.get("mutationClass") == "write_irreversible" else "can be undone"
 
 
-def show_waiting(lock: Interlock, page: Page, ticket: Ticket) -> None:
+def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     """A call that waits, for whoever made it: who was asked, until when, and what to do next."""
     from interlock.cli.render import WAITS, Text
 
     groups = " or ".join(ticket.approvers)
     page.line(
         WAITS, " ", Text("APPROVAL_REQUIRED", "bold yellow"), f"  {ticket.ref} waits for a person",
-        right=outlook(lock, ticket),
+        right=outlook(viewer, ticket),
     )  # fmt: skip
     facts: list[tuple[str, Cell]] = [("ticket", ticket.id), ("because", ticket.reason)]
     if ticket.state == "PENDING":
-        own = ticket.requester == lock.caller.acting and not lock.approvals.is_alone(lock.caller)
-        but = " other than you" if own else ""
+        but = " other than you" if viewer.must_leave(ticket) else ""
         facts += [("next", f"somebody in {groups}{but}: interlock approvals approve {ticket.id}")]
     page.facts([*facts, ("then", f"send the same call again, or: interlock calls resume {ticket.id}")])
 
 
-def show_brief(lock: Interlock, page: Page, ticket: Ticket) -> None:
+def show_brief(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     """What a reviewer needs at a glance."""
     from interlock.cli.render import Text, value_text
 
-    who = f"  {asker(lock, ticket)}   {ticket.ref}"
-    page.line(Text(short(ticket), "bold cyan"), who, right=outlook(lock, ticket))
+    who = f"  {asker(viewer, ticket)}   {ticket.ref}"
+    page.line(Text(short(ticket), "bold cyan"), who, right=outlook(viewer, ticket))
     page.facts([(name, value_text(value)) for name, value in ticket.params.items()], indent="       ")
     page.facts([("effect", f"{effects(ticket)} · {_lasting(ticket)}")], indent="       ")
 
@@ -73,18 +71,18 @@ def effects(ticket: Ticket) -> str:
     return ", ".join(f"{one['operation']} {one['resource']}" for one in listed) or "not said"
 
 
-def show_ticket(lock: Interlock, page: Page, ticket: Ticket) -> None:
+def show_ticket(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     """Everything a person should know before deciding."""
     from interlock.cli.render import Text
 
     is_open = ticket.state in ("PENDING", "APPROVED")
     page.line(
         Text(ticket.id, "bold"), "   ", Text(ticket.state, "yellow" if is_open else "bold"),
-        right=outlook(lock, ticket) if is_open else "",
+        right=outlook(viewer, ticket) if is_open else "",
     )  # fmt: skip
     facts: list[tuple[str, Cell]] = [
         ("call", f"{ticket.ref}   {ticket.call}"),
-        ("asked by", asker(lock, ticket)),
+        ("asked by", asker(viewer, ticket)),
         ("because", ticket.reason),
     ]
     if ticket.operation != "invoke":
@@ -95,7 +93,7 @@ def show_ticket(lock: Interlock, page: Page, ticket: Ticket) -> None:
     would = "what it would do" if ticket.changed is None else "what it would do as changed"
     page.line(f"  {would}", right=_lasting(ticket))
     _show_preview(page, ticket.agreed_preview)
-    page.facts(_people(lock, ticket))
+    page.facts(_people(viewer, ticket))
 
 
 def _input(ticket: Ticket) -> list[tuple[str, Cell]]:
@@ -138,74 +136,50 @@ def _show_preview(page: Page, preview: Json) -> None:
         page.line(f"    costs about {preview['estimated_cost']}")
 
 
-def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
+def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
     """Who was told, who will be, who was not reached, what was decided, and what to do now."""
     from interlock.cli.render import clock_time
     from interlock.core.clock import iso
     from interlock.core.formatting import span
 
-    by_channel = ", ".join(_sent(lock, ticket))
+    by_channel = ", ".join(viewer.told(ticket))
     yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")
     if ticket.state == "PENDING":
-        now_ms = lock.clock.now_ms()
+        now_ms = viewer.now_ms()
         due = [(step.group, ticket.created_ms + step.after_ms) for step in ticket.chain[ticket.step + 1 :]]
         later = [f"{group} in {span(at_ms - now_ms)}" for group, at_ms in due if at_ms < ticket.expires_ms]
         if later:
             yield "then", ", ".join(later)
-    for one in _undelivered(lock, ticket):
+    for one in viewer.undelivered(ticket):
         again = f"; again at {clock_time(one['next_attempt_at'])}" if one["next_attempt_at"] else ""
         yield "not told", f"by {one['channel']}, {one['attempts']} times: {one['error']}{again}"
     if ticket.resolved_ms is not None:
         said = "agreed" if ticket.state != "DENIED" else "said no"
         changed = ", with the input edited" if ticket.edited is not None else ""
         comment = f": {ticket.comment}" if ticket.comment else ""
-        who = name_of(lock, ticket.resolved_by or "")
+        who = viewer.name_of(ticket.resolved_by or "")
         yield "decided", f"{who} {said} at {clock_time(iso(ticket.resolved_ms))}{changed}{comment}"
     if ticket.state == "PENDING":
         yield "decide", f"interlock approvals approve {ticket.id}"
         yield "", f"interlock approvals deny {ticket.id} --comment 'why'"
     elif ticket.state == "APPROVED":
-        yield "next", onward(lock, ticket)
+        yield "next", onward(viewer, ticket)
 
 
-def onward(lock: Interlock, ticket: Ticket, within: str = "") -> str:
+def onward(viewer: Viewer, ticket: Ticket, within: str = "") -> str:
     """How a call goes on that was agreed to."""
-    others = (path.stem for path in lock.home.instances.glob("*.lock") if path.stem != lock.instance.id)
-    if any(lock.instance.alive(other) for other in others):
+    if viewer.continues():
         by_itself = "a server on this home goes on with it by itself; the same call then answers with the result"
         return f"{by_itself}. Without a server: interlock calls resume {ticket.id}"
     return f"the same call again{within}, or: interlock calls resume {ticket.id}"
 
 
-def _sent(lock: Interlock, ticket: Ticket) -> list[str]:
-    from interlock.api.approvals import told
-
-    return told(lock.journal, ticket)
-
-
-def _undelivered(lock: Interlock, ticket: Ticket) -> list[Json]:
-    from interlock.approvals.notify import undelivered
-    from interlock.core.clock import iso
-
-    return [
-        {
-            "channel": one.channel,
-            "step": one.step,
-            "state": one.state,
-            "attempts": one.attempts,
-            "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
-            "error": one.error,
-        }
-        for one in undelivered(lock.journal, ticket=ticket.id)
-    ]
-
-
-def document(lock: Interlock, ticket: Ticket) -> Json:
+def document(viewer: Viewer, ticket: Ticket) -> Json:
     return {
         **ticket.document(),
         "mutation_class": ticket.head.get("mutationClass"),
-        "told": _sent(lock, ticket),
-        "undelivered": _undelivered(lock, ticket),
+        "told": viewer.told(ticket),
+        "undelivered": viewer.undelivered(ticket),
     }
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, parse_span, require
+from interlock.cli.command import Output, at_server, looking, over_home, parse_span, require
 from interlock.cli.identities import somebody
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.capability import ToolGrant
+    from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
 
 Json = dict[str, Any]
@@ -88,7 +89,31 @@ def _constraints(given: Json) -> Json:
 # issue
 
 
+async def _issue_at_server(
+    server: Server, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
+) -> int:
+    if (agent is None) == (person is None):
+        raise click.UsageError("say who holds it: --agent NAME or --person NAME")
+    said = {"agent": agent, "person": person, "for": user, "ttl_s": ttl_s, "scopes": list(given["scopes"])}
+    return _answer_token(out, await server.post("/v1/tokens/issue", _sent({**said, **_narrowed(given)})))
+
+
+def _narrowed(given: Json) -> Json:
+    """What narrows a token, as the REST interface takes it."""
+    from interlock.call.capability import AS_ABOVE
+
+    grants: list[ToolGrant] | None = given["tools"]
+    tools = [one.tool if one.versions == AS_ABOVE else f"{one.tool}@{one.versions}" for one in grants or ()]
+    resources = list(given["resources"])
+    return {"tools": tools or None, "resources": resources or None, "constraints": _constraints(given) or None}
+
+
+def _sent(said: Json) -> Json:
+    return {name: value for name, value in said.items() if value is not None}
+
+
 @token.command()
+@at_server(_issue_at_server)
 @click.option("--agent", metavar="NAME|DID", help="The agent that holds it; a new name is registered.")
 @click.option("--person", metavar="NAME|DID", help="The person that holds it, instead of an agent.")
 @click.option("--for", "user", metavar="NAME|DID", help="The person on whose behalf the agent acts.")
@@ -132,14 +157,18 @@ async def issue(
 
 async def _hand_out(lock: Interlock, out: Output, text: str, registered: list[str]) -> int:
     picture = await lock.tokens.inspect(text, by=lock.caller)
+    return _answer_token(out, {"token": text, "registered": registered, **picture})
+
+
+def _answer_token(out: Output, picture: Json) -> int:
     if not out.as_json:
-        click.echo(text)
+        click.echo(picture["token"])
         page = out.page(error=True)
         page.line(_summary(picture))
-        for name in registered:
+        for name in picture["registered"]:
             page.line(f"{name} was not known and is registered now; see interlock identities list")
         return 0
-    out.write({"token": text, "registered": registered, **picture})
+    out.write(picture)
     return 0
 
 
@@ -157,7 +186,18 @@ def _summary(picture: Json) -> str:
 # delegate
 
 
+async def _delegate_at_server(
+    server: Server, out: Output, /, parent: str | None, to: str, ttl_s: int | None, key_file: Path | None, **given: Any
+) -> int:
+    if key_file is not None:
+        raise click.UsageError("--key signs on this machine, without a server: leave out --server")
+    held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
+    said = {"token": held, "to": to, "ttl_s": ttl_s, "scopes": list(given["scopes"]) or None}
+    return _answer_token(out, await server.post("/v1/tokens/delegate", _sent({**said, **_narrowed(given)})))
+
+
 @token.command()
+@at_server(_delegate_at_server)
 @click.option(
     "--token", "parent", envvar="INTERLOCK_TOKEN", help="The token to pass on [env: INTERLOCK_TOKEN; or stdin]."
 )
@@ -215,7 +255,12 @@ def _text(given: str, how: str = "give a token, or send one on stdin") -> str:
 # inspect
 
 
+async def _inspect_at_server(server: Server, out: Output, /, text: str) -> int:
+    return _answer_picture(out, await server.post("/v1/tokens/inspect", {"token": _text(text)}))
+
+
 @token.command()
+@at_server(_inspect_at_server)
 @click.argument("text", metavar="[TOKEN | -]", default="-")
 @looking
 async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
@@ -225,7 +270,10 @@ async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
     interlock token inspect "$TOKEN"
     echo "$TOKEN" | interlock token inspect
     """
-    picture = await lock.tokens.inspect(_text(text), by=lock.caller)
+    return _answer_picture(out, await lock.tokens.inspect(_text(text), by=lock.caller))
+
+
+def _answer_picture(out: Output, picture: Json) -> int:
     out.answer(picture, lambda page: _show(page, picture))
     return 0 if picture["valid"] else 1
 
@@ -279,7 +327,13 @@ def _span(seconds: int) -> str:
 # revoke
 
 
+async def _revoke_at_server(server: Server, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
+    said = {"ref": _text(ref), "reason": reason, "foreign": foreign}
+    return _answer_revoked(out, await server.post("/v1/tokens/revoke", said))
+
+
 @token.command()
+@at_server(_revoke_at_server)
 @click.argument("ref", metavar="JTI|TOKEN|NAME|DID|KID")
 @click.option("--reason", required=True, help="Why, for the record.")
 @click.option("--foreign", is_flag=True, help="It was never seen here, and is meant all the same.")
@@ -296,6 +350,10 @@ async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign
 
     require(lock.caller, "tokens:issue", "revoking")
     told = await Tokens(lock).revoke(_text(ref), reason=reason, by=lock.caller, foreign=foreign)
+    return _answer_revoked(out, told)
+
+
+def _answer_revoked(out: Output, told: Json) -> int:
     what = told["revoked"]
 
     def show(page: Page) -> None:

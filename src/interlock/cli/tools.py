@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, looking, over_home, require
+from interlock.cli.command import Output, acting, as_holder, at_server, looking, over_home, require
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Admission, Interlock
+    from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
     from interlock.contract.declare import Tool
     from interlock.core.errors import Failure
@@ -217,10 +218,34 @@ async def release(lock: Interlock, out: Output, /, tool: str, reason: str, token
     return 0
 
 
+async def _list_at_server(server: Server, out: Output, /) -> int:
+    found: list[Json] = []
+    cursor: str | None = None
+    while True:
+        page = await server.get("/v1/tools", cursor=cursor, limit=500)
+        found += page["tools"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    documents = [
+        {
+            "tool": one["tool_id"],
+            **{name: one[name] for name in ("version", "mutation_class", "state", "availability")},
+            "description": str(one["description"]).splitlines()[0],
+            **{name: one[name] for name in ("published_at", "known_pairs", "deprecation")},
+        }
+        for one in found
+    ]
+    return _answer_list(out, documents)
+
+
 @tools.command("list")
+@at_server(_list_at_server)
 @looking
 async def list_tools(lock: Interlock, out: Output, /) -> int:
     """Every registered version, with what it may change and where it is in its life.
+
+    With --server: the newest version of every tool that your token lets you call.
 
     \b
     interlock tools list
@@ -248,7 +273,10 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
                 "deprecation": None if row.notice is None else row.notice.document(),
             }
         )
+    return _answer_list(out, documents)
 
+
+def _answer_list(out: Output, documents: list[Json]) -> int:
     def show(page: Page) -> None:
         if not documents:
             page.line("no tools yet; add some: interlock tools add FILE.py")
@@ -262,7 +290,17 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
+async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int) -> int:
+    page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500))
+    documents = [
+        {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description")}}
+        for one in page["tools"]
+    ]
+    return _answer_search(out, documents)
+
+
 @tools.command()
+@at_server(_search_at_server)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
 @as_holder
@@ -286,7 +324,10 @@ async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit:
         }
         for one in Tools(lock).search(" ".join(words), caller, limit)
     ]
+    return _answer_search(out, documents)
 
+
+def _answer_search(out: Output, documents: list[Json]) -> int:
     def show(page: Page) -> None:
         if not documents:
             page.line("no tool fits; see them all: interlock tools list")
@@ -299,7 +340,28 @@ async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit:
     return 0
 
 
+async def _show_at_server(server: Server, out: Output, /, tool: str) -> int:
+    from interlock.cli.remote import part
+
+    name, at, spec = tool.partition("@")
+    told = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
+    profiles = {name: told.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
+    document: Json = {
+        "tool": told["tool_id"],
+        **{name: told.pop(name) for name in ("state", "availability", "deprecation", "timeout")},
+        "version": told["version"],
+        "input_schema": told["parameters"],
+        "output_schema": told["result_schema"],
+        "manifest": told,
+        **profiles,
+        "known_pairs": told["known_pairs"],
+    }
+    out.answer(document, lambda page: _show_version(page, document))
+    return 0
+
+
 @tools.command()
+@at_server(_show_at_server)
 @click.argument("tool", metavar="TOOL[@RANGE]")
 @looking
 async def show(lock: Interlock, out: Output, /, tool: str) -> int:
@@ -333,8 +395,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "known_pairs": len(contract.manifest.known_pairs),
         "timeout": lock.latencies.told(contract),
     }
-    state = _state(row.state, document["availability"])
-    out.answer(document, lambda page: _show_version(page, version, state, document["timeout"]))
+    out.answer(document, lambda page: _show_version(page, document))
     return 0
 
 
@@ -361,32 +422,35 @@ def _time(timeout: Json) -> str:
     return f"{words}; of {timeout['measured_calls']:,} calls 99 % took at most {timeout['measured_p99_ms']:,.0f} ms"
 
 
-def _show_version(page: Page, version: Version, state: str, timeout: Json) -> None:
+def _show_version(page: Page, document: Json) -> None:
     from interlock.cli.render import Text
 
-    row, contract = version.row, version.contract
-    manifest = contract.manifest
-    page.line(Text(f"{row.address}@{row.version}", "bold"), f"   {state}", right=contract.mutation.mutation_class)
-    page.line(manifest.description)
+    manifest: Json = document["manifest"]
+    state = _state(document["state"], document["availability"])
+    page.line(
+        Text(f"{document['tool']}@{document['version']}", "bold"), f"   {state}", right=manifest["mutation_class"]
+    )
+    page.line(manifest["description"])
     page.line("")
     page.line(Text("takes", "bold"))
-    page.table(_fields(contract.input.model_facing), indent="  ")
+    page.table(_fields(document["input_schema"]), indent="  ")
     page.line(Text("gives", "bold"))
-    page.table(_fields(contract.output.document), indent="  ")
-    can = {"previewed": manifest.previews, "undone": manifest.compensable, "cancelled": manifest.cancellable}
+    page.table(_fields(document["output_schema"]), indent="  ")
+    words = {"previews": "previewed", "compensable": "undone", "cancellable": "cancelled"}
+    effects: list[Json] = manifest.get("effects") or []
+    needs: list[str] = [*(manifest.get("required_permissions") or ()), *(manifest.get("required_scopes") or ())]
     facts: list[tuple[str, Cell]] = [
-        *(("may change", f"{effect.operation} {effect.resource}") for effect in contract.mutation.effects),
-        ("can be", ", ".join(name for name, holds in can.items() if holds) or "called"),
-        ("time", _time(timeout)),
-        ("key", "the caller's own, needed" if contract.idempotency.key_required else "not needed"),
-        ("needs", ", ".join((*contract.auth.required_permissions, *contract.auth.required_scopes)) or "nothing"),
-        ("known pairs", str(len(manifest.known_pairs) or "none: nothing says what it must answer")),
-        ("digest", row.digest),
-        ("from", row.origin),
+        *(("may change", f"{effect['operation']} {effect['resource']}") for effect in effects),
+        ("can be", ", ".join(word for name, word in words.items() if manifest.get(name)) or "called"),
+        ("time", _time(document["timeout"])),
+        ("key", "the caller's own, needed" if manifest["mutation_class"] != "read_only" else "not needed"),
+        ("needs", ", ".join(needs) or "nothing"),
+        ("known pairs", str(document["known_pairs"] or "none: nothing says what it must answer")),
     ]
-    if row.notice is not None:
-        told = row.notice.document()
-        facts.extend((name, str(said)) for name, said in told.items() if said is not None)
+    # A server tells callers neither where a tool comes from nor the digest of what runs it.
+    facts += [(name, document[key]) for name, key in (("digest", "digest"), ("from", "origin")) if key in document]
+    told: Json = document["deprecation"] or {}
+    facts.extend((name, str(said)) for name, said in told.items() if said is not None)
     page.line(Text("contract", "bold"))
     page.facts(facts)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, looking, over_home
+from interlock.cli.command import Output, at_server, looking, over_home
 from interlock.upstreams.kinds import KINDS
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.cli.remote import Server
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
-    from interlock.resilience.services import Health
     from interlock.upstreams.manager import Report
 
 Json = dict[str, Any]
@@ -280,43 +280,61 @@ for _kind in KINDS.keys() - add.commands.keys():
 # Looking after them
 
 
+async def _list_at_server(server: Server, out: Output, /) -> int:
+    return _answer_list(out, await server.get("/v1/upstreams"))
+
+
 @upstream.command("list")
+@at_server(_list_at_server)
 @looking
 async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     """Every upstream, whether it answers, and what it offers; then the breakers of services that are no upstreams."""
-    found = [(one, lock.upstreams.offers(one.name)) for one in lock.upstreams.list()]
+    known = lock.upstreams
+    documents: list[Json] = [
+        {**one.document(), "tools": [tool.document() for tool in known.offers(one.name)]} for one in known.list()
+    ]
     # Services that tools name (`external_service`) have breakers too, and are no upstreams.
-    names = {one.name for one, _ in found}
-    others = [one for one in lock.gateway.execution.services.snapshot() if one.name not in names]
-    documents = [{**one.document(), "tools": [tool.document() for tool in tools]} for one, tools in found]
+    names = {str(one["name"]) for one in documents}
+    others = [one.document() for one in lock.gateway.execution.services.snapshot() if one.name not in names]
+    return _answer_list(out, {"upstreams": documents, "services": others})
 
+
+def _answer_list(out: Output, document: Json) -> int:
     def show(page: Page) -> None:
         rows = [
-            (one.name, one.kind, one.state, _counts([tool.state for tool in tools]), one.reason) for one, tools in found
+            (one["name"], one["kind"], one["state"], _counts([tool["state"] for tool in one["tools"]]), one["reason"])
+            for one in document["upstreams"]
         ]
         if rows:
             page.table(rows, ("name", "kind", "state", "tools", ""))
         else:
             page.line("no upstreams yet; interlock upstream add --help")
-        for one in others:
+        for one in document["services"]:
             page.line(_breaker(one))
 
-    out.answer({"upstreams": documents, "services": [one.document() for one in others]}, show)
+    out.answer(document, show)
     return 0
 
 
-def _breaker(health: Health) -> str:
+def _breaker(health: Json) -> str:
     from interlock.core.formatting import wait
 
-    left_ms = max(health.retry_after_ms, health.suspended_ms)
-    return f"breaker of {health.service}: {health.state}" + (f"; no call for {wait(left_ms)}" if left_ms else "")
+    left_ms = max(health["retryAfterMs"], health["suspendedMs"])
+    return f"breaker of {health['service']}: {health['state']}" + (f"; no call for {wait(left_ms)}" if left_ms else "")
 
 
 def _counts(states: list[str]) -> str:
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
 
 
+async def _show_at_server(server: Server, out: Output, /, name: str) -> int:
+    from interlock.cli.remote import part
+
+    return _answer_show(out, await server.get(f"/v1/upstreams/{part(name)}"))
+
+
 @upstream.command()
+@at_server(_show_at_server)
 @click.argument("name")
 @looking
 async def show(lock: Interlock, out: Output, /, name: str) -> int:
@@ -324,37 +342,42 @@ async def show(lock: Interlock, out: Output, /, name: str) -> int:
 
     Of a service that tools name and that is no upstream (external_service), its breakers.
     """
-    services = [one for one in lock.gateway.execution.services.snapshot() if one.name == name]
+    services = [one.document() for one in lock.gateway.execution.services.snapshot() if one.name == name]
     if services and all(one.name != name for one in lock.upstreams.list()):
         return _show_service(out, name, services)
-    found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
-    changes = lock.upstreams.changes(name)
+    return _answer_show(out, {**lock.upstreams.document(name), "services": services})
+
+
+def _answer_show(out: Output, document: Json) -> int:
+    tools: list[Json] = document["tools"]
 
     def write(page: Page) -> None:
-        page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
-        for one in services:
+        page.facts([("kind", document["kind"]), ("state", f"{document['state']} {document['reason']}".strip())])
+        for one in document["services"]:
             page.line(_breaker(one))
-        page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
-        for tool, parts in changes.items():
-            page.line("")
-            if not parts:
-                page.line(f"{tool} is offered as it was admitted; it stays out until you accept it")
+        page.table([(one["name"], one["state"], one["tool_id"], one["version"] or "", one["reason"]) for one in tools])
+        for one in tools:
+            if "changes" not in one:
                 continue
-            page.line(f"{tool}, as admitted and as offered now:")
+            page.line("")
+            parts: dict[str, list[Any]] = one["changes"]
+            if not parts:
+                page.line(f"{one['name']} is offered as it was admitted; it stays out until you accept it")
+                continue
+            page.line(f"{one['name']}, as admitted and as offered now:")
             page.table([(part, _words(was), "→", _words(now)) for part, (was, now) in parts.items()], indent="  ")
 
-    health = [one.document() for one in services]
-    out.answer({**lock.upstreams.document(name), "services": health}, write)
+    out.answer(document, write)
     return 0
 
 
-def _show_service(out: Output, name: str, services: list[Health]) -> int:
+def _show_service(out: Output, name: str, services: list[Json]) -> int:
     def write(page: Page) -> None:
         page.line(f"{name} is no upstream, but a service that tools name (external_service)")
         for one in services:
             page.line(_breaker(one))
 
-    out.answer({"name": name, "kind": "external_service", "services": [one.document() for one in services]}, write)
+    out.answer({"name": name, "kind": "external_service", "services": services}, write)
     return 0
 
 
@@ -399,15 +422,25 @@ async def accept(
     return 0
 
 
+async def _probe_at_server(server: Server, out: Output, /, name: str) -> int:
+    from interlock.cli.remote import part
+
+    return _answer_probe(out, await server.post(f"/v1/upstreams/{part(name)}/probe", {}, timeout_s=120.0))
+
+
 @upstream.command()
+@at_server(_probe_at_server)
 @click.argument("name")
 @over_home
 async def probe(lock: Interlock, out: Output, /, name: str) -> int:
     """Ask whether it answers, now."""
     state = await lock.upstreams.probe(name)
-    reason = lock.upstreams.get(name).reason
-    out.answer({"name": name, "state": state, "reason": reason}, lambda page: page.line(f"{state} {reason}".strip()))
-    return 0 if state == "available" else 1
+    return _answer_probe(out, {"name": name, "state": state, "reason": lock.upstreams.get(name).reason})
+
+
+def _answer_probe(out: Output, document: Json) -> int:
+    out.answer(document, lambda page: page.line(f"{document['state']} {document['reason']}".strip()))
+    return 0 if document["state"] == "available" else 1
 
 
 @upstream.command()

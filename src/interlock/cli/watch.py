@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, name_of, parse_json
+from interlock.cli.command import Output, parse_json
 from interlock.cli.render import Text
 from interlock.cli.tickets import concerns, decided, document, parse_changes, short, show_brief, show_ticket
+from interlock.cli.viewer import Local
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
@@ -133,11 +134,11 @@ class _Watch:
 
     def _tell(self, event: str, ticket: Ticket) -> None:
         if self._out.as_json:
-            self._out.write({"event": event, "ticket": document(self._lock, ticket)})
+            self._out.write({"event": event, "ticket": document(Local(self._lock), ticket)})
             return
         page = self._out.page()
         if event == "asked":
-            show_brief(self._lock, page, ticket)
+            show_brief(Local(self._lock), page, ticket)
         else:
             page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {self._words(event, ticket)}")
         sys.stdout.flush()
@@ -148,7 +149,7 @@ class _Watch:
         if event in ("approved", "denied"):
             changed = ", with the input edited" if ticket.edited is not None else ""
             comment = f": {ticket.comment}" if ticket.comment else ""
-            return f"{event} by {name_of(self._lock, ticket.resolved_by or '')}{changed}{comment}"
+            return f"{event} by {Local(self._lock).name_of(ticket.resolved_by or '')}{changed}{comment}"
         return _HAPPENED[ticket.state]
 
     def _offer(self) -> None:
@@ -175,7 +176,7 @@ class _Watch:
     async def _act(self, key: str, ticket: Ticket) -> None:
         about = f"{short(ticket)} {ticket.ref}"
         if key == "p":
-            show_ticket(self._lock, self._out.page(), ticket)
+            show_ticket(Local(self._lock), self._out.page(), ticket)
             self._say(f"{short(ticket)}: {_MENU}\n")
         elif key == "n":
             self._skipped.add(ticket.id)

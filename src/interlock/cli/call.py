@@ -1,0 +1,240 @@
+"""`interlock call`: make a call, here or on a server, and show its result."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, acting, as_holder, at_server, json_value, over_home
+from interlock.cli.environment import clear_credentials
+from interlock.cli.viewer import Local, Remote, Viewer
+
+if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
+    from interlock.approvals.ticket import Ticket
+    from interlock.call.phases import Request
+    from interlock.call.results import Result
+    from interlock.cli.remote import Server
+    from interlock.cli.render import Page
+
+Json = dict[str, Any]
+
+
+def _seconds(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise click.BadParameter("must be a number of seconds above 0")
+    return value
+
+
+def _patience(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise click.BadParameter("must be a number of seconds above 0")
+    return value
+
+
+def _name(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not value.partition("@")[0].strip():
+        raise click.BadParameter("name a tool; interlock tools list shows them")
+    if value.endswith("@"):
+        raise click.BadParameter(f"say which versions after the @, or write {value[:-1]} alone")
+    return value
+
+
+async def _call_at_server(
+    server: Server,
+    out: Output,
+    /,
+    tool: str,
+    arguments: Any,
+    wait_s: float | None,
+    timeout_s: float | None,
+    **given: Any,
+) -> int:
+    name, _, spec = tool.partition("@")
+    said: Json = {
+        "tool_id": name,
+        "tool_version": spec or None,
+        "parameters": arguments,
+        "idempotency_key": given["key"],
+        "session_id": given["session"] or None,
+        "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
+        "dry_run": given["dry_run"] or None,
+        "task": given["task"],
+    }
+    body = {name: value for name, value in said.items() if value is not None}
+    result = await send(server, "/v1/tools/invoke", body)
+    if result.pending and wait_s is not None:
+        result = await _wait_at_server(server, out, body, result, wait_s)
+    return await answer_from(server, out, result)
+
+
+async def send(server: Server, path: str, body: Json) -> Result:
+    """The result of a call that a server makes or continues."""
+    from interlock.cli.remote import CALL_TIMEOUT_S
+    from interlock.cli.restored import result_of
+
+    return result_of(*await server.answer("POST", path, body, timeout_s=CALL_TIMEOUT_S))
+
+
+async def _wait_at_server(server: Server, out: Output, body: Json, pending: Result, wait_s: float) -> Result:
+    """The same as `_wait`, by asking the server now and then."""
+    import asyncio
+    import time
+    from dataclasses import replace
+
+    from interlock.approvals.tickets import rejection
+    from interlock.cli.restored import ticket_of
+    from interlock.cli.tickets import show_waiting
+    from interlock.core.errors import Failure
+
+    path = f"/v1/approvals/{pending.metadata['pending']['ticketId']}"
+    page, ticket = out.page(error=True), ticket_of(await server.get(path))
+    show_waiting(await Remote.of(server), page, ticket)
+    give_up, asked = time.monotonic() + wait_s, ticket.step
+    while ticket.state == "PENDING" and (left_s := give_up - time.monotonic()) > 0:
+        await asyncio.sleep(min(1.0, left_s))
+        ticket = ticket_of(await server.get(path))
+        if ticket.step > asked:
+            page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
+            asked = ticket.step
+    if ticket.state == "PENDING":
+        return pending
+    if ticket.state == "APPROVED":
+        return await send(server, f"/v1/tools/resume/{ticket.call}", {})
+    if (failure := rejection(ticket)) is not None:
+        metadata = {**pending.metadata, "approval": ticket.outcome()}
+        return replace(pending, state="denied", error=failure, metadata=metadata)
+    # The server has continued it; under its key the call is answered with its result.
+    if "idempotency_key" not in body:
+        raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
+    return await send(server, "/v1/tools/invoke", body)
+
+
+async def answer_from(server: Server, out: Output, result: Result) -> int:
+    """Show a result that a server gave."""
+    if not result.pending:
+        return _answer_result(out, result)
+    from interlock.cli.restored import ticket_of
+
+    ticket = ticket_of(await server.get(f"/v1/approvals/{result.metadata['pending']['ticketId']}"))
+    return _answer_pending(out, await Remote.of(server), result, ticket)
+
+
+@click.command()
+@at_server(_call_at_server)
+@click.argument("tool", metavar="TOOL[@RANGE]", callback=_name)
+@click.argument("arguments", metavar="['JSON' | -]", default="{}", callback=json_value)
+@click.option("--key", help="Your own key for this action; sent twice, it runs once. Writes need one.")
+@click.option("--session", default="", help="The session whose state the tool sees.")
+@click.option("--task", help="The task that the call's cost is counted for.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
+@click.option("--timeout", "timeout_s", type=float, callback=_seconds, metavar="S", help="Seconds to allow.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=float,
+    is_flag=False,
+    flag_value=math.inf,
+    callback=_patience,
+    metavar="[S]",
+    help="If a person must agree, wait for it, so many seconds or until it is decided, and go on.",
+)
+@as_holder
+@over_home
+async def call(
+    lock: Interlock,
+    out: Output,
+    /,
+    tool: str,
+    arguments: Any,
+    wait_s: float | None,
+    token: str | None,
+    **given: Any,
+) -> int:
+    """Call a tool through all six phases. Arguments are one JSON object, or - to read it from stdin.
+
+    Exits 0 when the tool succeeded, 1 when it failed, was refused or waits for a person, 2 when the command itself
+    makes no sense.
+
+    \b
+    interlock call demo.balance '{"account": "cash"}'
+    interlock call demo.post@^1 '{"account": "cash", "cents": 250}' --key order-17
+    interlock call demo.mail_statement '{"account": "cash", "to": "a@example.org"}' --key m-1 --wait
+    echo '{"account": "cash"}' | interlock call demo.balance - --json
+    """
+    from interlock.call.phases import Request
+    from interlock.core.errors import Failure
+
+    name, _, spec = tool.partition("@")
+    try:
+        caller = await acting(lock, token)
+    except Failure as failure:
+        # Refused like any call: as a result, and on record.
+        refused = Request(tool=name, arguments={}, caller=None, door="cli")
+        return await answer(lock, out, await lock.gateway.decline(refused, failure))
+    request = Request(
+        tool=name,
+        version=spec or None,
+        arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
+        caller=caller,
+        door="cli",
+        **given,
+    )
+    clear_credentials(lock.settings)
+    result = await lock.gateway.invoke(request)
+    if result.pending and wait_s is not None:
+        result = await _wait(lock, out, request, result, wait_s)
+    return await answer(lock, out, result)
+
+
+async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
+    """Wait for a person and go on once they agreed; meanwhile tell, apart from the answer, who was asked."""
+    from interlock.cli.tickets import show_waiting
+    from interlock.core.errors import Failure
+
+    page = out.page(error=True)
+    ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
+    show_waiting(Local(lock), page, ticket)
+    give_up, asked = lock.clock.monotonic() + wait_s, ticket.step
+    while pending.pending and (left_s := give_up - lock.clock.monotonic()) > 0:
+        pending = await lock.wait(pending, within_s=min(1.0, left_s))
+        ticket = await lock.approvals.show(ticket.id)
+        if ticket.step > asked:
+            page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
+            asked = ticket.step
+        if pending.pending and ticket.state not in ("PENDING", "APPROVED"):
+            # Another process has gone on with it; under its key the call is answered with what came of that.
+            if request.key is None:
+                raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
+            pending = await lock.gateway.invoke(request)
+    return pending
+
+
+async def answer(lock: Interlock, out: Output, result: Result) -> int:
+    """Show a result. Whoever was asked on its way is told before this process ends."""
+    if result.pending:
+        ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
+        code = _answer_pending(out, Local(lock), result, ticket)
+    else:
+        code = _answer_result(out, result)
+    if result.error is not None and result.error.code == "E3208":
+        await lock.courier.deliver_due()
+    return code
+
+
+def _answer_pending(out: Output, viewer: Viewer, result: Result, ticket: Ticket) -> int:
+    from interlock.cli.tickets import show_waiting
+
+    def show(page: Page) -> None:
+        show_waiting(viewer, page, ticket)
+        page.hook_outputs(result)
+
+    out.answer(result.document(), show)
+    return 1
+
+
+def _answer_result(out: Output, result: Result) -> int:
+    out.answer(result.document(), lambda page: page.result(result))
+    return 0 if result.ok else 1

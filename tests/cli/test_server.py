@@ -1,0 +1,431 @@
+"""Commands with --server: a running server carries them out, and they show what the same commands show locally."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from tests.cli.conftest import INTERLOCK, Cli, Ended
+from tests.cli.test_serve import running
+
+SCOPES = ("audit:read", "policy:read", "tools:admin", "tokens:issue")
+MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "a@example.org"}')
+BUDGETS = """
+[[budgets]]
+per = "caller"
+limit = 10.0
+period_s = 86400
+"""
+# Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
+_OWN = (
+    (re.compile(r"\b(?:apr_)?01[0-9A-Z]{24}\b"), "ID"),
+    (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
+    (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
+    (re.compile(r"<?\d[\d.]* (?:ms|s|min|h|d|days?|hours?|minutes?|seconds?)\b"), "SPAN"),
+    (re.compile(r" {2,}"), "  "),
+)
+
+
+def bare(text: str) -> str:
+    for pattern, word in _OWN:
+        text = pattern.sub(word, text)
+    return text
+
+
+@dataclass(frozen=True)
+class Place:
+    """A home with the demo tools, and a server that runs on it."""
+
+    cli: Cli
+    url: str
+
+    def token(self, holder: str) -> str:
+        """The name of a file with a token: ann governs and audits, bob may approve, eve only calls."""
+        return str(self.cli.path / f"{holder}.token")
+
+    def here(self, holder: str, *words: str) -> Ended:
+        return self.cli("--token-file", self.token(holder), *words)
+
+    def there(self, holder: str, *words: str) -> Ended:
+        return self.cli("--server", self.url, "--token-file", self.token(holder), *words)
+
+    def ticket(self, key: str) -> str:
+        """The ticket of a call of ann's that waits for a person."""
+        return self.there("ann", *MAIL, "--key", key, "--json").json["pending"]["ticketId"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Place]:
+    cli = Cli(tmp_path_factory.mktemp("served"))
+    assert cli("tools", "add", "interlock.demo_tools").code == 0
+    (cli.home / "settings.toml").write_text(BUDGETS)
+    assert cli("identities", "add", "--name", "bob", "--kind", "human", "--group", "approvers").code == 0
+    for holder, scopes in (("ann", SCOPES), ("bob", ()), ("eve", ())):
+        granted = [word for scope in scopes for word in ("--scope", scope)]
+        issued = cli("token", "issue", "--person", holder, *granted)
+        assert issued.code == 0, issued.err
+        (cli.path / f"{holder}.token").write_text(issued.out)
+    with running(cli, "--no-grpc", "--no-token", "--json") as server:
+        yield Place(cli, server.json["base_url"])
+
+
+# Looking
+
+LOOKING = {
+    "tools list": ("tools", "list"),
+    "tools search": ("tools", "search", "account"),
+    "calls list": ("calls", "list"),
+    "calls list of a tool": ("calls", "list", "--tool", "demo.balance", "--since", "1d"),
+    "calls running": ("calls", "running"),
+    "calls top": ("calls", "top", "--by", "calls", "--since", "2026-01-01T00:00:00Z"),
+    "approvals list": ("approvals", "list", "--all"),
+    "budgets": ("budgets",),
+    "policy check": ("policy", "check"),
+    "policy show": ("policy", "show"),
+    "upstream list": ("upstream", "list"),
+    "health": ("health",),
+}
+# What a server does not tell, by the name of the command: where tools come from and which file the policy is.
+UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",), "policy show": ("text",)}
+
+
+def without(document: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(document, list):
+        return [without(one, names) for one in cast("list[Any]", document)]
+    if isinstance(document, dict):
+        members = cast("dict[str, Any]", document)
+        return {name: without(one, names) for name, one in members.items() if name not in names}
+    return document
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_a_command_shows_of_a_server_what_it_shows_of_its_data_directory(place: Place, name: str) -> None:
+    words = LOOKING[name]
+    place.there("ann", "call", "demo.balance", '{"account": "cash"}')
+    place.ticket("looking")
+    here, there = place.here("ann", *words), place.there("ann", *words)
+    assert there.code == here.code == 0, there.err
+    assert bare(there.out) == bare(here.out)
+    here, there = place.here("ann", *words, "--json"), place.there("ann", *words, "--json")
+    untold = UNTOLD.get(name, ())
+    assert json.loads(bare(json.dumps(without(there.json, untold)))) == json.loads(
+        bare(json.dumps(without(here.json, untold)))
+    )
+
+
+def test_the_contract_of_a_tool_is_shown_but_for_where_it_comes_from(place: Place) -> None:
+    here, there = (
+        place.here("ann", "tools", "show", "demo.post@^1"),
+        place.there("ann", "tools", "show", "demo.post@^1"),
+    )
+    assert (here.code, there.code) == (0, 0)
+    kept = [line for line in here.out.splitlines() if line.split()[:1] not in (["digest"], ["from"])]
+    assert there.out.splitlines() == kept
+    told = place.there("ann", "tools", "show", "demo.post", "--json").json
+    known = place.here("ann", "tools", "show", "demo.post", "--json").json
+    for part in ("tool", "version", "state", "availability", "timeout", "input_schema", "output_schema", "known_pairs"):
+        assert told[part] == known[part]
+
+
+def test_one_call_and_one_ticket_are_shown_alike(place: Place) -> None:
+    ticket = place.ticket("shown")
+    call = place.there("ann", "approvals", "show", ticket, "--json").json["invocation_id"]
+    made = place.there(
+        "ann", "call", "demo.post", '{"account": "cash", "cents": 3}', "--key", "shown-post", "--json"
+    ).json
+    ended = made["invocation_id"]
+    for words in (
+        ("approvals", "show", ticket),
+        ("calls", "show", call),
+        ("calls", "show", ended),
+        ("calls", "inputs", ended),
+    ):
+        here, there = place.here("ann", *words), place.there("ann", *words)
+        assert (here.code, there.code) == (0, 0), there.err
+        assert bare(there.out) == bare(here.out)
+    assert (
+        place.there("ann", "calls", "show", call, "--json").json
+        == place.here("ann", "calls", "show", call, "--json").json
+    )
+
+
+def test_a_caller_without_audit_read_sees_how_their_own_calls_stand(place: Place) -> None:
+    made = place.there("eve", "call", "demo.balance", '{"account": "cash"}', "--json").json
+    shown = place.there("eve", "calls", "show", made["invocation_id"], "--json")
+    assert (shown.code, shown.json["state"], shown.json["tool_id"]) == (0, "succeeded", "demo.balance")
+    assert made["invocation_id"] in place.there("eve", "calls", "show", made["invocation_id"]).out
+    of_ann = place.there("ann", "call", "demo.balance", '{"account": "cash"}', "--json").json["invocation_id"]
+    refused = place.there("eve", "calls", "show", of_ann, "--json")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3702")
+
+
+# Calling
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("demo.balance", '{"account": "cash"}'),
+        ("demo.post", '{"account": "cash"}', "--key", "faulty"),
+        ("demo.post", '{"account": "cash", "cents": 5}', "--key", "preview", "--dry-run"),
+        ("demo.nope", "{}"),
+        ("demo.balance@^7", '{"account": "cash"}'),
+        ("demo.balance", "[]"),
+    ],
+    ids=["success", "bad input", "preview", "no such tool", "no such version", "no object"],
+)
+def test_a_call_ends_alike_here_and_there(place: Place, words: tuple[str, ...]) -> None:
+    here, there = place.here("ann", "call", *words), place.there("ann", "call", *words)
+    if words[1] == "[]":
+        # The REST interface takes objects only, and says so before there is a call.
+        assert (here.code, there.code) == (1, 1)
+        assert "E3004" in there.err
+        return
+    assert there.code == here.code
+    assert bare(there.out) == bare(here.out)
+    here, there = place.here("ann", "call", *words, "--json"), place.there("ann", "call", *words, "--json")
+    for part in ("status", "is_error", "structured_content", "content", "summary", "artifact_refs", "redaction_state"):
+        assert bare(json.dumps(there.json[part])) == bare(json.dumps(here.json[part])), part
+    codes = [None if one.json["error"] is None else one.json["error"]["error_code"] for one in (here, there)]
+    assert codes[0] == codes[1]
+
+
+def test_a_key_sent_twice_is_answered_with_the_first_result(place: Place) -> None:
+    words = ("call", "demo.post", '{"account": "cash", "cents": 1}', "--key", "once", "--json")
+    first, again, local = (
+        place.there("ann", *words).json,
+        place.there("ann", *words).json,
+        place.here("ann", *words).json,
+    )
+    assert not first["metadata"]["replayed"]
+    assert again["metadata"]["replayed"]
+    assert local["metadata"]["replayed"]
+    assert first["structured_content"] == again["structured_content"] == local["structured_content"]
+
+
+def test_a_large_result_is_told_by_its_size(place: Place) -> None:
+    (place.cli.path / "large.py").write_text(
+        "from interlock import tool\n\n"
+        '@tool(version="1.0.0", mutation_class="read_only", namespace="large", max_inline_chars=100)\n'
+        'def text() -> str:\n    "Give a long text."\n    return "x" * 5000\n'
+    )
+    assert place.cli("tools", "add", "large.py").code == 0
+    here, there = place.here("ann", "call", "large.text"), place.there("ann", "call", "large.text")
+    assert (here.code, there.code) == (0, 0)
+    assert bare(there.out) == bare(here.out)
+    assert "characters, kept as payload:" in there.out
+
+
+# Deciding
+
+
+DECISIONS = {"approve": ("approve",), "edit": ("approve", "--edit", '{"to": "b@example.org"}'), "deny": ("deny",)}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_decision_is_taken_alike(place: Place, name: str) -> None:
+    verb, *rest = DECISIONS[name]
+    first, second = place.ticket(f"{name}-here"), place.ticket(f"{name}-there")
+    here = place.here("bob", "approvals", verb, first, *rest, "--comment", "seen")
+    there = place.there("bob", "approvals", verb, second[-8:], *rest, "--comment", "seen")
+    assert (here.code, there.code) == (0, 0), there.err
+    assert bare(there.out) == bare(here.out)
+
+
+def test_a_refused_decision_keeps_its_code(place: Place) -> None:
+    ticket = place.ticket("refused")
+    for end in (place.here, place.there):
+        refused = end("ann", "approvals", "approve", ticket, "--json")
+        assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+def test_a_call_that_waits_goes_on_when_a_person_agrees(place: Place) -> None:
+    words = ("--server", place.url, "--token-file", place.token("ann"), *MAIL, "--key", "waits", "--wait", "100")
+    caller = subprocess.Popen(
+        [*INTERLOCK, *words], env=place.cli.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert caller.stderr is not None
+    told = caller.stderr.readline().decode() + caller.stderr.readline().decode()
+    assert "APPROVAL_REQUIRED" in told
+    assert place.there("bob", "approvals", "approve", told.split()[-1]).code == 0
+    out, _ = caller.communicate(timeout=100)
+    assert caller.returncode == 0, out.decode()
+    assert "demo.mail_statement@1.0.0" in out.decode()
+
+
+def test_a_call_that_waits_is_refused_when_a_person_says_no(place: Place) -> None:
+    ticket = place.ticket("denied")
+    assert place.there("bob", "approvals", "deny", ticket, "--comment", "no").code == 0
+    here, there = (end("ann", *MAIL, "--key", "denied", "--wait", "5", "--json") for end in (place.here, place.there))
+    assert (there.code, there.json["error"]["error_code"]) == (here.code, here.json["error"]["error_code"])
+    assert there.code == 1
+
+
+def test_an_approved_call_is_resumed_and_a_waiting_one_is_cancelled(place: Place) -> None:
+    ticket = place.ticket("cancelled")
+    call = place.there("ann", "approvals", "show", ticket, "--json").json["invocation_id"]
+    cancelled = place.there("ann", "calls", "cancel", call)
+    assert (cancelled.code, cancelled.out.split()[:2]) == (0, ["canceled", call])
+    again = place.there("ann", "calls", "cancel", call, "--json")
+    assert (again.code, again.json) == (1, {"invocation_id": call, "outcome": "finished"})
+    unknown = place.there("ann", "calls", "resume", "apr_01JZZZZZZZZZZZZZZZZZZZZZZZ", "--json")
+    assert (unknown.code, unknown.json["error"]["error_code"]) == (1, "E3702")
+
+
+def test_a_call_is_undone(place: Place) -> None:
+    made = place.there("ann", "call", "demo.post", '{"account": "cash", "cents": 7}', "--key", "to-undo", "--json").json
+    undone = place.there("ann", "calls", "undo", made["invocation_id"], "--key", "undo-it", "--json")
+    assert (undone.code, undone.json["status"]) == (0, "succeeded")
+
+
+# Tokens and the journal
+
+
+def test_tokens_are_issued_inspected_passed_on_and_revoked(place: Place) -> None:
+    issued = place.there(
+        "ann", "token", "issue", "--agent", "scout", "--tool", "demo.balance@^1", "--ttl", "10m", "--json"
+    )
+    assert issued.code == 0, issued.out
+    assert issued.json["registered"] == ["scout"]
+    text = issued.json["token"]
+    here, there = place.here("ann", "token", "inspect", text), place.there("ann", "token", "inspect", text)
+    assert (here.code, there.code) == (0, 0)
+    assert bare(there.out) == bare(here.out)
+    passed = place.there("ann", "token", "delegate", "--token", text, "--to", "helper", "--ttl", "1m")
+    assert passed.code == 0, passed.err
+    assert place.there("ann", "token", "revoke", text, "--reason", "done").code == 0
+    ends = [end("ann", "token", "inspect", passed.out.strip(), "--json") for end in (place.here, place.there)]
+    assert [(one.code, one.json["code"]) for one in ends] == [(1, "E3201")] * 2
+
+
+def test_the_journal_is_exported_whole_and_verifies(place: Place) -> None:
+    target = place.cli.path / "journal.jsonl"
+    told = place.there("ann", "audit", "export", "--out", str(target), "--json")
+    lines = target.read_bytes().splitlines()
+    assert (told.code, told.json["records"], told.json["through"]) == (0, len(lines), json.loads(lines[-1])["seq"])
+    assert place.cli("audit", "verify", "--export", str(target)).code == 0
+    assert place.there("ann", "audit", "export", "--out", str(target), "--json").json["error"]["error_code"] == "E3411"
+    assert place.there("ann", "audit", "export").out.splitlines()[0].encode() == lines[0]
+    assert place.there("ann", "audit", "verify", "--json").json["intact"]
+    refused = place.there("eve", "audit", "export", "--json")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("backup", "copy"), ("restore", "copy"), ("keys", "list"), ("doctor",), ("serve",), ("secrets", "list"),
+        ("identities", "list"), ("tools", "add", "x.py"), ("calls", "reconcile"), ("audit", "purge"), ("demo",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_for_the_data_directory_itself_says_so(place: Place, words: tuple[str, ...]) -> None:
+    (place.cli.path / "copy").mkdir(exist_ok=True)
+    refused = place.there("ann", *words)
+    assert refused.code == 2
+    assert "works on a data directory itself" in refused.err
+
+
+def test_what_needs_neither_runs_all_the_same(place: Place) -> None:
+    assert place.there("ann", "policy", "default").out == place.cli("policy", "default").out
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://tools.example.com", "plain HTTP"),
+        ("http://192.0.2.7:8080", "plain HTTP"),
+        ("ftp://127.0.0.1", "is not the URL of a server"),
+        ("127.0.0.1:8080", "is not the URL of a server"),
+        ("http://ann:secret@127.0.0.1", "is not the URL of a server"),
+    ],
+)
+def test_a_token_is_sent_to_no_place_where_others_can_read_it(place: Place, url: str, words: str) -> None:
+    refused = place.cli("--server", url, "--token-file", place.token("ann"), "tools", "list")
+    assert refused.code == 2
+    assert words in refused.err
+
+
+def test_plain_http_elsewhere_is_possible_when_it_is_asked_for(place: Place) -> None:
+    refused = place.cli(
+        "--server",
+        "http://nowhere.invalid:1",
+        "--insecure-http",
+        "--token-file",
+        place.token("ann"),
+        "tools",
+        "list",
+        "--json",
+    )
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3502")
+
+
+def test_a_server_without_a_token_or_with_a_bad_one(place: Place) -> None:
+    told = place.cli("--server", place.url, "tools", "list", "--json")
+    assert (told.code, told.json["error"]["error_code"]) == (1, "E3212")
+    assert place.cli("--server", place.url, "health").code == 0
+    bad = place.cli.path / "bad.token"
+    bad.write_text("a.b.c\n")
+    told = place.cli("--server", place.url, "--token-file", str(bad), "tools", "list", "--json")
+    assert (told.code, told.json["error"]["error_code"]) == (1, "E3203")
+    bad.write_text("\n")
+    assert place.cli("--server", place.url, "--token-file", str(bad), "tools", "list").code == 2
+
+
+def test_home_and_server_exclude_each_other_and_what_is_said_beats_the_environment(place: Place) -> None:
+    assert place.cli("--home", str(place.cli.home), "--server", place.url, "health").code == 2
+    named = Cli(place.cli.path, {"INTERLOCK_SERVER": "http://127.0.0.1:9"})
+    assert named("health", "--json").json["error"]["error_code"] == "E3502"
+    assert named("--home", str(place.cli.home), "health").code == 0
+    assert Cli(place.cli.path, {"INTERLOCK_SERVER": place.url})("health").code == 0
+
+
+def test_what_is_no_interlock_server_is_told_apart(place: Place) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with closing(connection):
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+
+        speaking = threading.Thread(target=answer)
+        speaking.start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        told = place.cli("--server", url, "--token-file", place.token("ann"), "tools", "list", "--json")
+        speaking.join(30)
+    assert (told.code, told.json["error"]["error_code"]) == (1, "E3502")
+    assert "is not an Interlock server" in told.json["error"]["message"]
+
+
+def test_an_export_that_breaks_off_leaves_no_file(place: Place) -> None:
+    target = place.cli.path / "broken.jsonl"
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with closing(connection):
+                connection.recv(65_536)
+                connection.sendall(b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n8\r\n{"seq":1\r\n')
+
+        speaking = threading.Thread(target=answer)
+        speaking.start()
+        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        told = place.cli(
+            "--server", url, "--token-file", place.token("ann"), "audit", "export", "--out", str(target), "--json"
+        )
+        speaking.join(30)
+    assert (told.code, told.json["error"]["error_code"]) == (1, "E3502")
+    assert not target.exists()

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from interlock.api.home_health import Condition
-from interlock.approvals.notify import Courier
 from interlock.audit import retention
 from interlock.audit.retention import expire_payloads, remove_pieces
 from interlock.authority import budgets
-from interlock.core.clock import Clock
-from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
 from interlock.gateway import idempotency
 from interlock.gateway.reconcile import block_orphans
-from interlock.gateway.review import Desk
 from interlock.resilience import limits
-from interlock.settings import Settings
 from interlock.store import facts
-from interlock.store.home import Home
-from interlock.store.port import Store, Transaction
-from interlock.telemetry.alerts import Alerts
+from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
+    from interlock.api.parts import Parts
+    from interlock.approvals.notify import Courier
+    from interlock.core.clock import Clock
+    from interlock.core.supervise import Supervisor
+    from interlock.gateway.review import Desk
     from interlock.registry.retirement import Milestone
+    from interlock.settings import Settings
+    from interlock.store.home import Home
+    from interlock.store.port import Store, Transaction
+    from interlock.telemetry.alerts import Alerts
     from interlock.upstreams.manager import Upstreams
 
 # How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
@@ -142,6 +145,13 @@ _EVICTIONS = (
     (budgets.evict, budgets.EVICT_AT_ONCE),
     (limits.evict, limits.EVICT_AT_ONCE),
 )
+
+
+async def open_sandbox(parts: Parts, after_s: float) -> None:
+    """Open the sandbox where the data directory has tools that need it, after a while."""
+    await asyncio.sleep(after_s)
+    if await parts.readers.read(has_sandboxed_tools):
+        await parts.gateway.execution.warm_up()
 
 
 def _sign(_: Transaction) -> None:

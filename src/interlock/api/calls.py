@@ -5,35 +5,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.call_records import CallRecords
+from interlock.api.call_views import evidence, inputs_for_auditors, span_on_record
 from interlock.api.progress import Trails
 from interlock.api.rights import require
-from interlock.audit.decisions import decisions_of
-from interlock.audit.invocations import invocation_of
 from interlock.call.connector import Interaction
-from interlock.call.context import Caller
-from interlock.call.phases import INPUTS, REASONS, Reason, Request
+from interlock.call.phases import REASONS, Reason, Request
 from interlock.call.results import Persistence, Result
-from interlock.core.clock import Deadline, iso, new_id
+from interlock.core.clock import Deadline, new_id
 from interlock.core.errors import Failure
 from interlock.core.record import step
-from interlock.core.threads import WALKS
 from interlock.data.bounds import LONGEST_NAME
-from interlock.data.schema import Json
-from interlock.gateway.inputs import Inputs
 from interlock.gateway.ownership import facts_in
-from interlock.privacy.redact import REDACTED, SchemaRedactor
 from interlock.store import ledger, records
-from interlock.telemetry.w3c import joined, trace_hex
+from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
@@ -203,8 +198,7 @@ class Calls:
         if kept is not None:
             result = kept.document()
             return {
-                "invocation_id": call_id, "status": kept.state, "result": result, "invocation": invocation_of(told),
-                "permission_decisions": decisions_of(told),
+                "invocation_id": call_id, "status": kept.state, "result": result, **evidence(told),
             }  # fmt: skip
         facts = facts_in(told)
         mine = self._parts.ownership.has(caller, facts)
@@ -233,8 +227,7 @@ class Calls:
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
             "persistence": self._persistence(facts),
-            "invocation": invocation_of(told),
-            "permission_decisions": decisions_of(told),
+            **evidence(told),
         }
 
     def _persistence(self, facts: Json) -> Json | None:
@@ -266,7 +259,7 @@ class Calls:
         spans = self._parts.gateway.telemetry.trace(trace_id, caller, reaches)
         complete = any(span["attributes"].get("tool.invocation_id") == call_id for span in spans)
         if not complete and facts.get("kind") == "closed":
-            spans = sorted([*spans, _span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
+            spans = sorted([*spans, span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
         return {"invocation_id": call_id, "trace_id": trace_id, "complete": complete, "spans": spans}
 
     async def inputs(self, call_id: str, caller: Caller) -> Json:
@@ -283,7 +276,7 @@ class Calls:
         with suppress(Failure, KeyError):
             schema = self._parts.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
         found = self._records.inputs(call_id)
-        shown = await WALKS.run(_for_auditors, found, self._parts.redactor.for_schema(schema))
+        shown = await inputs_for_auditors(found, self._parts.redactor.for_schema(schema))
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
@@ -373,44 +366,6 @@ class Calls:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._trails.close()
-
-
-def _span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
-    """A call that has ended as one span, from what its records say."""
-    latency_ms = float(facts.get("latencyMs") or 0.0)
-    began = datetime.fromisoformat(facts["timestamp"]) - timedelta(milliseconds=latency_ms)
-    states: list[str] = facts.get("states") or [""]
-    told: Json = {
-        "tool.id": facts.get("toolId"), "tool.version": facts.get("version"), "tool.invocation_id": call_id,
-        "tool.status": states[-1], "tool.latency_ms": latency_ms, "tool.source": facts.get("source"),
-        "tool.door": facts.get("door"), "tool.mutation_class": facts.get("mutationClass"),
-        "error.type": facts.get("errorCode"), "error.code": facts.get("error_code"),
-    }  # fmt: skip
-    return {
-        "name": "tool.invoke", "trace_id": trace_hex(trace_id), "span_id": "", "parent_span_id": None,
-        "start": iso(int(began.timestamp() * 1000)), "duration_ms": latency_ms,
-        "status": facts.get("errorCode") or "OK",
-        "attributes": {name: value for name, value in told.items() if value is not None}, "events": [],
-    }  # fmt: skip
-
-
-def _for_auditors(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:
-    """The inputs of a call without what is private in any of them."""
-    found = find()
-    four = {name: getattr(found, name) for name in INPUTS}
-    seen = {name: redact.for_people(value) for name, value in four.items() if value is not None}
-    private = {path for one in seen.values() for path in one.paths}
-    changes = [
-        {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
-        for one in found.changes
-    ]
-    told: Json = {name: seen[name].value if name in seen else None for name in four}
-    return {**told, "input_changes": changes, "withheld": found.withheld or None}
-
-
-def _lies_in(pointer: str, private: Collection[str]) -> bool:
-    """Whether a place holds something private, or lies in something private."""
-    return any(f"{one}/".startswith(f"{pointer}/") or f"{pointer}/".startswith(f"{one}/") for one in private)
 
 
 def _refuse_long(ask: Ask) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.api import demonstration
 from interlock.api.authority import Authority
-from interlock.api.background import Chores
+from interlock.api.background import Chores, open_sandbox
 from interlock.api.storage import Storage
 from interlock.approvals.notify import Courier
 from interlock.core.supervise import Supervisor
@@ -26,7 +26,6 @@ from interlock.gateway.remote_cancel import Elsewhere
 from interlock.gateway.review import Desk
 from interlock.registry.catalog import Catalog, Row
 from interlock.registry.latency import Latencies, measure
-from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
     from interlock.authority.identities import DidRegistry
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from interlock.call.events import Listener
     from interlock.contract.declare import Tool
     from interlock.core.clock import Clock
-    from interlock.data.schema import Json
     from interlock.registry.admission import Evidence
     from interlock.settings import Settings
     from interlock.store.home import Home
@@ -154,27 +152,9 @@ class Parts:
     @cached_property
     def upstreams(self) -> Upstreams:
         """Systems that others run. Most programs have none, so their modules are loaded on first use."""
-        from interlock.upstreams.kinds import Site, connector
-        from interlock.upstreams.manager import Upstreams
+        from interlock.api.connecting import make_upstreams
 
-        def make(name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
-            alert = partial(self._alert_upstream, name)
-            services, logs = self.gateway.execution.services, self.home.path / "logs"
-            return connector(name, kind, config, Site(self.clock, services, logs, changed, alert))
-
-        return Upstreams(
-            journal=self.journal,
-            catalog=self.catalog,
-            clock=self.clock,
-            make=make,
-            lend=self.authority.lend,
-            try_out=self._try_out,
-            announce=self.gateway.observer.announce,
-            mention=self.gateway.observer.mention,
-            look=self.gateway.quarantine.look,
-            answers=self.gateway.execution.services.answers,
-            supervisor=self.supervisor,
-        )
+        return make_upstreams(self, self._try_out)
 
     async def close(self) -> None:
         """Finish pending writes, anchor the chain, and release the data directory."""
@@ -219,13 +199,7 @@ class Parts:
 
         Otherwise the first call would wait for it, out of its own time. Runs by itself in a process that stays.
         """
-
-        async def open_sandbox() -> None:
-            await asyncio.sleep(after_s)
-            if await self.readers.read(has_sandboxed_tools):
-                await self.gateway.execution.warm_up()
-
-        return self.supervisor.keep("opening of the sandbox", open_sandbox)
+        return self.supervisor.keep("opening of the sandbox", partial(open_sandbox, self, after_s))
 
     def connect_through(self, connect: Connect) -> None:
         """Reach upstreams through the connections of another data directory."""
@@ -236,9 +210,6 @@ class Parts:
 
     def _channels_of(self, group: str) -> list[str]:
         return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]
-
-    def _alert_upstream(self, name: str, words: str) -> None:
-        self.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
 
     def _alert_background(self, task: str, reason: str) -> None:
         announce = self.gateway.observer.announce

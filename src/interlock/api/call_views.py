@@ -1,0 +1,67 @@
+"""Documents that tell of a call: its evidence, its inputs without private values, and its span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from interlock.audit.decisions import decisions_of
+from interlock.audit.invocations import invocation_of
+from interlock.call.phases import INPUTS
+from interlock.core.clock import iso
+from interlock.core.threads import WALKS
+from interlock.privacy.redact import REDACTED, SchemaRedactor
+from interlock.telemetry.w3c import trace_hex
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.gateway.inputs import Inputs
+
+
+def evidence(told: Sequence[Json]) -> Json:
+    """The invocation and the permission decisions that the records of a call tell of."""
+    return {"invocation": invocation_of(told), "permission_decisions": decisions_of(told)}
+
+
+async def inputs_for_auditors(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:
+    """The inputs of a call without private values. They may be large: opened and redacted on another thread."""
+    return await WALKS.run(_redacted, find, redact)
+
+
+def span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
+    """A call that has ended as one span, from what its records say."""
+    latency_ms = float(facts.get("latencyMs") or 0.0)
+    began = datetime.fromisoformat(facts["timestamp"]) - timedelta(milliseconds=latency_ms)
+    states: list[str] = facts.get("states") or [""]
+    told: Json = {
+        "tool.id": facts.get("toolId"), "tool.version": facts.get("version"), "tool.invocation_id": call_id,
+        "tool.status": states[-1], "tool.latency_ms": latency_ms, "tool.source": facts.get("source"),
+        "tool.door": facts.get("door"), "tool.mutation_class": facts.get("mutationClass"),
+        "error.type": facts.get("errorCode"), "error.code": facts.get("error_code"),
+    }  # fmt: skip
+    return {
+        "name": "tool.invoke", "trace_id": trace_hex(trace_id), "span_id": "", "parent_span_id": None,
+        "start": iso(int(began.timestamp() * 1000)), "duration_ms": latency_ms,
+        "status": facts.get("errorCode") or "OK",
+        "attributes": {name: value for name, value in told.items() if value is not None}, "events": [],
+    }  # fmt: skip
+
+
+def _redacted(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:
+    """The inputs of a call without what is private in any of them."""
+    found = find()
+    four = {name: getattr(found, name) for name in INPUTS}
+    seen = {name: redact.for_people(value) for name, value in four.items() if value is not None}
+    private = {path for one in seen.values() for path in one.paths}
+    changes = [
+        {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
+        for one in found.changes
+    ]
+    told: Json = {name: seen[name].value if name in seen else None for name in four}
+    return {**told, "input_changes": changes, "withheld": found.withheld or None}
+
+
+def _lies_in(pointer: str, private: Collection[str]) -> bool:
+    """Whether a place holds something private, or lies in something private."""
+    return any(f"{one}/".startswith(f"{pointer}/") or f"{pointer}/".startswith(f"{one}/") for one in private)

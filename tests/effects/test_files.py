@@ -332,7 +332,7 @@ def test_a_write_tool_keeps_to_the_resources_and_operations_of_its_manifest(
 
 @pytest.mark.proves("EFFECT-03")
 def test_a_session_value_counts_as_a_change() -> None:
-    session = SessionState(1, '{"count": 1, "list": [1]}')
+    session = SessionState(lambda: (1, '{"count": 1, "list": [1]}'))
     assert judge("read_only", (), (), session.changes()).ok
     session["count"] = 2
     session["list"].append(2)

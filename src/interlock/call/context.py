@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -141,7 +142,7 @@ class Context(CallContext):
         self.dry_run = dry_run
         self.trace_id = trace_id
         self._trace = trace
-        self.log = _ToolLog(trace_id, invocation_id, hide)
+        self._hide = hide
         self.changes: list[Change] = []
         self.attestations: list[Attestation] = []
         self.compensation: dict[str, Any] | None = None
@@ -160,9 +161,14 @@ class Context(CallContext):
         self._out = out
         self.costs = FREE
         self.failed_below: Exception | None = None
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+
+    @cached_property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """The log of the tool: under the call's trace id, and without what the call must keep to itself."""
+        return _ToolLog(self.trace_id, self.invocation_id, self._hide)
 
     @property
     def trace_headers(self) -> dict[str, str]:
@@ -180,7 +186,7 @@ class Context(CallContext):
     @property
     def cancelled(self) -> bool:
         """Whether the call was cancelled or has run out of time. Long loops in threads should check it."""
-        return self._cancelled.is_set() or self.remaining_s <= 0
+        return self._cancelled or self.remaining_s <= 0
 
     def progress(self, /, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
         """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read, bytes_written,
@@ -306,7 +312,7 @@ class Context(CallContext):
 
     def cancel(self) -> None:
         """Set the flag that `cancelled` shows. Called by the gateway."""
-        self._cancelled.set()
+        self._cancelled = True
 
     def _on_loop(self, function: Callable[[Any], None], argument: Any) -> None:
         if threading.get_ident() == self._thread:

@@ -12,13 +12,37 @@ from interlock.core.errors import Failure
 
 
 class SessionState(MutableMapping[str, Any]):
-    """A session's values as one call sees them. Writes stay here until the call's closing record commits them."""
+    """A session's values as one call sees them. Writes stay here until the call's closing record commits them.
 
-    def __init__(self, version: int, stored: str) -> None:
-        self.version = version
-        # Parsed twice, so that changing a list in place is detected as a change.
-        self._before: dict[str, Any] = orjson.loads(stored)
-        self._now: dict[str, Any] = orjson.loads(stored)
+    The stored values are read when they are first used. Another call that has changed them by the time this one closes
+    is noticed by the version (E3410).
+    """
+
+    def __init__(self, load: Callable[[], tuple[int, str]]) -> None:
+        """`load` returns the version of the session and its values as JSON."""
+        self._load: Callable[[], tuple[int, str]] | None = load
+        self._version = 0
+        self._before: dict[str, Any] = {}
+        self._current: dict[str, Any] = {}
+
+    def read(self) -> SessionState:
+        """Read the stored values now, unless they have been read."""
+        load = self._load
+        if load is not None:
+            self._version, stored = load()
+            # Parsed twice, so that changing a list in place is seen as a change.
+            self._before, self._current = orjson.loads(stored), orjson.loads(stored)
+            self._load = None
+        return self
+
+    @property
+    def _now(self) -> dict[str, Any]:
+        return self.read()._current
+
+    @property
+    def version(self) -> int:
+        """The version of the session that was read."""
+        return self.read()._version
 
     def __getitem__(self, name: str) -> Any:
         return self._now[name]
@@ -41,18 +65,19 @@ class SessionState(MutableMapping[str, Any]):
 
     @property
     def changed(self) -> bool:
-        return self._now != self._before
+        return self._load is None and self._current != self._before
 
     def values_now(self) -> dict[str, Any]:
         return self._now
 
     def rewrite(self, clean: Callable[[Any], Any]) -> None:
-        """Pass every value that is about to be stored through `clean`."""
-        self._now = clean(self._now)
+        """Pass everything that is about to be stored through `clean`."""
+        if self._load is None:
+            self._current = clean(self._current)
 
     def changes(self) -> tuple[Change, ...]:
-        """The changes of this call, as records that replay to the same state."""
-        before, now = self._before, self._now
+        """What this call changed, as records that replay to the same state."""
+        before, now = self._before, self._current
         changes: list[Change] = []
         for name in sorted(before.keys() | now.keys()):
             if name not in now:

@@ -434,6 +434,9 @@ class Execution:
         call, request = requested, requested.request
         assert request.caller is not None
         session: SessionState = self._closer.kept.session(request.caller, request.session)
+        if requested.tool.writes or not requested.tool.bound.is_async:
+            # A write begins nothing whose session cannot be read. The thread of a sync function reads no database.
+            session.read()
         caller = narrowed(granted)
         return Context(
             invocation_id=call.id,
@@ -626,7 +629,10 @@ def narrowed(granted: Granted) -> Caller:
     if capability is not None and capability.bound:
         reach = token_checks.reach_of(requested.tool.contract, granted.input)
         capability = replace(capability, within=reach)
-    return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes), capability=capability)
+    scopes = caller.scopes.intersection(requested.tool.required_scopes)
+    if scopes == caller.scopes and capability is caller.capability:
+        return caller
+    return replace(caller, scopes=scopes, capability=capability)
 
 
 def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:

@@ -107,7 +107,8 @@ class Closer:
         if call.more.provenance:
             metadata |= self._cleaned_facts(call, call.more.provenance)
         if (
-            tool.plain and persistence.ref is None and not call.more.noted and not call.more.files
+            not tool.writes and persistence.ref is None and not call.more.noted and not call.more.files
+            and (ran.more.context is None or outcome.left_nothing(call, metadata))
             and not self._allowances.counts(call)
             and not ((call.more.mutations or self._keeps_all_inputs) and self.kept.keeps_inputs(call))
         ):  # fmt: skip

@@ -7,6 +7,7 @@ from interlock.contract.effects import Change
 from interlock.contract.standard.states import MOVES, State
 from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
 from interlock.data.schema import Json
+from interlock.effects.session import SessionState
 from interlock.gateway.idempotency import Settlement
 
 _STATE_OF_CLASS: dict[ErrorClass, State] = {
@@ -127,3 +128,10 @@ def stored(failure: Failure) -> Json:
     """A failure as a key keeps it, to answer with it again."""
     details = None if failure.details is None else dict(failure.details)
     return {"error": {"code": failure.code, "message": failure.message, "details": details}}
+
+
+def left_nothing(call: Call, metadata: Json) -> bool:
+    """Whether a read with a context has changed nothing and handed nothing over."""
+    context, more = call.more.context, call.more
+    changed = context is not None and isinstance(context.session, SessionState) and context.session.changed
+    return not (changed or more.changes or more.detected or more.promised or "handoffs" in metadata)

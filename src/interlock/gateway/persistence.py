@@ -66,13 +66,16 @@ class Kept:
 
     def session(self, caller: Caller, session: str) -> SessionState:
         """A caller's session as it is now."""
-        row = sessions.find(self._reader, session_id(caller, session))
+        return SessionState(lambda: self._stored_session(session_id(caller, session)))
+
+    def _stored_session(self, row_id: bytes) -> tuple[int, str]:
+        row = sessions.find(self._reader, row_id)
         if row is None:
-            return SessionState(0, "{}")
+            return 0, "{}"
         version, state = row
         if isinstance(state, bytes):
-            state = self._box.open(state, purpose="session", about=session_id(caller, session).hex()).decode()
-        return SessionState(version, state)
+            state = self._box.open(state, purpose="session", about=row_id.hex()).decode()
+        return version, state
 
     def store_session(self, transaction: Transaction, row_id: bytes, session: SessionState) -> None:
         """Write a session's state, unless another call has changed it meanwhile (E3410)."""

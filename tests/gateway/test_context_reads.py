@@ -1,0 +1,96 @@
+"""Reads with a context: they cost little more than reads without one, unless they leave something behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from interlock import Context, Field, Interlock, Result, tool
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_lifecycle import records
+
+Whole = Annotated[int, Field(description="a whole number", examples=[1])]
+quick: dict[str, Any] = {
+    "version": "1.0.0", "mutation_class": "read_only", "namespace": "aware", "timeout_class": "interactive",
+    "external_io": False,
+}  # fmt: skip
+
+
+@tool(**quick)
+async def double(ctx: Context, number: Whole) -> int:
+    """Double a number, without a use for the context."""
+    return 2 * number
+
+
+@tool(**quick)
+async def hand_over(ctx: Context, number: Whole) -> int:
+    """Double a number, and hand work over to another."""
+    ctx.handoff({"check": number}, agent="checker")
+    return 2 * number
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="aware")
+async def keep(ctx: Context, number: Whole) -> int:
+    """Keep a number in the session."""
+    ctx.session["number"] = number
+    return number
+
+
+@keep.compensate
+async def forget(ctx: Context, number: Whole) -> None:
+    """Forget the number that is kept."""
+    ctx.session.pop("number", None)
+
+
+def at_once(call: Coroutine[Any, Any, Result]) -> Result | None:
+    """The answer to a call that waits for nothing. None where it waits; it is left there."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        return end.value
+    call.close()
+    return None
+
+
+async def test_where_records_are_batched_a_read_that_left_nothing_waits_for_nothing(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path, audit="batched", housekeeping=False) as lock:
+        await admit(lock, double)
+        assert (await lock.call("aware.double", number=1)).ok
+        answer = at_once(lock.gateway.invoke(lock.request("aware.double", {"number": 2})))
+        assert answer is not None
+        assert answer.unwrap() == 4
+        await lock.journal.drain()
+        (record,) = records(lock, answer.invocation_id)
+        assert (record["status"], record["sideEffects"]) == ("SUCCESS", [])
+
+
+@pytest.mark.parametrize("audit", ["durable", "batched"])
+async def test_work_that_a_read_hands_over_is_on_record_before_it_is_told(tmp_path: Path, audit: Any) -> None:
+    async with Interlock.open(tmp_path, audit=audit, housekeeping=False) as lock:
+        await admit(lock, hand_over)
+        result = await lock.call("aware.hand_over", number=1)
+        (record,) = records(lock, result.invocation_id)
+        assert record["handoffs"] == list(result.handoffs)
+        assert len(result.handoffs) == 1
+
+
+async def test_a_read_sees_its_session_as_it_is_when_it_first_looks(lock: Interlock) -> None:
+    looks = asyncio.Event()
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="aware")
+    async def look(ctx: Context) -> int:
+        """Look at what the session keeps, when told to."""
+        await looks.wait()
+        return ctx.session["number"]
+
+    await admit(lock, look, keep)
+    assert (await lock.call("aware.keep", number=1, key="k1")).ok
+    looking = asyncio.create_task(lock.call("aware.look"))
+    await asyncio.sleep(0)
+    assert (await lock.call("aware.keep", number=2, key="k2")).ok
+    looks.set()
+    assert (await looking).unwrap() == 2

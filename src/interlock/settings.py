@@ -76,14 +76,14 @@ class RedactionPattern(pydantic.BaseModel):
 
 
 class HookSetting(pydantic.BaseModel):
-    """A hook that every process on the home has: the server and each command."""
+    """A hook of every process on the data directory: the server and each command."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     when: Literal["pre", "post", "failure"]
     run: Annotated[str, pydantic.Field(pattern=r"^[^:]+(\.py)?:[A-Za-z_][A-Za-z0-9_]*$")] = pydantic.Field(
-        description="the function: FILE.py:NAME, from the home on, or MODULE:NAME"
+        description="the function: FILE.py:NAME, relative to the data directory, or MODULE:NAME"
     )
     tools: Annotated[str, pydantic.Field(min_length=1, max_length=200)] = "*"
     timeout_s: Annotated[float, pydantic.Field(gt=0, le=3600)] = 1.0
@@ -103,21 +103,21 @@ class Settings(pydantic.BaseModel):
         " follow with the next batch; writes stay durable.",
     )
     min_window_s: int = pydantic.Field(3600, ge=1, description="the shortest time an idempotency record lives")
-    payload_days: int = pydantic.Field(7, ge=1, description="how long large results are kept")
+    payload_days: int = pydantic.Field(7, ge=1, description="how long large results are stored")
     keep_inputs: Literal["never", "changed", "always"] = pydantic.Field(
         "changed",
-        description="which calls have their inputs kept, sealed, for payload_days. changed: those whose input was"
+        description="which calls have their inputs stored, encrypted, for payload_days. changed: those whose input was"
         " converted or changed by a hook or a reviewer, up to 256 KiB. always: all calls, of any size within the"
         " payload quotas. never: none. Hashes and sources of changes are on record in any case",
     )
-    undo_days: int = pydantic.Field(90, ge=1, description="how long the means to undo a call are kept")
+    undo_days: int = pydantic.Field(90, ge=1, description="how long the data for undoing a call is stored")
     checkpoint_bytes: int = pydantic.Field(
         1 << 18, ge=1024, le=16 << 20, description="how many bytes the state of one checkpoint may have"
     )
     checkpoints_per_call: int = pydantic.Field(
-        200, ge=1, le=10_000, description="how many checkpoints one call may save; they are kept, whatever their age"
+        200, ge=1, le=10_000, description="how many checkpoints one call may save; they are stored without a time limit"
     )
-    retention_years: int = pydantic.Field(1, ge=1, le=7, description="how long records of reads are kept at least")
+    retention_years: int = pydantic.Field(1, ge=1, le=7, description="how long records of reads are stored at least")
     retention_years_writes: int = pydantic.Field(7, ge=1, le=7, description="the same for writes and all other records")
     max_values: int = pydantic.Field(
         MOST_REQUEST_VALUES,
@@ -131,7 +131,7 @@ class Settings(pydantic.BaseModel):
         description="how many bytes of JSON one result may have; a tool's own max_result_bytes can only lower it",
     )
     payload_bytes: int = pydantic.Field(
-        16 << 30, ge=1, description="how many bytes of large results and files are kept on this home"
+        16 << 30, ge=1, description="how many bytes of large results and files are stored in the data directory"
     )
     payload_bytes_per_tenant: int = pydantic.Field(4 << 30, ge=1, description="the same of one tenant")
     payload_bytes_per_caller: int = pydantic.Field(1 << 30, ge=1, description="the same of one caller")
@@ -144,7 +144,7 @@ class Settings(pydantic.BaseModel):
         1024,
         ge=1,
         description="how many HTTP connections, and how many gRPC connections, one address may hold open; "
-        "raise it where a proxy stands in front",
+        "raise it if a proxy is in front of the server",
     )
     max_mcp_sessions: int = pydantic.Field(
         100, ge=1, description="how many MCP sessions of the handshake era one caller may have open over HTTP"
@@ -153,51 +153,57 @@ class Settings(pydantic.BaseModel):
         2.0,
         gt=0,
         le=60,
-        description="how long calls go on while the store cannot be read, and so it is not known what other processes "
-        "changed (revocations, quarantines, tools); then they are refused until it can",
+        description="how long calls continue while the store cannot be read and changes of other processes are unknown "
+        "(revocations, quarantines, tools); after that they are refused until it can be read",
     )
     purge_records: bool = pydantic.Field(
         False,
         description="remove records that are past their term in the background, once a day; otherwise they stay until"
         " interlock audit purge removes them",
     )
-    strict_redaction: bool = pydantic.Field(False, description="redact whatever merely looks like a number or address")
+    strict_redaction: bool = pydantic.Field(
+        False, description="also redact text that only looks like a number or an address"
+    )
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
     redact_patterns: tuple[RedactionPattern, ...] = pydantic.Field(
         (),
         description="further patterns whose matches are never shown: name, pattern (a regular expression) and, if the"
         " name does not say enough, marker",
     )
-    no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")
+    no_pattern_redaction: tuple[str, ...] = pydantic.Field(
+        (), description="namespaces whose results are not redacted by patterns"
+    )
 
     environment: str = pydantic.Field(
-        "local", description="where this is: local, dev, test and staging are not production; every other name is"
+        "local", description="the environment: local, dev, test and staging are not production; every other name is"
     )
     theta_auto: int = pydantic.Field(
-        50, ge=0, le=100, description="from which trust on a caller's reversible writes need no gate"
+        50, ge=0, le=100, description="the trust from which on a caller's reversible writes need no approval"
     )
     sigma_critical: Literal["field", "resource", "collection", "tenant", "system"] = pydantic.Field(
         "collection",
-        description="from how far on a write in production is asked for, narrowest first",
+        description="the scope from which on a write in production needs approval, narrowest first",
     )
     approval_otherwise: Literal["policy", "yes"] = pydantic.Field(
         "policy",
-        description="what the gate says where no rule of its own applies: the policy decides, or a person does",
+        description="who decides if no rule of the approval gate applies: policy, or (yes) a person",
     )
-    ask_all_writes: bool = pydantic.Field(False, description="a person must agree to every write")
+    ask_all_writes: bool = pydantic.Field(False, description="require approval for every write")
     approval: Approval = pydantic.Field(
         Approval(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
-        description="who is asked, how far that is carried up, and when silence becomes a no; tools may say otherwise",
+        description="the approvers, the escalation, and the time after which a call is denied; tools may override it",
     )
     four_eyes: Literal["irreversible", "always", "never"] = pydantic.Field(
         "irreversible",
-        description="for which calls nobody on whose behalf they were asked for may decide; who asked never may",
+        description="for which calls nobody on whose behalf they were made may decide; the requester never may",
     )
-    max_waiting: int = pydantic.Field(100, ge=1, description="how many calls of one requester may wait for a person")
+    max_waiting: int = pydantic.Field(100, ge=1, description="how many calls of one requester may wait for approval")
     resume_approved: bool = pydantic.Field(
-        False, description="go on with approved calls of all callers in this process; a server does"
+        False, description="resume approved calls of all callers in this process; a server does"
     )
-    channels: tuple[Channel, ...] = pydantic.Field((), description="by which approvers are told; see notifications")
+    channels: tuple[Channel, ...] = pydantic.Field(
+        (), description="the channels by which approvers are notified; see notifications"
+    )
     notify_timeout_s: float = pydantic.Field(
         10.0,
         gt=0,
@@ -205,27 +211,30 @@ class Settings(pydantic.BaseModel):
         description="how long one attempt may take to notify by a channel with a url; its process is killed then",
     )
     hooks: tuple[HookSetting, ...] = pydantic.Field(
-        (), description="functions around the calls of every process on this home: id, when, run, tools, timeout_s"
+        (),
+        description="functions around the calls of all processes: id, when, run, tools, timeout_s",
     )
 
-    token_issuer: str = pydantic.Field("interlock", description="what our own issuer calls itself in tokens")
-    token_audience: str = pydantic.Field("interlock", description="for whom tokens must be meant to be accepted here")
-    token_max_s: int = pydantic.Field(86_400, ge=1, description="the longest a token may live")
+    token_issuer: str = pydantic.Field("interlock", description="the name of our own issuer in tokens")
+    token_audience: str = pydantic.Field("interlock", description="the audience that tokens must have to be accepted")
+    token_max_s: int = pydantic.Field(86_400, ge=1, description="the longest lifetime of a token")
     trusted_issuers: tuple[dict[str, Any], ...] = pydantic.Field(
         (),
-        description="whose tokens count besides our own: iss, jwks (a file or an https address), algorithms, audience,"
+        description="other accepted issuers: iss, jwks (a file or an https address), algorithms, audience,"
         " ignored_claims",
     )
 
     policy_engine: Literal["embedded", "remote"] = pydantic.Field(
-        "embedded", description="who decides: the Cedar policies of the home, or an engine asked over HTTP or gRPC"
+        "embedded",
+        description="the engine: the Cedar policies of the data directory, or a remote one over HTTP or gRPC",
     )
     policy_url: Annotated[str, pydantic.AfterValidator(_engine_address)] = pydantic.Field(
-        "", description="where the remote engine is: https://HOST/PATH or grpcs://HOST:PORT; http and grpc without TLS"
+        "",
+        description="the remote engine: https://HOST/PATH or grpcs://HOST:PORT; http and grpc without TLS",
     )
     policy_form: Literal["interlock", "authzen"] = pydantic.Field(
         "interlock",
-        description="what is asked there: our own question (POST /v1/authorize, or the gRPC service PolicyEngine), or"
+        description="the protocol: our own question (POST /v1/authorize, or the gRPC service PolicyEngine), or"
         " the AuthZEN evaluation API, which is HTTP only",
     )
     policy_arguments: Literal["redacted", "all", "none"] = pydantic.Field(
@@ -233,18 +242,19 @@ class Settings(pydantic.BaseModel):
         description="which arguments the remote engine sees. redacted: without credentials and what is marked or named"
         " as private. all: as the caller sent them. none: no arguments",
     )
-    policy_timeout_s: float = pydantic.Field(2.0, gt=0, le=30, description="how long the remote engine may take")
-    policy_token_file: Path | None = pydantic.Field(None, description="a file with the bearer token it wants")
+    policy_timeout_s: float = pydantic.Field(2.0, gt=0, le=30, description="the timeout of the remote engine")
+    policy_token_file: Path | None = pydantic.Field(None, description="a file with the bearer token for it")
 
-    secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="where credentials are kept")
+    secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="the store of credentials")
     secrets_key: Literal["file", "keyring"] = pydantic.Field(
-        "file", description="where the key is that seals them: a file of the home, or the operating system's keyring"
+        "file",
+        description="where their sealing key is: a file of the data directory, or the operating system's keyring",
     )
-    vault_url: str = pydantic.Field("", description="where Vault is")
+    vault_url: str = pydantic.Field("", description="the address of Vault")
     vault_mount: str = pydantic.Field("secret", description="the mount of its KV version 2 engine")
-    vault_prefix: str = pydantic.Field("", description="the path below which credentials are")
+    vault_prefix: str = pydantic.Field("", description="the path prefix of credentials")
     vault_token_file: Path | None = pydantic.Field(
-        None, description="a file with the token Vault wants; without it, the variable VAULT_TOKEN"
+        None, description="a file with the token for Vault; without it, the variable VAULT_TOKEN"
     )
     vault_namespace: str | None = pydantic.Field(None, description="the Vault namespace, where there are several")
     vault_issued: dict[str, str] = pydantic.Field(
@@ -269,29 +279,32 @@ class Settings(pydantic.BaseModel):
     )
 
     upstream_probe_s: float = pydantic.Field(
-        60.0, gt=0, le=300, description="how often upstreams are asked whether they are there"
+        60.0, gt=0, le=300, description="how often upstreams are probed, in seconds"
     )
 
     breakers: tuple[BreakerRule, ...] = pydantic.Field(
-        (), description="when calls to failing services are held back, by service and tool; see limits"
+        (), description="when calls to failing services are refused, by service and tool; see limits"
     )
 
     watched_files: tuple[Path, ...] = pydantic.Field(
-        (), description="directories in which every change a call makes is held against its tool's manifest"
+        (), description="directories in which every change of a call is compared with its tool's manifest"
     )
-    watched_databases: tuple[Path, ...] = pydantic.Field((), description="SQLite files that are watched alike")
+    watched_databases: tuple[Path, ...] = pydantic.Field(
+        (), description="SQLite files that are watched in the same way"
+    )
     watched_postgres: tuple[PostgresAddress, ...] = pydantic.Field(
-        (), description="Postgres databases that are watched alike, as postgresql://HOST/DATABASE; nothing is put back"
+        (),
+        description="Postgres databases that are watched in the same way, as postgresql://HOST/DATABASE; not restored",
     )
 
-    budgets: tuple[Budget, ...] = pydantic.Field((), description="what calls may cost together; see limits")
+    budgets: tuple[Budget, ...] = pydantic.Field((), description="limits on the total cost of calls; see limits")
     rate_limits: tuple[RateLimit, ...] = pydantic.Field(
-        (), description="how many calls are admitted in a time; see limits"
+        (), description="limits on the number of calls per period; see limits"
     )
-    prices: Prices = pydantic.Field(Prices(), description="what metered use costs")
+    prices: Prices = pydantic.Field(Prices(), description="prices of metered use")
     loops: LoopLimits = pydantic.Field(
         LoopLimits(),
-        description="from how many calls on a caller is thought to be caught in a loop",
+        description="the number of calls from which on a loop is suspected",
     )
 
     mcp_session_idle_s: float = pydantic.Field(
@@ -312,11 +325,11 @@ class Settings(pydantic.BaseModel):
         "", description="the OTLP/HTTP collector that spans are sent to, say http://localhost:4318"
     )
     traces_kept: int = pydantic.Field(
-        1000, ge=1, le=100_000, description="of how many calls the spans can be read back from this process"
+        1000, ge=1, le=100_000, description="the number of calls whose spans can be read back from this process"
     )
-    log_format: Literal["text", "json"] = pydantic.Field("text", description="how a server writes its log")
+    log_format: Literal["text", "json"] = pydantic.Field("text", description="the format of a server's log")
     log_level: Literal["debug", "info", "warning", "error"] = pydantic.Field(
-        "info", description="from which level on a server writes it"
+        "info", description="the lowest level that a server logs"
     )
 
     keep_environment: tuple[str, ...] = pydantic.Field(
@@ -325,7 +338,8 @@ class Settings(pydantic.BaseModel):
         " call may see; all others are removed before tools run",
     )
     housekeeping: bool = pydantic.Field(
-        True, description="let go of expired keys and payloads and retire versions in the background, once an hour"
+        True,
+        description="remove expired idempotency keys and payloads and retire versions in the background, once an hour",
     )
 
     @pydantic.field_validator("policy_form")
@@ -350,7 +364,7 @@ class Settings(pydantic.BaseModel):
 def load_settings(path: Path, **given: Any) -> Settings:
     """Settings from the file, overridden by the environment, overridden by what the program was given.
 
-    E3108 for what cannot be used, with the place that says it: the line of the file, the variable or the argument.
+    E3108 for a setting that cannot be used, with its source: the line of the file, the variable or the argument.
     """
     try:
         text = path.read_text() if path.exists() else ""
@@ -382,7 +396,7 @@ def variable(name: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The one of some names that somebody may have meant."""
+    """The most similar of some names, if one is similar enough."""
     return next(iter(difflib.get_close_matches(name, names, 1, alike)), None)
 
 
@@ -392,12 +406,12 @@ def _fault(kind: str, loc: tuple[int | str, ...], message: str) -> str:
         meant = nearest(str(loc[-1]), _names_beside(loc))
         return f"there is no setting `{where}`" + (f"; did you mean `{meant}`?" if meant else "")
     if kind == "missing":
-        return f"`{where}` must be said"
+        return f"`{where}` is missing"
     return f"`{where}` cannot be used: {message.removeprefix('Value error, ').lower()}"
 
 
 def _names_beside(loc: tuple[int | str, ...]) -> Iterable[str]:
-    """What could have been said in the place of the last of these names."""
+    """The settings that could stand in the place of the last of these names."""
     model: type[pydantic.BaseModel] | None = Settings
     for part in loc[:-1]:
         if model is not None and isinstance(part, str):
@@ -413,7 +427,7 @@ def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
 
 
 def _place(kind: str, loc: tuple[int | str, ...], text: str, given: Mapping[str, Any]) -> str:
-    """Who says it: the program, a variable, or a line of the file."""
+    """The source of a setting: the program, a variable, or a line of the file."""
     name = str(loc[0])
     if name in given:
         return "what the program was given"
@@ -424,7 +438,7 @@ def _place(kind: str, loc: tuple[int | str, ...], text: str, given: Mapping[str,
 
 
 def _line(lines: list[str], loc: tuple[int | str, ...]) -> int:
-    """The line where it is said, or the nearest one above that leads there."""
+    """The line of a setting, or the nearest one above that leads there."""
     at, pattern = 0, re.compile("")
     for part in loc:
         if isinstance(part, str):
@@ -436,7 +450,7 @@ def _line(lines: list[str], loc: tuple[int | str, ...]) -> int:
 
 
 def _from_environment(name: str, text: str) -> Any:
-    """A value as its variable says it: plain, a list with commas, or JSON where it has parts."""
+    """Read the value of a variable: plain, a list with commas, or JSON if it has parts."""
     default = Settings.model_fields[name].default
     if isinstance(default, pydantic.BaseModel | dict) or (isinstance(default, tuple) and text.startswith("[")):
         try:

@@ -359,7 +359,7 @@ def test_a_cut_tail_is_found_by_the_anchors_in_the_database_the_file_or_the_audi
         alone = tampered(original, act, database_only=True)
         assert not alone.anchors_file
         assert alone.intact == (keep >= last_of_writes(original))
-        assert all("the key of call" in fault.what for fault in alone.faults)
+        assert all("the idempotency key of call" in fault.what for fault in alone.faults)
 
 
 @AUDIT_03

@@ -165,12 +165,12 @@ FORGED = """CAST('{"value":"forged","persistence":["inline",null,8,""],"redacted
         ("INSERT INTO cost VALUES ('a', 't', '', 'local', 5, '{}')", "the cost of call a is in the tables and on no"),
         ('UPDATE session SET state = \'{"last": "forged"}\'', "holds other values than it had on record"),
         ("UPDATE session SET state = zeroblob(50)", "cannot be opened"),
-        (f"UPDATE reservation SET result = {FORGED} WHERE {FINE}", "keeps another result than"),
-        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'refused-1'", "keeps another result than"),
-        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'happened-5'", "keeps another result than"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE {FINE}", "has another result than"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'refused-1'", "has another result than"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'happened-5'", "has another result than"),
         (f"UPDATE reservation SET result = substr(result, 1, 40) WHERE {FINE}", "it was changed after it was sealed"),
         (f"UPDATE reservation SET result = NULL WHERE {FINE}", "it is not what was stored"),
-        ("UPDATE payload SET body = CAST('1' AS BLOB), size = 1", "keeps another result than is on record"),
+        ("UPDATE payload SET body = CAST('1' AS BLOB), size = 1", "has another result than is on record"),
         ("INSERT INTO hold VALUES ('a', 'b', 5, 'c')", "a call holds room in the budget b"),
     ],
 )
@@ -185,7 +185,10 @@ def test_a_key_that_was_given_back_and_is_in_the_tables_again_is_found(lived: Pa
         query = "SELECT call FROM journal WHERE kind = 'closed' AND instr(body, CAST('\"again-2\"' AS BLOB))"
         (call,) = db.execute(query).fetchone()
     verdict = edited(lived, f"UPDATE reservation SET call = '{call}' WHERE {FINE}")
-    assert any(f"the key of call {call} is 'done' in the tables, on record it was" in f.what for f in verdict.faults)
+    assert any(
+        f"the idempotency key of call {call} is 'done' in the tables, on record it was" in f.what
+        for f in verdict.faults
+    )
 
 
 async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:

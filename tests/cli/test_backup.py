@@ -157,7 +157,7 @@ def test_nothing_is_written_over(cli: Cli) -> None:
         assert refused.code == 1
         assert "E3411" in refused.err
         assert "is there already; nothing was written" in refused.err
-    assert "in the home itself" in cli("backup", str(cli.home / "copy")).err
+    assert "in the data directory itself" in cli("backup", str(cli.home / "copy")).err
     assert cli("backup", "copy").code == 0
     assert "is there already" in cli("backup", "copy").err
     before = everything(cli.home)

@@ -1291,7 +1291,7 @@ def test_ctrl_c_in_the_middle_of_a_write_says_that_its_outcome_is_unknown(fresh:
 @pytest.mark.parametrize("text", ['{"account": "cash", "cents": 1, "cents": 999}', '{"a": {"b": 1,\n"b": 2}}'])
 def test_arguments_that_say_one_thing_twice_are_refused_with_their_line(cli: Cli, text: str) -> None:
     ended = cli("call", "demo.post", text, "--key", "k")
-    assert (ended.code, "is said twice" in ended.err, "line" in ended.err) == (2, True, True)
+    assert (ended.code, "appears twice" in ended.err, "line" in ended.err) == (2, True, True)
     assert not cli.ledger.exists()
 
 
@@ -1302,12 +1302,12 @@ def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(cli: Cli)
         return " ".join((ended.out + ended.err).split())
 
     (cli.path / "m.yaml").write_text("tool_id: demo.x\nmutation_class: write_irreversible\nmutation_class: read_only\n")
-    assert "line 3: `mutation_class` is said twice" in refused("tools", "add", "m.yaml")
+    assert "line 3: `mutation_class` appears twice" in refused("tools", "add", "m.yaml")
     (cli.path / "m.json").write_text('{"tool_id": "demo.x",\n "tool_id": "demo.y"}')
-    assert "line 2: `tool_id` is said twice" in refused("tools", "add", "m.json")
+    assert "line 2: `tool_id` appears twice" in refused("tools", "add", "m.json")
     (cli.path / "o.yaml").write_text("defaults:\n  mutation_class: write_irreversible\n  mutation_class: read_only\n")
     overlay = refused("upstream", "add", "mcp", "up", "http://127.0.0.1:9/mcp", "--overlay", "o.yaml")
-    assert "line 3: `mutation_class` is said twice" in overlay
+    assert "line 3: `mutation_class` appears twice" in overlay
 
 
 @pytest.mark.parametrize("head", ["3", "3:", "0:" + "a" * 64, "-1:" + "a" * 64, "3:abcd", "x:" + "a" * 64])

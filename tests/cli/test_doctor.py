@@ -79,7 +79,7 @@ def test_an_emptied_database_does_not_let_a_call_run_twice(cli: Cli) -> None:
     again = cli("tools", "add", "interlock.demo_tools")
     assert again.code == 1
     assert "E3804" in again.err
-    assert "restore the whole home" in again.err
+    assert "restore the whole data directory" in again.err
     assert cli.call("demo.post", POST, "--key", "order-1")["error"]["error_code"] == "E3804"
     assert len(cli.ledger.read_text().splitlines()) == 1
     found = of(cli, "journal")
@@ -91,7 +91,7 @@ def test_a_database_that_was_set_back_is_found(cli: Cli) -> None:
     before = (cli.home / "interlock.db").read_bytes()
     assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
     (cli.home / "interlock.db").write_bytes(before)
-    assert "not as this home left it" in of(cli, "journal").what
+    assert "not as this data directory left it" in of(cli, "journal").what
 
 
 def test_keys_that_are_damaged_or_gone_are_found_by_loading_them(cli: Cli) -> None:
@@ -149,7 +149,7 @@ def test_settings_that_cannot_be_used_are_told_with_their_place(fresh: Cli, monk
         "✗ E3108 setup needed",
         "settings.toml, line 2: there is no setting `adit`; did you mean `audit`?",
         "settings.toml, line 3: `theta_auto` cannot be used: input should be less than or equal to 100",
-        "settings.toml, line 5: `budgets.0.limit` must be said",
+        "settings.toml, line 5: `budgets.0.limit` is missing",
         "settings.toml, line 7: there is no setting `budgets.0.limmit`; did you mean `limit`?",
         "next correct what is named",
     ):
@@ -237,5 +237,5 @@ def test_a_full_disk_is_told_as_such_and_once(cli: Cli) -> None:
     assert done.returncode == 1
     assert "disk I/O error" not in done.stdout
     (told,) = [one for one in json.loads(done.stdout)["findings"] if "E3803" in one["what"]]
-    assert "the disk that holds this home is full" in told["what"]
+    assert "the disk that holds the data directory is full" in told["what"]
     assert "make room" in told["advice"]

@@ -44,7 +44,13 @@ def test_a_home_is_not_migrated_under_a_process_that_runs_on_it(cli: Cli) -> Non
     with closing(Instance(Home(cli.home), RUNNING)):
         refused = cli("tools", "list")
         assert refused.code == 1
-        for words in ("E3804", "1 process runs on this home", f"{OLDER} to {SCHEMA_HEAD}", "stop it", "run this again"):
+        for words in (
+            "E3804",
+            "1 process runs on this data directory",
+            f"{OLDER} to {SCHEMA_HEAD}",
+            "stop it",
+            "run this again",
+        ):
             assert words in refused.err
         assert schema(cli) == OLDER
         (told,) = [one for one in examine(Home(cli.home), machine=False) if one.name == "schema"]

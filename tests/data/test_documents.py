@@ -34,7 +34,7 @@ def test_a_name_that_an_object_has_twice_is_found_however_deep_and_however_writt
         for kept, value in zip((False, True), values, strict=True)
     )
     text = f'[{json.dumps(above)}, {{"a": [{{{first},\n{inner + ("," if inner else "")}\n{second}}}]}}]'
-    with pytest.raises(Malformed, match=r"line [12345]: .* is said twice"):
+    with pytest.raises(Malformed, match=r"line [12345]: .* appears twice"):
         read_json(text)
 
 
@@ -43,7 +43,7 @@ def test_a_name_that_is_told_neither_breaks_the_line_nor_draws_on_a_terminal() -
     text = json.dumps({name: 1})[:-1] + "," + json.dumps({name: 2})[1:]
     with pytest.raises(Malformed) as caught:
         read_json(text)
-    told = r"line 1: `é\n\x1b[31m\x9b\x7f\u202e\x85\u2028` is said twice"
+    told = r"line 1: `é\n\x1b[31m\x9b\x7f\u202e\x85\u2028` appears twice"
     assert str(caught.value) == told
     assert told.isprintable()
 
@@ -58,7 +58,7 @@ def test_a_name_that_is_told_neither_breaks_the_line_nor_draws_on_a_terminal() -
     ],
 )
 def test_in_yaml_it_is_found_with_its_line(text: str, line: int) -> None:
-    with pytest.raises(Malformed, match=f"line {line}: .* is said twice"):
+    with pytest.raises(Malformed, match=f"line {line}: .* appears twice"):
         read_yaml(text)
 
 

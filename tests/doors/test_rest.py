@@ -649,7 +649,7 @@ async def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(wor
     body = orjson.dumps(COMPLETE)[:-1] + b',\n"mutation_class": "read_only"}'
     sent = {"content-type": "application/json"}
     envelope = refused(await world.ask("POST", "/v1/tools/register", "root", content=body, headers=sent), 400, "E3004")
-    assert "line 2: `mutation_class` is said twice" in envelope["message"]
+    assert "line 2: `mutation_class` appears twice" in envelope["message"]
 
 
 async def test_an_explanation_says_when_a_person_is_asked_although_no_rule_says_so(world: World) -> None:
@@ -827,7 +827,7 @@ async def test_readiness_follows_the_policy_whose_change_is_told_in_the_log_once
     assert await ready() == await ready() == (503, "down")
     ((level, words),) = told()
     assert level == "ERROR"
-    assert words.startswith("the policy cannot be used: policy.cedar is missing from the home")
+    assert words.startswith("the policy cannot be used: policy.cedar is missing from the data directory")
     path.write_text("permit (principal, action, resorce);")
     assert await ready() == await ready() == (503, "down")
     ((level, words),) = told()

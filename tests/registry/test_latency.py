@@ -96,13 +96,13 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
         await admit(lock, which)
         contract = lock.catalog.resolve(which.manifest.address).contract
-        assert lock.latencies.told(contract)["class_source"] == "inferred"
+        assert lock.latencies.describe(contract)["class_source"] == "inferred"
         await call(lock, which, seconds, ENOUGH - 1)
         await lock.measure()
-        assert lock.latencies.told(contract)["class_source"] == "inferred", "that is not enough to go by"
+        assert lock.latencies.describe(contract)["class_source"] == "inferred", "that is not enough to go by"
         await call(lock, which, seconds, 1)
         await lock.measure()
-        told = lock.latencies.told(contract)
+        told = lock.latencies.describe(contract)
         assert (told["class"], told["class_source"], told["measured_calls"]) == (expected, "measured", ENOUGH)
         assert told["measured_p99_ms"] == pytest.approx(seconds * 1000, abs=0.01)
         # The deadline is a promise of the contract, and stays.
@@ -127,7 +127,7 @@ async def test_one_slow_call_in_a_hundred_does_not_make_a_class_and_two_do(home:
             await call(lock, fetches, 20.0, slow)
             await call(lock, fetches, 0.1, 1 if expected == "standard" else 0)
             await lock.measure()
-            assert lock.latencies.told(contract)["class"] == expected
+            assert lock.latencies.describe(contract)["class"] == expected
 
 
 @pytest.mark.proves("LIFE-11")
@@ -139,7 +139,7 @@ async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by
         await call(lock, fetches, 0.2)
         assert _findings(home) == []
         await lock.measure()
-        told = lock.latencies.told(lock.catalog.resolve("pace.writes").contract)
+        told = lock.latencies.describe(lock.catalog.resolve("pace.writes").contract)
         assert (told["class"], told["class_source"], told["measured_class"]) == ("async", "stated", "async")
         await call(lock, states, 5.1, 2)
     (found,) = _findings(home)

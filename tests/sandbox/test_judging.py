@@ -43,7 +43,7 @@ _evidence = st.builds(
     ended=st.builds(Ended, st.none() | st.sampled_from([0, 3 << 8, 9, 11, 24]), st.integers(0, 10**11)),
     counted=st.none() | st.builds(Counted, st.integers(0, 2), st.integers(0, 2), st.just(0)),
     violations=st.sampled_from([(), ("socket",), ("ptrace",), ("egress evil.example:443",)]),
-    said=_said,
+    result=_said,
     cpu_s=st.just(60),
 )
 
@@ -56,8 +56,8 @@ def test_nothing_that_code_says_makes_a_success_of_what_the_evidence_calls_a_fai
     status, _ = judge(evidence)
     if status == "ok":
         assert evidence.ended_by_us is None
-        assert evidence.said is not None
-        assert evidence.said["ok"] is True
+        assert evidence.result is not None
+        assert evidence.result["ok"] is True
         assert not (evidence.counted and evidence.counted.killed_for_memory)
         assert evidence.ended.status is None or not os.WIFSIGNALED(evidence.ended.status)
     else:

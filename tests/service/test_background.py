@@ -62,6 +62,6 @@ async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_p
 async def test_no_sign_of_a_process_is_left_when_it_has_ended(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     async with Interlock.open(home.path, housekeeping=False) as lock:
-        lock.instance.tell({"failing": [["tickets", 3, "TypeError"]]})
-        assert [told for _, told in home.told()] == [{"failing": [["tickets", 3, "TypeError"]]}]
-    assert list(home.told()) == []
+        lock.instance.report({"failing": [["tickets", 3, "TypeError"]]})
+        assert [told for _, told in home.signs_of_life()] == [{"failing": [["tickets", 3, "TypeError"]]}]
+    assert list(home.signs_of_life()) == []

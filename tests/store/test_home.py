@@ -89,7 +89,7 @@ async def test_a_database_that_has_forgotten_what_was_done_is_refused(tmp_path: 
     before = {path: path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
     failure = await refusal(home)
     assert failure.code == "E3804"
-    assert "restore the whole home" in failure.resolution
+    assert "restore the whole data directory" in failure.resolution
     assert "begin anew" in failure.resolution
     assert {path: path.read_bytes() for path in sorted(home.rglob("*")) if path in before} == before
 

@@ -88,7 +88,7 @@ def places(home: Home) -> int:
         ranges = [(1, 2**62)]
         while ranges:
             start, length = ranges.pop()
-            found = record_locks.found(file.fileno(), start, length) if length > 0 else None
+            found = record_locks.any_lock(file.fileno(), start, length) if length > 0 else None
             if found is not None:
                 at, size = found
                 count += 1

@@ -186,7 +186,7 @@ def test_an_overlay_survives_being_stored() -> None:
         ({"tools": {"a": {"mutation_clas": "read_only"}}}, "did you mean `mutation_class`?"),
         ({"tools": {"a": {"parameters": {"x": {"descripton": "y"}}}}}, "did you mean `description`?"),
         ({"tools": {"a": {"mutation_class": "safe"}}}, "/tools/a/mutation_class"),
-        ({"defaults": {"rename": "abc"}}, "`rename` is said of one tool, not of all"),
+        ({"defaults": {"rename": "abc"}}, "`rename` is set for one tool, not for all"),
         ("tools: [", "neither YAML nor JSON"),
         ("just words", "overlay refused"),
     ],

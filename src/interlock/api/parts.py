@@ -192,7 +192,7 @@ class Parts:
 
     async def measure(self) -> None:
         """Compute from the journal which timeout class measured latency calls for. A server does so by itself."""
-        self.latencies.found = await self.readers.read(measure)
+        self.latencies.measured = await self.readers.read(measure)
 
     def warm_up(self, after_s: float = 0.0) -> asyncio.Task[None]:
         """Open the sandbox in the background where the data directory has tools that need it.
@@ -217,7 +217,7 @@ class Parts:
 
     def _tell_background(self) -> None:
         """Let other processes on this data directory, such as `interlock doctor`, see which background tasks fail."""
-        self.instance.tell({"failing": [[one.task, one.failures, one.error] for one in self.supervisor.failing]})
+        self.instance.report({"failing": [[one.task, one.failures, one.error] for one in self.supervisor.failing]})
 
     def _channel_fails(self, channel: str, failures: int, reason: str) -> None:
         """Raise an alert about a channel that notifies nobody."""

@@ -118,7 +118,7 @@ class Tools:
 
     def timeout(self, version: Version) -> Json:
         """The timeout class of a version, where it comes from, and what was measured."""
-        return self._parts.latencies.told(version.contract)
+        return self._parts.latencies.describe(version.contract)
 
     def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
         """Tools whose name, title, description, tags or hint hold every word, best first."""

@@ -196,7 +196,7 @@ class Courier:
         if channel.console:
             return Outcome("sent")
         try:
-            outcome = await (self._post(channel, due) if channel.webhook is not None else self._tell(channel, due))
+            outcome = await (self._post(channel, due) if channel.webhook is not None else self._send(channel, due))
         except TimeoutError:
             return Outcome("retry", "E3704 no answer in time")
         except Failure as failure:
@@ -226,14 +226,14 @@ class Courier:
                 allow_private=channel.allow_private,
             )
 
-    async def _tell(self, channel: Channel, due: DueRow) -> Outcome:
+    async def _send(self, channel: Channel, due: DueRow) -> Outcome:
         assert channel.url is not None
         url = channel.url.get_secret_value()
         if SECRET in url:
             async with asyncio.timeout(ATTEMPT_S):
                 url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
         try:
-            if await self._services[channel.name].tell(url, *_in_words(self._message(due), due.step)):
+            if await self._services[channel.name].send(url, *_in_words(self._message(due), due.step)):
                 return Outcome("sent")
         except Broken:
             return Outcome("retry", "E3704 the process that sends for the channel broke off; its memory is limited")

@@ -50,7 +50,7 @@ class Service:
         self._ending: set[asyncio.subprocess.Process] = set()
         self._refused: Failure | None = None
 
-    async def tell(self, url: str, title: str, text: str) -> bool:
+    async def send(self, url: str, title: str, text: str) -> bool:
         """Send a message; returns whether the service accepted it.
 
         Raises E3406 if it leads to an address that is not allowed, E3004 for a URL that apprise does not support,

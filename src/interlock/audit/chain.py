@@ -106,7 +106,7 @@ def verify(
     """
     began = time.monotonic()
     if not home.database.exists():
-        raise Failure("E3804", "there is no database in this home")
+        raise Failure("E3804", "there is no database in this data directory")
     if public_key is not None and len(public_key) != 32:
         raise Failure("E3004", "the public key given is not an Ed25519 key of 32 bytes")
     # An anchor is in the database before it is in a file, so the files are read first.
@@ -116,19 +116,19 @@ def verify(
     examine = partial(_examine, home, witness, last, public_key, known_head, progress, open_sealed)
     before = verify_reads.stamp(home.database)
     if before.beside:
-        found = examine(immutable=False)
+        examined = examine(immutable=False)
     else:
         # No process has the file open. Reading it as immutable leaves no files beside it and works on read-only media;
         # if another process wrote meanwhile, the result is discarded and the file is read again.
         try:
-            found = examine(immutable=True)
+            examined = examine(immutable=True)
         except Failure:
             if verify_reads.stamp(home.database) == before:
                 raise
-            found = None
-        if found is None or verify_reads.stamp(home.database) != before:
-            found = examine(immutable=False)
-    return found.verdict(time.monotonic() - began)
+            examined = None
+        if examined is None or verify_reads.stamp(home.database) != before:
+            examined = examine(immutable=False)
+    return examined.verdict(time.monotonic() - began)
 
 
 # Parts of an examination
@@ -138,15 +138,15 @@ def verify(
 class _Faults:
     """The first faults of one kind of check. Each check meets its own in order, so the first overall are kept."""
 
-    found: list[ChainFault] = field(default_factory=list[ChainFault])
+    faults: list[ChainFault] = field(default_factory=list[ChainFault])
 
     def note(self, seq: int, what: str) -> None:
-        if len(self.found) < MAX_FAULTS:
-            self.found.append(ChainFault(seq, what))
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(ChainFault(seq, what))
 
 
 @dataclass(slots=True)
-class Found:
+class Examination:
     """The state and the findings of an examination."""
 
     in_segments: _Faults = field(default_factory=_Faults)
@@ -164,8 +164,8 @@ class Found:
 
     def verdict(self, seconds: float) -> Verdict:
         parts = (self.in_segments, self.in_records, self.in_anchors)
-        faults = sorted((fault for part in parts for fault in part.found), key=lambda fault: fault.seq)
-        faults = [*faults, *self.in_general.found][:MAX_FAULTS]
+        faults = sorted((fault for part in parts for fault in part.faults), key=lambda fault: fault.seq)
+        faults = [*faults, *self.in_general.faults][:MAX_FAULTS]
         newest = self.newest
         return Verdict(
             intact=not faults,
@@ -191,29 +191,29 @@ def _examine(
     open_sealed: outcomes.Open | None,
     *,
     immutable: bool,
-) -> Found:
-    found = Found(anchors_file=witness is not None)
-    note = found.in_general.note
+) -> Examination:
+    examined = Examination(anchors_file=witness is not None)
+    note = examined.in_general.note
     with verify_reads.opened(home.database, immutable=immutable) as reader:
-        signatures = Signatures(public_key, partial(_key_of, home, found.in_general))
+        signatures = Signatures(public_key, partial(_key_of, home, examined.in_general))
         for what in layout.departures(reader):
             note(0, what)
-        _check_segments(reader, signatures, found)
-        _check_records(reader, found, progress)
-        _check_anchors(reader, signatures, witness, found)
-        _check_last_head(reader, signatures, last, found)
+        _check_segments(reader, signatures, examined)
+        _check_records(reader, examined, progress)
+        _check_anchors(reader, signatures, witness, examined)
+        _check_last_head(reader, signatures, last, examined)
         if public_key is not None or (home.keys / "journal.pub").exists():
-            _check_unsigned(reader, last, found)
+            _check_unsigned(reader, last, examined)
         if known_head is not None:
-            _check_known_head(reader, known_head, found)
+            _check_known_head(reader, known_head, examined)
         for what in layout.contradictions(reader, (*layout.LEDGER, *verify_reads.COMPARED)):
             note(0, what)
-        for seq, what in agreement.disagreements(reader, found.purged_through):
+        for seq, what in agreement.disagreements(reader, examined.purged_through):
             note(seq, what)
         now_ms = time.time_ns() // 1_000_000
-        for seq, what in outcomes.disagreements(reader, found.purged_through, now_ms, open_sealed):
+        for seq, what in outcomes.disagreements(reader, examined.purged_through, now_ms, open_sealed):
             note(seq, what)
-    return found
+    return examined
 
 
 def _opener(home: Home) -> outcomes.Open | None:
@@ -236,20 +236,20 @@ def _opener(home: Home) -> outcomes.Open | None:
 # Records
 
 
-def _check_records(reader: Reader, found: Found, progress: Callable[[int], None] | None) -> None:
+def _check_records(reader: Reader, examined: Examination, progress: Callable[[int], None] | None) -> None:
     """Follow the chain from the last purged record to the end."""
-    check = Follower(found)
+    check = Follower(examined)
     try:
         for rows in verify_reads.records(reader):
             check.follow(rows)
-            found.records += len(rows)
-            if progress is not None and found.records % _PROGRESS_EVERY == 0:
-                progress(found.records)
+            examined.records += len(rows)
+            if progress is not None and examined.records % _PROGRESS_EVERY == 0:
+                progress(examined.records)
     except verify_reads.UNREADABLE as error:
         what = f"the database cannot be read from here on: {verify_reads.reason(error)}"
-        found.in_records.note(found.seq + 1, what)
+        examined.in_records.note(examined.seq + 1, what)
     if progress is not None:
-        progress(found.records)
+        progress(examined.records)
 
 
 class Follower:
@@ -259,12 +259,12 @@ class Follower:
     checks together. The records of ordinary calls begin with the two names, so only their beginning is compared.
     """
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+    def __init__(self, examined: Examination) -> None:
+        self._examined = examined
 
     def follow(self, rows: Iterable[Any]) -> None:
-        found, sha256 = self._found, hashlib.sha256
-        seq, head = found.seq, found.head
+        examined, sha256 = self._examined, hashlib.sha256
+        seq, head = examined.seq, examined.head
         for at, kind, call, body, stored in rows:
             if (
                 at != seq + 1
@@ -284,15 +284,15 @@ class Follower:
             ):
                 continue
             if not _names_agree(kind, call, body):
-                found.in_records.note(at, "the row names another kind or call than its record")
-        found.seq, found.head = seq, head
+                examined.in_records.note(at, "the row names another kind or call than its record")
+        examined.seq, examined.head = seq, head
 
     def _broken(
         self, seq: int, head: bytes, at: Any, kind: Any, call: Any, body: Any, stored: Any
     ) -> tuple[int, bytes]:
         """Describe what is wrong with a row, and return where to continue."""
-        note = self._found.in_records.note
-        if type(at) is int and at <= self._found.purged_through:
+        note = self._examined.in_records.note
+        if type(at) is int and at <= self._examined.purged_through:
             note(at, "a record lies before the start of the chain")
             return seq, head
         if type(at) is not int or at <= seq:
@@ -347,7 +347,7 @@ class Signatures:
         if self._key is None:
             return None
         if head.key_id != self._key_id:
-            return f"signed with key `{head.key_id}`, not with `{self._key_id}`"
+            return f"signed with the key `{head.key_id}`, not with `{self._key_id}`"
         if not signed_by(self._key, kind, head.seq, head.hash, head.at_ms, head.signature):
             return "its signature does not verify"
         return None
@@ -377,30 +377,30 @@ def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) 
     return SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
 
 
-def _check_segments(reader: Reader, signatures: Signatures, found: Found) -> None:
+def _check_segments(reader: Reader, signatures: Signatures, examined: Examination) -> None:
     """Check what retention removed: signed heads, each beginning where the one before ended."""
     for *row, first_seq in verify_reads.segments(reader):
         head, last_seq = _signed_head(*row), row[0]
-        if head is None or last_seq <= found.seq:
-            found.in_segments.note(max(found.seq, 1), f"the purged segment ending at `{last_seq}` is damaged")
+        if head is None or last_seq <= examined.seq:
+            examined.in_segments.note(max(examined.seq, 1), f"the purged segment ending at `{last_seq}` is damaged")
             continue
-        if first_seq != found.seq + 1:
-            found.in_segments.note(last_seq, f"the purged segment does not begin at {found.seq + 1}")
+        if first_seq != examined.seq + 1:
+            examined.in_segments.note(last_seq, f"the purged segment does not begin at {examined.seq + 1}")
         if (wrong := signatures.fault("segment", head)) is not None:
-            found.in_segments.note(last_seq, f"the purged segment: {wrong}")
-        found.seq, found.head = head.seq, head.hash
-        found.segment_heads[head.seq] = head.hash
-    found.purged_through = found.seq
+            examined.in_segments.note(last_seq, f"the purged segment: {wrong}")
+        examined.seq, examined.head = head.seq, head.hash
+        examined.segment_heads[head.seq] = head.hash
+    examined.purged_through = examined.seq
 
 
-def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | None, found: Found) -> None:
+def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | None, examined: Examination) -> None:
     """Check every anchor, in the database and in the file: signed, and in agreement with the record it names."""
     stored: dict[int, SignedHead] = {}
     heads: list[SignedHead] = []
     for row in verify_reads.anchors(reader):
         head = _signed_head(*row)
         if head is None:
-            found.in_anchors.note(row[0] if type(row[0]) is int else 0, "the anchor is damaged")
+            examined.in_anchors.note(row[0] if type(row[0]) is int else 0, "the anchor is damaged")
             continue
         stored[head.seq] = head
         heads.append(head)
@@ -412,45 +412,49 @@ def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | N
         elif stored[line.seq] != line:
             heads.append(line)
     lost = set(absent)
-    found.anchors = len(stored) + len(lost)
+    examined.anchors = len(stored) + len(lost)
     if witness is not None:
         for what in witness.wants(list(stored.values())):
-            found.in_general.note(0, what)
-    if not heads and found.records and signatures.given:
-        found.in_general.note(0, "there is no signed head, so the public key given proves nothing")
+            examined.in_general.note(0, what)
+    if not heads and examined.records and signatures.given:
+        examined.in_general.note(0, "there is no signed head, so the public key given proves nothing")
     for head in sorted(heads, key=lambda head: head.seq):
         wrong = signatures.fault("head", head)
         if wrong is not None:
-            found.in_anchors.note(head.seq, f"the anchor: {wrong}")
+            examined.in_anchors.note(head.seq, f"the anchor: {wrong}")
             continue
-        if found.newest is None or head.seq >= found.newest.seq:
-            found.newest = head
-        if head.seq > found.seq:
+        if examined.newest is None or head.seq >= examined.newest.seq:
+            examined.newest = head
+        if head.seq > examined.seq:
             continue  # the cut is reported once, below
         if head.seq in lost:
-            found.in_anchors.note(head.seq, "an anchor in the file is missing in the database")
-        if (hash_ := _hash_at(reader, head.seq, found)) is not None and hash_ != head.hash:
-            found.in_anchors.note(head.seq, "the record is not the one that was anchored")
-    if found.newest is not None and found.newest.seq > found.seq:
-        gone = records_words(found.seq + 1, found.newest.seq)
-        found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: a signed anchor names the last"))
+            examined.in_anchors.note(head.seq, "an anchor in the file is missing in the database")
+        if (hash_ := _hash_at(reader, head.seq, examined)) is not None and hash_ != head.hash:
+            examined.in_anchors.note(head.seq, "the record is not the one that was anchored")
+    if examined.newest is not None and examined.newest.seq > examined.seq:
+        gone = records_words(examined.seq + 1, examined.newest.seq)
+        examined.in_anchors.faults.insert(
+            0, ChainFault(examined.seq + 1, f"{gone} missing: a signed anchor names the last")
+        )
 
 
-def _check_known_head(reader: Reader, known: tuple[int, bytes], found: Found) -> None:
+def _check_known_head(reader: Reader, known: tuple[int, bytes], examined: Examination) -> None:
     """Check the head that an auditor noted earlier; if it has been purged since, its signed segment vouches for it."""
     seq, known_hash = known
-    if seq > found.seq:
-        gone = records_words(found.seq + 1, seq)
-        found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: the known head names the last"))
-    elif (hash_ := _hash_at(reader, seq, found)) is not None and hash_ != known_hash:
-        found.in_anchors.found.insert(0, ChainFault(seq, "the record is not the one of the known head"))
+    if seq > examined.seq:
+        gone = records_words(examined.seq + 1, seq)
+        examined.in_anchors.faults.insert(
+            0, ChainFault(examined.seq + 1, f"{gone} missing: the known head names the last")
+        )
+    elif (hash_ := _hash_at(reader, seq, examined)) is not None and hash_ != known_hash:
+        examined.in_anchors.faults.insert(0, ChainFault(seq, "the record is not the one of the known head"))
 
 
-def _hash_at(reader: Reader, seq: int, found: Found) -> bytes | None:
+def _hash_at(reader: Reader, seq: int, examined: Examination) -> bytes | None:
     """Return the hash that a record must have; None if it was purged (or is missing, which the chain itself shows)."""
-    if seq in found.segment_heads:
-        return found.segment_heads[seq]
-    if seq <= found.purged_through:
+    if seq in examined.segment_heads:
+        return examined.segment_heads[seq]
+    if seq <= examined.purged_through:
         return GENESIS if seq == 0 else None
     return verify_reads.hash_of(reader, seq)
 
@@ -470,33 +474,33 @@ class _LastHead:
             return cls(fault=failure.message)
 
 
-def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | None, found: Found) -> None:
+def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | None, examined: Examination) -> None:
     """Check that the journal goes through the head stored beside the keys, and that an anchor in the
     database names it.
     """
     last = None if kept is None else kept.head
-    note = found.in_general.note
+    note = examined.in_general.note
     if kept is not None and kept.fault is not None:
         note(0, kept.fault)
-    elif kept is not None and last is None and found.records and last_head.expected(reader):
-        note(0, "keys/journal.head is missing, though this home had one")
+    elif kept is not None and last is None and examined.records and last_head.expected(reader):
+        note(0, "keys/journal.head is missing, though this data directory had one")
     if last is not None and (wrong := signatures.fault("head", last)) is not None:
         note(0, f"keys/journal.head: {wrong}")
-    elif last is not None and last.seq > found.seq:
-        gone = records_words(found.seq + 1, last.seq)
-        found.in_anchors.note(found.seq + 1, f"{gone} missing: keys/journal.head names the last")
+    elif last is not None and last.seq > examined.seq:
+        gone = records_words(examined.seq + 1, last.seq)
+        examined.in_anchors.note(examined.seq + 1, f"{gone} missing: keys/journal.head names the last")
     elif last is not None:
-        if (hash_ := _hash_at(reader, last.seq, found)) is not None and hash_ != last.hash:
-            found.in_anchors.note(last.seq, "the record is not the one that keys/journal.head names")
+        if (hash_ := _hash_at(reader, last.seq, examined)) is not None and hash_ != last.hash:
+            examined.in_anchors.note(last.seq, "the record is not the one that keys/journal.head names")
         if last.seq and not verify_reads.has_anchor(reader, last.seq):
-            found.in_anchors.note(last.seq, "its anchor was removed from the database: keys/journal.head names it")
+            examined.in_anchors.note(last.seq, "its anchor was removed from the database: keys/journal.head names it")
 
 
-def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> None:
+def _check_unsigned(reader: Reader, kept: _LastHead | None, examined: Examination) -> None:
     """Check the records behind the newest signature: no more than a killed process leaves."""
-    ends = last_head.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
+    ends = last_head.Ends((examined.seq, examined.head), examined.newest, None if kept is None else kept.head)
     if (what := last_head.unsigned_fault(reader, ends)) is not None:
-        found.in_general.note(0, what)
+        examined.in_general.note(0, what)
 
 
 @dataclass(frozen=True, slots=True)

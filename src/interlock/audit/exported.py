@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from interlock.audit.chain import ChainFault, Follower, Found, Signatures, SignedHead, Verdict, records_words
+from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, Verdict, records_words
 
 _HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,13}"  # times below END_MS
 
@@ -83,20 +83,20 @@ def verify_export(
     check = _Check(public_key, known_head)
     for number, line in enumerate(lines, 1):
         if not check.follow(line, first=number == 1):
-            check.found.in_records.note(check.found.seq + 1, f"line {number} is not as an export has it")
+            check.examined.in_records.note(check.examined.seq + 1, f"line {number} is not as an export has it")
             break
         if progress is not None and number % _PROGRESS_EVERY == 0:
             progress(number)
     check.end()
-    return check.found.verdict(time.monotonic() - began)
+    return check.examined.verdict(time.monotonic() - began)
 
 
 class _Check:
     """Checks the lines of an export in order."""
 
     def __init__(self, public_key: bytes | None, known_head: tuple[int, bytes] | None) -> None:
-        self.found = Found(anchors_file=False)
-        self._follower = Follower(self.found)
+        self.examined = Examination(anchors_file=False)
+        self._follower = Follower(self.examined)
         self._known = known_head
         self._named: bytes | None = None
         self._last_signed = 0
@@ -107,49 +107,49 @@ class _Check:
         match = _LINE.fullmatch(line)
         if match is None or (match["public"] is not None) != first or (match["before"] is not None and not first):
             return False
-        seq, digest, found = int(match["seq"]), bytes.fromhex(match["hash"].decode()), self.found
+        seq, digest, examined = int(match["seq"]), bytes.fromhex(match["hash"].decode()), self.examined
         if first:
             self._named = bytes.fromhex(match["public"].decode())
             if self._signatures.given not in (None, self._named):
-                found.in_general.note(0, "it names another public key than the one given")
+                examined.in_general.note(0, "it names another public key than the one given")
             self._begin(match, seq)
         self._follower.follow([(seq, *_names(match["body"]), match["body"], digest)])
-        found.records += 1
+        examined.records += 1
         if match["signed"] is not None:
             self._check_head(_head(match, "signed", seq, digest))
         if self._known is not None and self._known[0] == seq and self._known[1] != digest:
-            found.in_anchors.note(seq, "the record is not the one of the known head")
+            examined.in_anchors.note(seq, "the record is not the one of the known head")
         return True
 
     def _begin(self, match: re.Match[bytes], seq: int) -> None:
         """Find where the chain begins: with the first record, or after what retention removed."""
         if match["before"] is None:
             return
-        head, found = _head(match, "after", seq - 1, bytes.fromhex(match["before"].decode())), self.found
+        head, examined = _head(match, "after", seq - 1, bytes.fromhex(match["before"].decode())), self.examined
         if (wrong := self._signatures.fault("segment", head)) is not None:
-            found.in_segments.note(head.seq, f"the purged segment: {wrong}")
-        found.seq, found.head, found.purged_through = head.seq, head.hash, head.seq
+            examined.in_segments.note(head.seq, f"the purged segment: {wrong}")
+        examined.seq, examined.head, examined.purged_through = head.seq, head.hash, head.seq
 
     def _check_head(self, head: SignedHead) -> None:
-        self.found.anchors += 1
+        self.examined.anchors += 1
         self._last_signed = head.seq
         if (wrong := self._signatures.fault("head", head)) is not None:
-            self.found.in_anchors.note(head.seq, f"the signed head: {wrong}")
+            self.examined.in_anchors.note(head.seq, f"the signed head: {wrong}")
         else:
-            self.found.newest = head
+            self.examined.newest = head
 
     def end(self) -> None:
         """Check what only the end shows: that nothing is missing there."""
-        found = self.found
-        if not found.records:
-            found.in_general.note(0, "there is no record in it")
-        elif not found.anchors:
-            found.in_general.note(0, "no head in it is signed, so anybody can have made it up")
-        elif self._last_signed < found.seq:
-            found.in_anchors.note(self._last_signed + 1, "it ends without a signed head: what came after is missing")
-        if self._known is not None and self._known[0] > found.seq:
-            gone = f"{records_words(found.seq + 1, self._known[0])} missing: the known head names the last"
-            found.in_anchors.found.insert(0, ChainFault(found.seq + 1, gone))
+        examined = self.examined
+        if not examined.records:
+            examined.in_general.note(0, "there is no record in it")
+        elif not examined.anchors:
+            examined.in_general.note(0, "no head in it is signed, so anybody can have made it up")
+        elif self._last_signed < examined.seq:
+            examined.in_anchors.note(self._last_signed + 1, "it ends without a signed head: what came after is missing")
+        if self._known is not None and self._known[0] > examined.seq:
+            gone = f"{records_words(examined.seq + 1, self._known[0])} missing: the known head names the last"
+            examined.in_anchors.faults.insert(0, ChainFault(examined.seq + 1, gone))
 
 
 def _head(match: re.Match[bytes], name: str, seq: int, digest: bytes) -> SignedHead:

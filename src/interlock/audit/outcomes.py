@@ -117,11 +117,11 @@ def disagreements(
             if recorded.state == "unknown" or (recorded.state == "done" and (recorded.until_ms or 0) > now_ms):
                 yield (
                     recorded.seq,
-                    f"the key of call {call} is missing in the tables, on record it is {recorded.state!r}",
+                    f"the idempotency key of call {call} is missing in the tables, on record it is {recorded.state!r}",
                 )
         for seq, call in verify_reads.open_calls(reader):
             if call not in there:
-                yield seq, f"the key of call {call} is missing in the tables, on record it is 'executing'"
+                yield seq, f"the idempotency key of call {call} is missing in the tables, on record it is 'executing'"
         yield from _compare_sessions(reader, sessions, open_sealed)
         yield from amounts.disagreements(reader, purged_through, now_ms)
     except (StoreError, TypeError, ValueError) as error:
@@ -137,24 +137,27 @@ def _compare(recorded: _Key, row: KeyRow, *, complete: bool) -> Iterator[tuple[i
     scope, call, state, expires_ms, tool, version, key, caller, input_hash, _ = row
     if recorded.state is None:
         if not recorded.seq and (complete or not isinstance(call, str)):
-            yield 0, f"the key of call {call} is in the tables and on no record"
+            yield 0, f"the idempotency key of call {call} is in the tables and on no record"
         return
     if recorded.state == "released":
-        yield recorded.seq, f"the key of call {call} is {state!r} in the tables, on record it was given back"
+        yield recorded.seq, f"the idempotency key of call {call} is {state!r} in the tables, on record it was released"
         return
     if state != recorded.state and not (state == "unknown" and recorded.state == "executing"):
-        yield recorded.seq, f"the key of call {call} is {state!r} in the tables, on record {recorded.state!r}"
+        yield (
+            recorded.seq,
+            f"the idempotency key of call {call} is {state!r} in the tables, on record {recorded.state!r}",
+        )
     row_facts = {"tool": tool, "version": version, "key": key, "caller": caller, "input_hash": input_hash}
     differ = [name for name, value in recorded.facts.items() if row_facts[name] != value]
     if differ:
         words = ", ".join(f"{name} is {row_facts[name]!r}, on record {recorded.facts[name]!r}" for name in differ)
-        yield recorded.seq, f"the key of call {call} is another in the tables: {words}"
+        yield recorded.seq, f"the idempotency key of call {call} differs in the tables: {words}"
     elif recorded.scope is not None and scope != recorded.scope:
-        yield recorded.seq, f"the key of call {call} is filed under another name than its record says"
+        yield recorded.seq, f"the idempotency key of call {call} is filed under another name than its record says"
     if recorded.until_ms is not None and not (
         type(expires_ms) is int and expires_ms >= recorded.until_ms - _MOMENTS_MS
     ):
-        yield recorded.seq, f"the key of call {call} ends in the tables before its window does"
+        yield recorded.seq, f"the idempotency key of call {call} ends in the tables before its window does"
 
 
 def _recorded_key(reader: Reader, call: str) -> _Key:
@@ -239,13 +242,16 @@ def _compare_result(
     try:
         outcome = _outcome(reader, call, stored, open_sealed)
     except Failure as failure:
-        yield recorded.seq, f"the result that the key of call {call} keeps cannot be opened: {failure.message}"
+        yield (
+            recorded.seq,
+            f"the stored result of the idempotency key of call {call} cannot be opened: {failure.message}",
+        )
         return
     if outcome is None:
         return
     error, value = outcome
     if error != recorded.error or (error is None and value is not _GONE and digest(value) != recorded.result):
-        yield recorded.seq, f"the key of call {call} keeps another result than is on record"
+        yield recorded.seq, f"the idempotency key of call {call} has another result than is on record"
 
 
 _GONE = object()

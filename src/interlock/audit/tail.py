@@ -89,7 +89,9 @@ def _signer(home: Home, reader: Reader) -> Signer:
     """Load the home's signing key; E3804 if it is missing, or is not the one that has signed until now."""
     signer, signed = Signer(home.keys), last_head.ends(reader, last_head.read(home)).signed
     if not (home.keys / "journal.ed25519").exists():
-        raise Failure("E3804", "the tail can be accepted only with the home's signing key, keys/journal.ed25519")
+        raise Failure(
+            "E3804", "the tail can be accepted only with the signing key of the data directory, keys/journal.ed25519"
+        )
     signer.check(None if signed is None else signed.key_id)
     return signer
 

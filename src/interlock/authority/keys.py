@@ -274,7 +274,9 @@ class IssuerKeys:
             "restore keys/issuer from a backup; or, knowing that every token it signed is void then,"
             " put a new key in its place: interlock keys rotate"
         )
-        raise Failure("E3804", f"the key `{signed_by}` that signs this home's tokens is missing", resolution=advice)
+        raise Failure(
+            "E3804", f"the signing key `{signed_by}` of this data directory's tokens is missing", resolution=advice
+        )
 
     def active(self) -> SigningKey:
         """The key that signs; the first one is made when it is first needed."""

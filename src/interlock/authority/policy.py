@@ -303,7 +303,7 @@ def read_file(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        words = f"{path.name} is missing from the home, so nothing is allowed; {_PUT_BACK[path.suffix]}"
+        words = f"{path.name} is missing from the data directory, so nothing is allowed; {_PUT_BACK[path.suffix]}"
         raise Failure("E3205", words) from None
     except (OSError, UnicodeDecodeError):
         raise Failure("E3205", f"{path.name} cannot be read") from None
@@ -334,7 +334,7 @@ def make_defaults(policy: Path, principals: Path) -> None:
         except FileExistsError:
             pass  # another process was first
         except OSError as error:
-            raise Failure("E3801", f"{path.name} cannot be made in the home: {error.strerror}") from None
+            raise Failure("E3801", f"{path.name} cannot be made in the data directory: {error.strerror}") from None
         finally:
             staged.unlink(missing_ok=True)
 

@@ -220,7 +220,7 @@ class Lease:
 # The embedded store
 
 
-class Kept(NamedTuple):
+class StoredCredential(NamedTuple):
     """The public facts of a stored credential: everything but its value."""
 
     name: str
@@ -274,9 +274,9 @@ class Secrets:
 
         return await self._journal.commit(unit)
 
-    def names(self) -> list[Kept]:
+    def names(self) -> list[StoredCredential]:
         """Every stored credential, without its value."""
-        return [Kept._make(entry) for entry in table.entries(self._journal.reader)]
+        return [StoredCredential._make(entry) for entry in table.entries(self._journal.reader)]
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
         """Return the first slot that neither rests nor has expired."""
@@ -313,7 +313,7 @@ class Secrets:
     async def close(self) -> None:
         """Nothing is held open: the journal belongs to another owner."""
 
-    async def rotate_key(self, *, by: str) -> list[Kept]:
+    async def rotate_key(self, *, by: str) -> list[StoredCredential]:
         """Seal everything under a new sealing key and drop the old one. Returns what could not be opened and stays
         unchanged.
 
@@ -334,7 +334,7 @@ class Secrets:
         await self._journal.commit(drop_old_keys)
         return left
 
-    async def reseal_all(self, *, by: str) -> list[Kept]:
+    async def reseal_all(self, *, by: str) -> list[StoredCredential]:
         """Seal everything that is under an older sealing key under the current one.
 
         Returns what could not be opened.
@@ -343,15 +343,15 @@ class Secrets:
         # Looked up here: others may add a key at any moment, and a unit must do the same whenever it runs.
         current = self._box.current
 
-        def unit(transaction: Transaction) -> list[Kept]:
-            left: list[Kept] = []
+        def unit(transaction: Transaction) -> list[StoredCredential]:
+            left: list[StoredCredential] = []
             sealed_anew: list[tuple[str, str, bytes]] = []
             for name, slot, sealed, created_ms, expires_ms, resting in table.sealed_by_others(transaction, current):
                 place = _place(name, slot, created_ms, expires_ms)
                 try:
                     value = self._box.open(sealed, purpose="secret", about=place)
                 except Failure:
-                    left.append(Kept(name, slot, created_ms, expires_ms, resting))
+                    left.append(StoredCredential(name, slot, created_ms, expires_ms, resting))
                     continue
                 sealed_anew.append((name, slot, self._box.seal(value, purpose="secret", about=place)))
             for name, slot, anew in sealed_anew:

@@ -345,7 +345,7 @@ def _tickets(reader: Reader) -> Iterator[Finding]:
 
 def _check_background(home: Home) -> Iterator[Finding]:
     """Background tasks that fail in processes that run on this home now, as each of them reports."""
-    for process, told in home.told():
+    for process, told in home.signs_of_life():
         for task, failures, error in told.get("failing", ()):
             what = f"{task} failed {failures} times in a row in process {process}: {error}"
             advice = "read the log of that process; the task is tried again by itself, at least once a minute"

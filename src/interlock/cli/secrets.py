@@ -11,7 +11,7 @@ from interlock.cli.command import Output, over_home, parse_span, require
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.authority.secrets import Kept
+    from interlock.authority.secrets import StoredCredential
     from interlock.cli.render import Page
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -101,7 +101,7 @@ async def list_(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
-def _document(one: Kept, now_ms: int) -> dict[str, str | None]:
+def _document(one: StoredCredential, now_ms: int) -> dict[str, str | None]:
     from interlock.core.clock import iso
 
     return {
@@ -113,7 +113,7 @@ def _document(one: Kept, now_ms: int) -> dict[str, str | None]:
     }
 
 
-def _outlook(one: Kept, now_ms: int) -> str:
+def _outlook(one: StoredCredential, now_ms: int) -> str:
     if one.expires_ms is not None and one.expires_ms <= now_ms:
         return "has expired"
     words = "never" if one.expires_ms is None else f"in {_words(one.expires_ms - now_ms)}"

@@ -393,7 +393,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "permission_profile": permission_profile(contract).document(),
         "interface": interface(contract).document(),
         "known_pairs": len(contract.manifest.known_pairs),
-        "timeout": lock.latencies.told(contract),
+        "timeout": lock.latencies.describe(contract),
     }
     out.answer(document, lambda page: _show_version(page, document))
     return 0

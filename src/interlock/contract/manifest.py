@@ -352,10 +352,10 @@ class Execution(Part):
     @pydantic.model_validator(mode="after")
     def _of_one_kind(self) -> Execution:
         if self.kind != "upstream" and self.native:
-            raise ValueError("`native` is said of upstreams; say kind: upstream")
+            raise ValueError("`native` is for upstreams only; set kind: upstream")
         if self.kind != "program":
             if strange := sorted(self.model_fields_set & _OF_PROGRAMS):
-                raise ValueError(f"`{strange[0]}` is said of programs; say kind: program")
+                raise ValueError(f"`{strange[0]}` is for programs only; set kind: program")
             if self.kind == "upstream" and (self.handlers or not self.native):
                 raise ValueError("a tool of an upstream has `native`, which says what to ask for, and no handlers")
             return self
@@ -637,7 +637,7 @@ def _fault(entry: Any) -> Fault:
         near = difflib.get_close_matches(name, _fields_at(entry["loc"][:-1]), n=1)
         message = f"not a field of a manifest; did you mean `{near[0]}`?" if near else "not a field of a manifest"
         if name in _OF_SANDBOXES:
-            message = f"said of sandboxed tools: write sandbox: {{{name}: …}}"
+            message = f"for sandboxed tools only: write sandbox: {{{name}: …}}"
     message = _WORDS.get(entry["type"], message)
     return Fault(pointer(entry["loc"]), message[0].lower() + message[1:])
 

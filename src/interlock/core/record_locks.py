@@ -35,7 +35,7 @@ def anyone(file: int, range_: bytes) -> bool:
     return fcntl.fcntl(file, _TEST, range_)[:2] != _FREE
 
 
-def found(file: int, start: int, length: int) -> tuple[int, int] | None:
+def any_lock(file: int, start: int, length: int) -> tuple[int, int] | None:
     """Return start and length of some lock (not necessarily the first) that others hold in a range, or None."""
     kind, _, at, size, _ = _FLOCK.unpack(fcntl.fcntl(file, _TEST, question(start, length)))
     return None if kind == fcntl.F_UNLCK else (at, size)

@@ -27,7 +27,7 @@ class Doubled(Malformed):
     def __init__(self, name: str, line: int) -> None:
         # A name may contain characters that break the line or control a terminal.
         shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name[:60])
-        super().__init__(f"line {line}: `{shown}` is said twice")
+        super().__init__(f"line {line}: `{shown}` appears twice")
 
 
 def read_json(text: str | bytes) -> Any:

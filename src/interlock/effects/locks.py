@@ -344,7 +344,7 @@ class Locks:
         except BlockingIOError:
             return "handing over"
         except OSError as error:
-            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+            raise Failure("E3801", f"the data directory cannot be used: {error.strerror}") from None
         self._alone = answer == "alone"
         if self._timer is None:
             self._idle_since = self._loop.time()
@@ -356,7 +356,7 @@ class Locks:
         try:
             done = self._post(None) != "handing over"
         except Failure as failure:
-            _log.warning("locks of this home cannot be shared: %s", failure.message)
+            _log.warning("locks cannot be shared between processes: %s", failure.message)
             done = False
         if not done and self._timer is not None:
             self._loop.call_later(ASK_AFTER_S, self._retell)

@@ -205,7 +205,9 @@ class IsolatedExecutor:
         for one in mounts if home is not None else ():
             # INVARIANT: no sandboxed code sees the keys and the journal.
             if home is not None and (one.host.is_relative_to(home) or home.is_relative_to(one.host)):
-                raise Failure("E3405", f"`{one.inside}` was not mounted: the home of Interlock is in it or above it")
+                raise Failure(
+                    "E3405", f"`{one.inside}` was not mounted: the data directory of Interlock is in it or above it"
+                )
         return mounts
 
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:

@@ -66,7 +66,7 @@ class Walk:
     `hide` returns the marker for a whole value.
     """
 
-    __slots__ = ("change", "disclose", "every", "found", "hide", "is_secret")
+    __slots__ = ("change", "disclose", "every", "hide", "is_secret", "removed")
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class Walk:
         self.is_secret = is_secret
         self.disclose = disclose
         self.every = every  # check every string, even where the schema states its content
-        self.found: list[_Path] = []
+        self.removed: list[_Path] = []
 
     def paths(self) -> tuple[str, ...]:
         """The JSON pointers of what was removed."""
-        return tuple(dict.fromkeys(map(_pointer, self.found)))
+        return tuple(dict.fromkeys(map(_pointer, self.removed)))
 
     def visit(self, value: Any, node: Node, path: _Path, named: bool = False) -> Any:
         """Return the value as it may be seen; the same object if nothing was removed from it."""
@@ -98,7 +98,7 @@ class Walk:
             masked = self.change(value)
             if masked is None:
                 return value
-            self.found.append(path)
+            self.removed.append(path)
             return masked
         if isinstance(value, dict):
             return self._members(cast("dict[Any, Any]", value), node, path)
@@ -115,7 +115,7 @@ class Walk:
         marker = self.hide(value)
         if value == marker:
             return value
-        self.found.append(path)
+        self.removed.append(path)
         return marker
 
     def _members(self, data: dict[Any, Any], node: Node, path: _Path) -> dict[Any, Any]:
@@ -130,7 +130,7 @@ class Walk:
                 child = node.rest
                 if look_at_keys and isinstance(key, str) and (masked := change(key)) is not None:
                     name = renamed[key] = _unused(masked, data, taken)
-                    self.found.append((path, name))
+                    self.removed.append((path, name))
             named = isinstance(key, str) and is_secret(key)
             if type(value) in PLAIN and not (named or child.marked or child.scopes):
                 continue

@@ -69,7 +69,7 @@ def scrub(value: Any, secrets: Sequence[str] | Forms, keep: Collection[str] = ()
         scrubbed = scrubber.visit(value)
     except RecursionError:
         raise Failure("E3304") from None
-    return (scrubbed, True) if scrubber.found else (value, False)
+    return (scrubbed, True) if scrubber.changed else (value, False)
 
 
 def holds(contents: Iterable[bytes], secrets: Sequence[str]) -> bool:
@@ -114,7 +114,7 @@ class _Scrubber:
     def __init__(self, forms: Forms, keep: Collection[str]) -> None:
         self._forms = forms
         self._keep = keep
-        self.found = False
+        self.changed = False
 
     def visit(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -124,7 +124,7 @@ class _Scrubber:
         if isinstance(value, list | tuple):
             return [self.visit(item) for item in cast("Sequence[Any]", value)]
         if isinstance(value, int | float) and str(value) in self._forms.whole:
-            self.found = True
+            self.changed = True
             return REDACTED
         return value
 
@@ -140,11 +140,11 @@ class _Scrubber:
     def _text(self, text: str) -> str:
         forms = self._forms
         if text in forms.whole:
-            self.found = True
+            self.changed = True
             return REDACTED
         if not forms.shown_in(text):
             return text
-        self.found = True
+        self.changed = True
         for form in forms.plain:
             text = text.replace(form, REDACTED)
         text = _mark_broken(text, forms.broken)

@@ -74,19 +74,19 @@ class Latencies:
     """The latest measurements, as one process knows them."""
 
     def __init__(self) -> None:
-        self.found: Mapping[str, Measured] = {}
+        self.measured: Mapping[str, Measured] = {}
 
-    def told(self, contract: Contract) -> Json:
+    def describe(self, contract: Contract) -> Json:
         """Return the class of a version, whether it was stated, measured or inferred from its timeout, and the
         measurement.
         """
-        manifest, found = contract.manifest, self.found.get(contract.ref)
-        told: Json = {"default_s": contract.timeout.default_s, "max_s": contract.timeout.max_s}
-        if found is not None:
-            told |= {"measured_calls": found.calls, "measured_p99_ms": round(found.p99_s * 1000, 3)}
-            told["measured_class"] = fitting(manifest, found)
+        manifest, measured = contract.manifest, self.measured.get(contract.ref)
+        document: Json = {"default_s": contract.timeout.default_s, "max_s": contract.timeout.max_s}
+        if measured is not None:
+            document |= {"measured_calls": measured.calls, "measured_p99_ms": round(measured.p99_s * 1000, 3)}
+            document["measured_class"] = fitting(manifest, measured)
         if manifest.timeout_class is not None:
-            return {**told, "class": manifest.timeout_class, "class_source": "stated"}
-        if found is not None:
-            return {**told, "class": told["measured_class"], "class_source": "measured"}
-        return {**told, "class": infer_class(contract.timeout.default_s), "class_source": "inferred"}
+            return {**document, "class": manifest.timeout_class, "class_source": "stated"}
+        if measured is not None:
+            return {**document, "class": document["measured_class"], "class_source": "measured"}
+        return {**document, "class": infer_class(contract.timeout.default_s), "class_source": "inferred"}

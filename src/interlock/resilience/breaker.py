@@ -236,9 +236,9 @@ class Breaker:
         wait_ms = max(1, math.ceil(round((self._until - now) * 1000, 3)))
         if self.state == "half_open":
             wait_ms = min(wait_ms, TRYING_MS)
-            words = f"the service `{self.service}` failed and is just being tried; ask again in {wait(wait_ms)}"
+            words = f"the service `{self.service}` failed and is being tested; try again in {wait(wait_ms)}"
         else:
-            words = f"the service `{self.service}` keeps failing and is left alone for another {wait(wait_ms)}"
+            words = f"the service `{self.service}` keeps failing; calls to it are refused for another {wait(wait_ms)}"
         details = {"service": self.service, "state": self.state, "sent": False}
         return Failure("E3501", words, details=details, retry_after_ms=wait_ms)
 

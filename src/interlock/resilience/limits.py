@@ -113,7 +113,7 @@ def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
     if waiting is not None:
         raise Failure(
             "E3504",
-            f"the service `{waiting}` asked to be left alone for another {wait(wait_ms)}",
+            f"the service `{waiting}` asked for a pause; calls to it are refused for another {wait(wait_ms)}",
             details={"service": waiting},
             retry_after_ms=wait_ms,
         )

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 BASE_S = 0.1
 # The share of a call's time that its first attempt leaves to the following ones.
-KEPT = 0.2
+RESERVED = 0.2
 # An attempt with less than this share of the call's time left could not finish and is not started.
 LEAST = 0.01
 
@@ -56,7 +56,7 @@ def attempt_deadline(policy: RetryPolicy, attempt: int, now: float, deadline: fl
     for the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another.
     """
     later = max(0, policy.max_attempts - attempt)
-    return deadline if later == 0 else deadline - (deadline - now) * KEPT * later / (policy.max_attempts - 1)
+    return deadline if later == 0 else deadline - (deadline - now) * RESERVED * later / (policy.max_attempts - 1)
 
 
 def http_status(failure: Failure) -> int | None:

@@ -256,7 +256,7 @@ class Services:
     def _check_suspended(self, service: str) -> None:
         wait_ms = self._suspended.get(service, 0) - self._clock.now_ms()
         if wait_ms > 0:
-            words = f"the service `{service}` asked to be left alone for another {wait(wait_ms)}"
+            words = f"the service `{service}` asked for a pause; calls to it are refused for another {wait(wait_ms)}"
             raise Failure("E3504", words, details={"service": service, "sent": False}, retry_after_ms=wait_ms)
         self._suspended.pop(service, None)
 

@@ -52,7 +52,7 @@ def copied(source: Home, target: Path, progress: Progress | None = None) -> Gene
     database to copy, E3805 when it is of a newer version. `progress` hears how many pages of how many were copied.
     """
     if not source.database.exists():
-        raise Failure("E3804", f"there is no database in `{source.path}`", resolution="name the directory of a home")
+        raise Failure("E3804", f"there is no database in `{source.path}`", resolution="name a data directory")
     try:
         with _staged(source, target) as staged:
             copy = Copy(Home(staged))
@@ -77,7 +77,7 @@ def _unwritable(target: Path, why: str) -> Failure:
 def _staged(source: Home, target: Path) -> Generator[Path]:
     """A directory for a copy in the making. Below its target: that may be a file system of its own."""
     if target.resolve().is_relative_to(source.path.resolve()):
-        words = f"`{target}` is in the home itself; nothing was written"
+        words = f"`{target}` is in the data directory itself; nothing was written"
         raise Failure("E3411", words, resolution="choose a directory elsewhere, best on another disk")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         words = f"`{target}` is there already; nothing was written"
@@ -131,18 +131,20 @@ def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | 
     # One read transaction for all of it: others write on, and what they write is not in the copy.
     live.execute("BEGIN")
     if live.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise Failure("E3804", "the database to copy was not made by Interlock", resolution="name a home or a backup")
+        raise Failure(
+            "E3804", "the database to copy was not made by Interlock", resolution="name a data directory or a backup"
+        )
     row = live.execute("SELECT version_num FROM alembic_version").fetchone()
     if row is not None:
         refuse_newer(str(row[0]))
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
 
-        def tell(_: int, remaining: int, total: int) -> None:
+        def report(_: int, remaining: int, total: int) -> None:
             if progress is not None:
                 progress(total - remaining, total)
 
-        live.backup(copy, pages=_PAGES_AT_A_TIME, progress=tell)
+        live.backup(copy, pages=_PAGES_AT_A_TIME, progress=report)
 
 
 def _copy_entry(copy: Copy, source: Path, target: Path) -> None:
@@ -164,7 +166,7 @@ def _refuse_round(copy: Copy, source: Path) -> None:
     """Refuse (E3411) a link to a directory that the link, or the copy, lies in: there would be no end of it."""
     there = source.resolve()
     if any(one.resolve().is_relative_to(there) for one in (source.parent, copy.home.path)):
-        raise Failure("E3411", f"`{source}` is a link that leads back", resolution="remove it from the home")
+        raise Failure("E3411", f"`{source}` is a link that leads back", resolution="remove it from the data directory")
 
 
 def _copy_file(copy: Copy, source: Path, target: Path) -> None:
@@ -192,7 +194,7 @@ def _refuse_lost_keys(home: Home) -> None:
             return
         needed = keys_in_use(connection)
     if needed - Box(home.keys).ids():
-        words = "a key that something is sealed under is missing; nothing was kept of the copy"
+        words = "a sealing key in use is missing; the copy was removed"
         raise Failure("E3410", words, resolution="try again: it was changed just now, or see interlock doctor")
 
 

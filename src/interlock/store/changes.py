@@ -225,7 +225,7 @@ class ChangeReader:
             if _identity(self._database) != self._file:
                 raise Failure(
                     "E3801",
-                    "the database of this home was removed or replaced while it was open",
+                    "the database of this data directory was removed or replaced while it was open",
                     resolution="put the database back, or end this process and start it again",
                 )
             reader = self._connection

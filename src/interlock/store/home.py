@@ -34,8 +34,8 @@ _TAIL = 8192
 # The number of signs of life of dead processes that a starting process removes.
 _SWEPT_AT_ONCE = 10_000
 RESTORE = (
-    "restore the whole home from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing that calls"
-    " made before can then run again, move this home away or choose another"
+    "restore the whole data directory from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing"
+    " that calls made before can then run again, move this data directory away or choose another"
 )
 
 
@@ -66,7 +66,7 @@ class Home:
             # INVARIANT: where a copy is being made, or was given up, no new home is made: it would know of no call.
             if self.incomplete.exists() and not self.database.exists():
                 advice = "let it end; if nothing makes it any more, remove what is there and restore the backup again"
-                raise Failure("E3804", "the copy that was to be this home was not finished", resolution=advice)
+                raise Failure("E3804", "the copy in this data directory was not finished", resolution=advice)
             for directory in (self.path, self.keys, self.instances):
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -84,7 +84,9 @@ class Home:
             raise _unusable(error) from None
         if signed:
             raise Failure(
-                "E3804", "the database of this home is missing or empty, though it had one", resolution=RESTORE
+                "E3804",
+                "the database of this data directory is missing or empty, though it had one",
+                resolution=RESTORE,
             )
         return True
 
@@ -115,7 +117,7 @@ class Home:
         except sqlite3.DatabaseError as error:
             raise store_failure(error) from None
         except UnicodeDecodeError:  # what the driver makes of a damaged schema
-            raise Failure("E3804", "the database in this home is damaged") from None
+            raise Failure("E3804", "the database in this data directory is damaged") from None
         except OSError as error:
             raise _unusable(error) from None
 
@@ -147,7 +149,7 @@ class Home:
         """The number of processes that run on this home now, including this one if it does."""
         return sum(_held(path) for path in self.instances.glob("*.lock"))
 
-    def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what each living process on this home last wrote into its sign of life."""
         for path in sorted(self.instances.glob("*.lock")):
             try:
@@ -163,8 +165,8 @@ class Home:
         runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
         raise Failure(
             "E3804",
-            f"{runs} on this home, and this version would change its database under {them}: schema {schema} to"
-            f" {SCHEMA_HEAD}",
+            f"{runs} on this data directory, and this version would change its database under {them}:"
+            f" schema {schema} to {SCHEMA_HEAD}",
             resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
         )
 
@@ -175,7 +177,7 @@ class Home:
         connection = sqlite3.connect(self.database, timeout=10)
         try:
             if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-                raise Failure("E3804", "the database in this home was not made by Interlock")
+                raise Failure("E3804", "the database in this data directory was not made by Interlock")
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         finally:
             connection.close()
@@ -198,7 +200,7 @@ def refuse_behind(reader: Reader, anchored: tuple[int, bytes] | None) -> None:
         row = reader.one(_PURGED, (seq, digest))
     if row is None or row[0] != digest:
         what = "is missing" if row is None else "is another one"
-        words = f"the database is not as this home left it: record {seq}, which anchors.jsonl names, {what}"
+        words = f"the database is not as this data directory left it: record {seq}, which anchors.jsonl names, {what}"
         raise Failure("E3804", words, resolution=RESTORE)
 
 
@@ -216,7 +218,7 @@ def _head_in(line: bytes) -> tuple[int, bytes] | None:
 
 
 def _unusable(error: OSError) -> Failure:
-    return no_room(error) or Failure("E3801", f"the home cannot be used: {error.strerror}")
+    return no_room(error) or Failure("E3801", f"the data directory cannot be used: {error.strerror}")
 
 
 def _size(path: Path) -> int:
@@ -338,8 +340,8 @@ class Instance:
             return True
         return _INSTANCE.match(owner) is not None and _held(self.home.instances / f"{owner}.lock")
 
-    def tell(self, document: dict[str, Any]) -> None:
-        """Write how this process is into its sign of life, for others on this home to read: `Home.told`."""
+    def report(self, document: dict[str, Any]) -> None:
+        """Write how this process is into its sign of life, for others on this home to read: `Home.signs_of_life`."""
         try:
             text = orjson.dumps(document)
             os.pwrite(self._file.fileno(), text, 0)
@@ -409,7 +411,9 @@ def no_room(error: sqlite3.Error | OSError) -> Failure | None:
     if not full:
         return None
     return Failure(
-        "E3803", "the disk that holds this home is full", resolution="make room on the disk, then send the call again"
+        "E3803",
+        "the disk that holds the data directory is full",
+        resolution="make room on the disk, then send the call again",
     )
 
 
@@ -419,7 +423,7 @@ def store_failure(error: sqlite3.Error) -> Failure:
         return full
     text = str(error)
     if any(words in text for words in _FOREIGN):
-        return Failure("E3804", "the database in this home is damaged or not a database")
+        return Failure("E3804", "the database in this data directory is damaged or not a database")
     if any(words in text for words in _BUSY):
         return Failure("E3803", f"the journal cannot be written now: {text}")
     return Failure("E3801", f"the journal cannot be written: {text}")

@@ -33,11 +33,11 @@ def opened(home: Home) -> Generator[Reader]:
     try:
         connection.execute("BEGIN")
         if not is_ours(connection):
-            raise Failure("E3804", "the database in this home was not made by Interlock")
+            raise Failure("E3804", "the database in this data directory was not made by Interlock")
         yield connection
     except StoreError as error:
         if "not a database" in str(error) or "malformed" in str(error):
-            raise Failure("E3804", "the database in this home is damaged or not a database") from None
+            raise Failure("E3804", "the database in this data directory is damaged or not a database") from None
         if (full := no_room(error)) is not None:
             raise full from None
         raise

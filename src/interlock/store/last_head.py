@@ -164,15 +164,16 @@ def refuse_rewritten(reader: Reader, ends_: Ends) -> None:
         words = f"signed heads were removed: keys/journal.head names record {ends_.last.seq}, and no anchor does"
         raise Failure("E3804", words, resolution=EVIDENCE)
     if ends_.last is None and ends_.head[0] and expected(reader):
-        raise Failure("E3804", "keys/journal.head is missing, though this home had one", resolution=RESTORE)
+        raise Failure("E3804", "keys/journal.head is missing, though this data directory had one", resolution=RESTORE)
     if (what := unsigned_fault(reader, ends_)) is not None:
         raise Failure("E3804", what, resolution=ACCEPT)
 
 
-EVIDENCE = f"keep a copy of the home as evidence and look at it: interlock audit verify; then {RESTORE}"
+EVIDENCE = f"keep a copy of the data directory as evidence and look at it: interlock audit verify; then {RESTORE}"
 ACCEPT = (
-    "keep a copy of the home as evidence and look at the records: interlock audit accept-tail. If you know that they"
-    f" are genuine, accept them on record: interlock audit accept-tail --reason TEXT --yes. Otherwise {RESTORE}"
+    "keep a copy of the data directory as evidence and look at the records: interlock audit accept-tail. If you know"
+    " that they are genuine, accept them on record: interlock audit accept-tail --reason TEXT --yes. Otherwise"
+    f" {RESTORE}"
 )
 
 PURGED = b"purged"

@@ -67,7 +67,7 @@ def insert(transaction: Transaction, payload: Payload) -> None:
     )
 
 
-class Found(NamedTuple):
+class PayloadRow(NamedTuple):
     """A payload, for somebody who asks for its content."""
 
     owner: str
@@ -75,9 +75,9 @@ class Found(NamedTuple):
     call: str
 
 
-def find(reader: Reader, ref: str) -> Found | None:
+def find(reader: Reader, ref: str) -> PayloadRow | None:
     row = reader.one("SELECT owner, reason, call FROM payload WHERE ref = ?", (ref,))
-    return None if row is None else Found._make(row)
+    return None if row is None else PayloadRow._make(row)
 
 
 def exists(reader: Reader, ref: str) -> bool:

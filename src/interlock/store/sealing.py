@@ -131,7 +131,7 @@ class Box:
         key_id = header[len(_VERSION) :]
         keys = self._keys if key_id in self._keys else self._load()
         if not header.startswith(_VERSION) or key_id not in keys:
-            raise Failure("E3604", "it was sealed with a key that is not here; restore the home's keys from a backup")
+            raise Failure("E3604", "its sealing key is missing; restore the keys of the data directory from a backup")
         try:
             return self._cipher(keys, key_id, purpose).decrypt(nonce, body, header + about.encode())
         except (InvalidTag, ValueError):
@@ -247,7 +247,7 @@ def seal_again(box: Box, place: Place, after: str | bytes) -> Unit[str | bytes |
 
 def _parse(raw: bytes) -> Keys:
     if not raw or len(raw) % _KEY:
-        words = "the keys that seal secrets are damaged; restore them from a backup"
+        words = "the sealing keys are damaged; restore them from a backup"
         raise Failure("E3604", words, resolution="restore keys/secrets.key from a backup")
     keys = [raw[at : at + _KEY] for at in range(0, len(raw), _KEY)]
     return {hashlib.sha256(b"interlock sealing key" + key).digest()[:_ID]: key for key in keys}
@@ -380,7 +380,7 @@ class _KeyringShelf:
                 self._known = question.seen, raw
             question.answer.set_result(raw)
         except OSError as error:
-            words = f"the keys that seal secrets cannot be read: {error.strerror}"
+            words = f"the sealing keys cannot be read: {error.strerror}"
             question.answer.set_exception(Failure("E3604", words))
         except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
             question.answer.set_exception(error)
@@ -428,7 +428,7 @@ def _entry(name: str) -> bytes:
     except KeyringError as error:
         failure = _no_keyring(type(error).__name__)
     except ValueError:
-        failure = Failure("E3604", "the keyring's entry for this home is damaged; restore it from a backup")
+        failure = Failure("E3604", "the keyring's entry for this data directory is damaged; restore it from a backup")
     raise failure
 
 
@@ -441,7 +441,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _unwritable(error: OSError) -> Failure:
-    return Failure("E3801", f"the keys that seal secrets cannot be written: {error.strerror}")
+    return Failure("E3801", f"the sealing keys cannot be written: {error.strerror}")
 
 
 def _no_keyring(why: str) -> Failure:

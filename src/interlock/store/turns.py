@@ -161,7 +161,7 @@ class Turns:
         try:
             while self._file >= 0 and end - 1 > self._passed_over:
                 start = self._passed_over + 1
-                lock = record_locks.found(self._file, start, end - start)
+                lock = record_locks.any_lock(self._file, start, end - start)
                 if lock is None:
                     break
                 first = end = max(lock[0], start)

@@ -101,7 +101,7 @@ def opened(database: Path, *, immutable: bool) -> Generator[Reader]:
             yield connection
     except UNREADABLE as error:
         full = no_room(error) if isinstance(error, sqlite3.Error) else None
-        raise full or Failure("E3804", f"the database in this home cannot be read: {reason(error)}") from None
+        raise full or Failure("E3804", f"the database in this data directory cannot be read: {reason(error)}") from None
 
 
 def reason(error: Exception) -> str:
@@ -120,9 +120,9 @@ def _open(database: Path, *, immutable: bool) -> Connection:
 
 def _refuse_foreign(reader: Reader) -> None:
     if reader.one("PRAGMA application_id")[0] != APPLICATION_ID:
-        raise Failure("E3804", "the database in this home was not made by Interlock")
+        raise Failure("E3804", "the database in this data directory was not made by Interlock")
     if not layout.has_ledger(reader):
-        raise Failure("E3804", "the database in this home has no ledger")
+        raise Failure("E3804", "the database in this data directory has no ledger")
 
 
 def plain(value: Any) -> Any:

@@ -299,7 +299,7 @@ def _ended(how: str) -> str:
     return f"the upstream's process ended: {how}"
 
 
-class Kept(Protocol):
+class Supervised(Protocol):
     """Something that a supervisor keeps running: it reports its end and its number of users, and can
     be asked to end.
     """
@@ -313,7 +313,7 @@ class Kept(Protocol):
     def close(self, drain_s: float = 0.0) -> Coroutine[Any, Any, None]: ...
 
 
-T = TypeVar("T", bound=Kept)
+T = TypeVar("T", bound=Supervised)
 
 State = Literal["idle", "starting", "up", "failed", "closed"]
 

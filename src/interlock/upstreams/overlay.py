@@ -98,7 +98,7 @@ class Overlay(Part):
     def _of_all(cls, defaults: ToolOverlay) -> ToolOverlay:
         strange = [name for name in _OF_ONE if name in defaults.model_fields_set]
         if strange:
-            raise ValueError(f"`{strange[0]}` is said of one tool, not of all")
+            raise ValueError(f"`{strange[0]}` is set for one tool, not for all")
         return defaults
 
     def of(self, name: str) -> ToolOverlay:

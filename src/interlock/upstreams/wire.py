@@ -78,7 +78,7 @@ class Tls(Part):
     @pydantic.model_validator(mode="after")
     def _whole(self) -> Tls:
         if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("a certificate needs its key: say both cert_file and key_file")
+            raise ValueError("a certificate needs its private key: set both cert_file and key_file")
         return self
 
     def context(self) -> ssl.SSLContext:
@@ -128,7 +128,7 @@ class Auth(Part):
         if (self.kind in ("header", "query")) != bool(self.name):
             raise ValueError("header and query need `name`, bearer and basic have none")
         if self.user and self.kind != "basic":
-            raise ValueError("`user` is said of basic")
+            raise ValueError("`user` is for basic only")
         return self
 
     def value(self, lent: Lent) -> str:

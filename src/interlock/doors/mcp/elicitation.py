@@ -38,7 +38,7 @@ def listening(ctx: Context, news: News) -> Interaction | None:
         return asked
     able = asked or ALONE
     tell = partial(hear, news, "message")
-    return Listening(able.capabilities, able.ask, able.answers, level=level, tell=tell)
+    return Listening(able.capabilities, able.ask, able.answers, level=level, on_log=tell)
 
 
 def interaction(ctx: Context) -> Interaction | None:

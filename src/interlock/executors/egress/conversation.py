@@ -165,7 +165,7 @@ class Conversation:
         assert target.path is not None
         far = Peer(h11.CLIENT, upstream, self._limits.head_bytes)
         headers = [(b"host", target.host_header.encode()), *_passed_on(request.headers), (b"connection", b"close")]
-        await far.say(h11.Request(method=request.method, target=target.path, headers=headers))
+        await far.send(h11.Request(method=request.method, target=target.path, headers=headers))
         await until(self._download(far, seen), self._upload(far))
         http = self._client.http
         if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
@@ -179,7 +179,7 @@ class Conversation:
             event = await self._client.hear()
             more = isinstance(event, h11.Data)
             try:
-                await far.say(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
+                await far.send(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
             except (OSError, h11.LocalProtocolError):
                 return  # an upstream may answer before it has read everything
 
@@ -191,21 +191,21 @@ class Conversation:
                 answer = h11.Response(
                     status_code=event.status_code, headers=_passed_on(event.headers), reason=event.reason
                 )
-                await self._client.say(answer)
+                await self._client.send(answer)
             elif isinstance(event, h11.Data):
-                await self._client.say(h11.Data(data=event.data))
+                await self._client.send(h11.Data(data=event.data))
             elif isinstance(event, h11.EndOfMessage):
                 seen.whole = True
-                return await self._client.say(h11.EndOfMessage())
+                return await self._client.send(h11.EndOfMessage())
             elif isinstance(event, h11.InformationalResponse):
                 if event.status_code == 100 and self._client.http.they_are_waiting_for_100_continue:
-                    await self._client.say(h11.InformationalResponse(status_code=100, headers=[]))
+                    await self._client.send(h11.InformationalResponse(status_code=100, headers=[]))
             else:
                 raise ConnectionError("the upstream broke off")
 
     async def _tunnel(self, target: Target, upstream: Stream, seen: Seen) -> None:
         await self._client.hear()  # the end of a request without a body
-        await self._client.say(h11.Response(status_code=200, headers=[], reason=b"connection established"))
+        await self._client.send(h11.Response(status_code=200, headers=[], reason=b"connection established"))
         seen.status = 200
         try:
             async with asyncio.timeout(self._limits.head_s):

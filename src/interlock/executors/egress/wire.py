@@ -110,7 +110,7 @@ class Peer:
                 raise ConnectionError("the other end broke off or does not speak HTTP") from None
             raise RefusedError("what was sent is not a request that can be read in one way only", status=400) from None
 
-    async def say(self, event: h11.Event) -> None:
+    async def send(self, event: h11.Event) -> None:
         data = self.http.send(event)
         if data:
             await self.stream.write(data)

@@ -68,7 +68,7 @@ class Mount:
     inside: str
     writable: bool = False
     # Device and inode: a directory that was replaced by another since is another mount.
-    found: tuple[int, int] = field(init=False, default=(0, 0))
+    identity: tuple[int, int] = field(init=False, default=(0, 0))
 
     def __post_init__(self) -> None:
         below_in = self.inside.startswith("/in/") and not self.writable
@@ -79,7 +79,7 @@ class Mount:
         object.__setattr__(self, "host", Path(os.path.realpath(self.host)))
         with contextlib.suppress(OSError):
             seen = os.stat(self.host)
-            object.__setattr__(self, "found", (seen.st_dev, seen.st_ino))
+            object.__setattr__(self, "identity", (seen.st_dev, seen.st_ino))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

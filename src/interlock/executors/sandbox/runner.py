@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from interlock.executors.sandbox import frames, linux
 
 Json = dict[str, Any]
-Say = Callable[[bytes, bytes], None]
+Emit = Callable[[bytes, bytes], None]
 Ask = Callable[[bytes, bytes], Json]
 
 
@@ -50,7 +50,7 @@ class _Line:
         self._control = control
         self._lock = threading.Lock()
 
-    def say(self, kind: bytes, body: bytes) -> None:
+    def emit(self, kind: bytes, body: bytes) -> None:
         with self._lock:
             self._control.sendall(frames.frame(kind, body))
 
@@ -80,9 +80,9 @@ def serve(control: Control) -> None:
         if request["files"]:
             os.mkdir(FILES)
             os.environ["INTERLOCK_OUT"] = FILES
-        answer = _program(request) if "argv" in request else _python(request, line.say, line.ask)
+        answer = _program(request) if "argv" in request else _python(request, line.emit, line.ask)
         if request["files"]:
-            _send_files(line.say, request["files"])
+            _send_files(line.emit, request["files"])
         result = json.dumps(answer, allow_nan=False).encode()
     except MemoryError:
         result = _OUT_OF_MEMORY
@@ -93,7 +93,7 @@ def serve(control: Control) -> None:
         sys.stderr.flush()
     except Exception:  # noqa: BLE001, S110 - the code may have put anything in their place
         pass
-    line.say(frames.RESULT, result)
+    line.emit(frames.RESULT, result)
 
 
 def _exactly(control: Control, size: int) -> bytes | None:
@@ -155,7 +155,7 @@ def _program(request: Json) -> Json:
 # Python
 
 
-def _python(request: Json, say: Say, ask: Ask) -> Json:
+def _python(request: Json, emit: Emit, ask: Ask) -> Json:
     name = os.path.basename(request["filename"]).removesuffix(".py")
     sys.meta_path.insert(0, _Imports(name, request["imports"], request["modules"], request["package"]))
     module = types.ModuleType(name)
@@ -167,7 +167,7 @@ def _python(request: Json, say: Say, ask: Ask) -> Json:
     entry: Any = module
     for part in path.split("."):
         entry = getattr(entry, part)
-    answer = _call(entry.handlers[handler] if handler else entry, request, say, ask)
+    answer = _call(entry.handlers[handler] if handler else entry, request, emit, ask)
     if handler == "preview":
         answer["value"] = _previewed(answer["value"])
     return answer
@@ -204,7 +204,7 @@ def warm() -> None:
     sys.stdout.flush()
 
 
-def _call(entry: Any, request: Json, say: Say, ask: Ask) -> Json:
+def _call(entry: Any, request: Json, emit: Emit, ask: Ask) -> Json:
     function, arguments, takes_context, dump = _bound(entry, request["arguments"])
     if takes_context is None and not inspect.iscoroutinefunction(function):
         value = function(**arguments)
@@ -212,7 +212,7 @@ def _call(entry: Any, request: Json, say: Say, ask: Ask) -> Json:
 
     import asyncio
 
-    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, say, ask))
+    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, emit, ask))
 
 
 async def _call_on_loop(
@@ -221,12 +221,12 @@ async def _call_on_loop(
     takes_context: str | None,
     dump: Callable[[Any], Any] | None,
     request: Json,
-    say: Say,
+    emit: Emit,
     ask: Ask,
 ) -> Json:
     context = None
     if takes_context is not None:
-        context = arguments[takes_context] = _context(request, say, ask)
+        context = arguments[takes_context] = _context(request, emit, ask)
     value = function(**arguments)
     if inspect.isawaitable(value):
         value = await value
@@ -252,7 +252,7 @@ def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str |
     return entry, dict(convert(entry, arguments)), context, None
 
 
-def _context(request: Json, say: Say, ask: Ask) -> Any:
+def _context(request: Json, emit: Emit, ask: Ask) -> Any:
     from pathlib import Path
 
     from interlock.call.context import Caller, Context
@@ -285,8 +285,8 @@ def _context(request: Json, say: Say, ask: Ask) -> Any:
         dry_run=call.get("dry_run", False),
         trace_id=call.get("trace_id", ""),
         trace=lambda: call.get("trace_headers", {}),
-        on_progress=lambda facts: say(frames.PROGRESS, json.dumps(facts).encode()),
-        on_partial=lambda part: say(frames.PARTIAL, json.dumps(part).encode()),
+        on_progress=lambda facts: emit(frames.PROGRESS, json.dumps(facts).encode()),
+        on_partial=lambda part: emit(frames.PARTIAL, json.dumps(part).encode()),
         child=child,
         hide=lambda text: text,
         secret=secret,
@@ -413,17 +413,17 @@ class UnreadableFile(Exception):  # noqa: N818 - told to callers by its name
     """The tool produced a file that not even its owner may read."""
 
 
-def _send_files(say: Say, most: int) -> None:
+def _send_files(emit: Emit, most: int) -> None:
     """Send the output directory, file by file, each up to `most` bytes. No links are followed.
 
     The supervisor enforces the limits: it ends the call at the first frame that exceeds them.
     """
     directory = _opened(FILES, os.O_DIRECTORY, None)
     if directory is not None:
-        _send_directory(say, most, directory, "", 1)
+        _send_directory(emit, most, directory, "", 1)
 
 
-def _send_directory(say: Say, most: int, directory: int, above: str, depth: int) -> None:
+def _send_directory(emit: Emit, most: int, directory: int, above: str, depth: int) -> None:
     try:
         with os.scandir(directory) as entries:
             entries_ = sorted(entries, key=lambda entry: entry.name)
@@ -432,17 +432,17 @@ def _send_directory(say: Say, most: int, directory: int, above: str, depth: int)
             if entry.is_dir(follow_symlinks=False):
                 below = _opened(entry.name, os.O_DIRECTORY, directory)
                 if below is not None and depth < frames.DEEPEST_PATH:
-                    _send_directory(say, most, below, f"{path}/", depth + 1)
+                    _send_directory(emit, most, below, f"{path}/", depth + 1)
                 elif below is not None:
                     os.close(below)
-                    say(frames.FILE, json.dumps(f"{path}/").encode() + b"\n")
+                    emit(frames.FILE, json.dumps(f"{path}/").encode() + b"\n")
             elif entry.is_file(follow_symlinks=False):
-                _send_file(say, most, _opened(entry.name, 0, directory), path)
+                _send_file(emit, most, _opened(entry.name, 0, directory), path)
     finally:
         os.close(directory)
 
 
-def _send_file(say: Say, most: int, descriptor: int | None, path: str) -> None:
+def _send_file(emit: Emit, most: int, descriptor: int | None, path: str) -> None:
     if descriptor is None:
         return
     with open(descriptor, "rb", buffering=0) as file:
@@ -450,7 +450,7 @@ def _send_file(say: Say, most: int, descriptor: int | None, path: str) -> None:
             content = bytearray()
             while len(content) < most and (more := file.read(min(most - len(content), 1 << 20))):
                 content += more
-            say(frames.FILE, json.dumps(path).encode() + b"\n" + content)
+            emit(frames.FILE, json.dumps(path).encode() + b"\n" + content)
 
 
 def _opened(name: str, kind: int, directory: int | None) -> int | None:

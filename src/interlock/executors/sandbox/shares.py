@@ -144,7 +144,7 @@ class Share:
         """Return the number of free offsets from here on, and the end of the next lock."""
         after = end
         while start < end:
-            lock = record_locks.found(self._file, start, end - start)
+            lock = record_locks.any_lock(self._file, start, end - start)
             if lock is None:
                 break
             # The kernel reports one of the locks there, not the first: search again before it.
@@ -155,6 +155,6 @@ class Share:
 def _unusable(error: OSError) -> Failure:
     return no_room(error) or Failure(
         "E3801",
-        f"sandboxed calls cannot be counted: `sandbox.lock` of the home cannot be used ({error.strerror})",
+        f"sandboxed calls cannot be counted: `sandbox.lock` of the data directory cannot be used ({error.strerror})",
         resolution="let the user that runs Interlock read and write that file, or remove it, then send the call again",
     )

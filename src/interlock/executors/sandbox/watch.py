@@ -80,13 +80,13 @@ def request_of(job: Job) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The facts about a call that is over. Only `said` comes from the code itself, in the form of `reports.result`."""
+    """The facts about a call that is over. Only `result` comes from the code, in the form of `reports.result`."""
 
     ended_by_us: tuple[Status, str] | None = None
     ended: Ended
     counted: Counted | None = None
     violations: tuple[str, ...] = ()
-    said: Json | None = None
+    result: Json | None = None
     cpu_s: int = 0
 
 
@@ -97,10 +97,10 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
     """
     if evidence.ended_by_us is not None:
         return evidence.ended_by_us
-    counted, said, status = evidence.counted, evidence.said, evidence.ended.status
+    counted, result, status = evidence.counted, evidence.result, evidence.ended.status
     if counted is not None and counted.killed_for_memory:
         return "memory", "memory"
-    if status is None and said is None:
+    if status is None and result is None:
         return "crashed", "its process was lost"
     if status is not None and os.WIFSIGNALED(status):
         died_of, spent_s = os.WTERMSIG(status), (evidence.ended.cpu_ns or 0) / 1e9
@@ -108,14 +108,14 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
         if died_of == signal.SIGXCPU or (died_of == signal.SIGKILL and spent_s >= evidence.cpu_s - 0.5):
             return "limit", "processor time"
         return "crashed", f"signal {died_of}"
-    if said is not None and said.get("ok") is True:
-        code: int = said.get("exit", 0)
+    if result is not None and result.get("ok") is True:
+        code: int = result.get("exit", 0)
         return ("ok", "") if code == 0 else _failed_program(code, evidence)
     if _reached_for_network(evidence):
         return "network", ""
-    if said is None:
+    if result is None:
         return "no_result", ""
-    return _failed_python(said, counted)
+    return _failed_python(result, counted)
 
 
 def _failed_program(code: int, evidence: Evidence) -> tuple[Status, str]:
@@ -151,7 +151,7 @@ class _Stream:
 
     descriptor: int
     most: int
-    kept: bytearray = field(default_factory=bytearray)
+    stored: bytearray = field(default_factory=bytearray)
 
     def read(self) -> bool | None:
         """Read what is available: False at the end of the stream, None if nothing is available now."""
@@ -159,17 +159,17 @@ class _Stream:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
             return None
-        self.kept += data[: self.most + 1 - len(self.kept)]
+        self.stored += data[: self.most + 1 - len(self.stored)]
         return bool(data)
 
     @property
     def full(self) -> bool:
-        return len(self.kept) > self.most
+        return len(self.stored) > self.most
 
     def drained(self) -> bytes:
         while not self.full and self.read():
             pass
-        return bytes(self.kept[: self.most])
+        return bytes(self.stored[: self.most])
 
 
 class Watch:
@@ -202,7 +202,7 @@ class Watch:
         self._checkpoints = 0
         self._saving: asyncio.Task[None] | None = None
         self._unsent = memoryview(request_of(job))
-        self._said: Json | None = None
+        self._result: Json | None = None
         self._answered = False
         self._files: dict[str, File] = {}
         self._files_size = 0
@@ -315,7 +315,7 @@ class Watch:
         except frames.Malformed as what:
             self._silence("no_result", str(what))
         except Exception:  # noqa: BLE001 - a loop's edge: whoever hears of it failed, and the call must end
-            _log.exception("what a sandboxed call said could not be passed on")
+            _log.exception("the reports of a sandboxed call could not be passed on")
             self._silence("no_result", "")
         if more:
             if not self._paused:
@@ -361,7 +361,7 @@ class Watch:
         self._end(status, why)
 
     def _take(self, kind: bytes, body: bytes) -> None:
-        if self._said is not None:
+        if self._result is not None:
             raise frames.Malformed
         if kind == frames.FILE:
             self._take_file(reports.file(body, self._job.limits))
@@ -379,7 +379,7 @@ class Watch:
             self._take_result(reports.result(body, self._job))
 
     def _take_result(self, result: Json) -> None:
-        self._said = result
+        self._result = result
         if not self._exit_evidence and self._ended_by_us is None and result["ok"] and not result.get("exit"):
             self._answered = True
             self._finish()
@@ -466,7 +466,7 @@ class Watch:
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._settle_down, slot, timers)]
 
     def _judged(self, wall_ns: int) -> Outcome:
-        slot, result = self._child.slot, self._said or {}
+        slot, result = self._child.slot, self._result or {}
         stdout, stderr = (stream.drained() for stream in self._streams)
         refused = (f"egress {plain_text(one, _LONGEST_REFUSAL)}" for one in self._refused[:_MOST_REFUSALS])
         violations = (*self._violations, *refused)
@@ -475,7 +475,7 @@ class Watch:
             ended=self._ended,
             counted=None if slot is None or self._answered else slot.counted(),
             violations=violations,
-            said=self._said,
+            result=self._result,
             cpu_s=self._job.limits.cpu_s,
         )
         status, why = judge(evidence)

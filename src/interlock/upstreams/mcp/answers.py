@@ -146,14 +146,14 @@ def _brief(value: Json) -> Json:
     return {"content": [{"type": "text", "text": text} for text in texts]}
 
 
-def tell(listens: Listening, said: Json, call: RemoteCall) -> None:
+def pass_on_log(listens: Listening, message: Json, call: RemoteCall) -> None:
     """Pass on a log message of a server, cleaned, if its level is at least the one that the client asked for."""
-    level, logger, data = said.get("level"), said.get("logger"), said.get("data")
+    level, logger, data = message.get("level"), message.get("logger"), message.get("data")
     if level not in LOG_LEVELS or LOG_LEVELS.index(level) < LOG_LEVELS.index(listens.level):
         return
     words = data if isinstance(data, str) else json.dumps(data)  # accepts numbers of any length
     named = {"logger": wire.excerpt(logger, call)} if isinstance(logger, str) else {}
-    listens.tell({"level": level, "data": wire.excerpt(words, call), **named})
+    listens.on_log({"level": level, "data": wire.excerpt(words, call), **named})
 
 
 def _texts(content: list[Any]) -> Iterator[str]:

@@ -32,7 +32,7 @@ Era = Literal["auto", "modern", "handshake"]
 Ask = Callable[[str, Json], Awaitable[Json]]
 Progress = Callable[[Json], None]
 # Receives the log messages of a server during a call: level, data and, if there is one, logger.
-Tell = Callable[[Json], None]
+OnLog = Callable[[Json], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Listening(Interaction):
     """A client that wants a server's log messages during its call, from this level on."""
 
     level: str
-    tell: Tell
+    on_log: OnLog
 
 
 class RpcError(Exception):

@@ -30,10 +30,10 @@ from interlock.upstreams.mcp.protocol import (
     UNSENT,
     Ask,
     Era,
+    OnLog,
     Progress,
     RpcError,
     Server,
-    Tell,
     Wire,
     members,
     strings,
@@ -64,7 +64,7 @@ class _Pending:
     method: str
     progress: Progress | None = None
     ask: Ask | None = None
-    tell: Tell | None = None
+    on_log: OnLog | None = None
 
 
 class Session:
@@ -163,7 +163,7 @@ class Session:
         headers: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         ask: Ask | None = None,
-        tell: Tell | None = None,
+        on_log: OnLog | None = None,
         capabilities: Json | None = None,
         noted: Json | None = None,
     ) -> Json:
@@ -179,7 +179,7 @@ class Session:
             noted["jsonrpc_request_id"], noted["mcp_protocol_version"] = number, self.server.protocol
         meta_ = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
         message, stamped = self._stamp(number, method, params, meta_, capabilities or self.capabilities)
-        waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask, tell)
+        waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask, on_log)
         self._pending[number] = waiting
         sent = False
         try:
@@ -430,7 +430,7 @@ class Session:
         elif method == "notifications/message":
             # INVARIANT: a conversation with a listener belongs to one caller. The protocol does not say to which of
             # that caller's calls a message belongs, so it is passed on only if there is no doubt.
-            calls = [one.tell for one in self._pending.values() if one.method == "tools/call"]
+            calls = [one.on_log for one in self._pending.values() if one.method == "tools/call"]
             if len(calls) == 1 and calls[0] is not None:
                 calls[0](params)
         elif method == "notifications/resources/updated":

@@ -14,7 +14,7 @@ from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Restarts, Supervisor
 from interlock.upstreams.manifests import definition_digest
-from interlock.upstreams.mcp.answers import plain, refusal, rounds, stated_of_data, tell, understood, value
+from interlock.upstreams.mcp.answers import pass_on_log, plain, refusal, rounds, stated_of_data, understood, value
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.protocol import (
     LOG_LEVEL,
@@ -135,7 +135,7 @@ class McpUpstream:
             headers=self._headers(call),
             progress=call.progress,
             ask=call.interaction.ask,
-            tell=None if listens is None else lambda message: tell(listens, message, call),
+            on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
             capabilities=call.interaction.capabilities,
             noted=call.reported,
         )

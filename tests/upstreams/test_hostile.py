@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -443,6 +444,59 @@ async def test_an_mcp_server_that_means_harm_does_none(tmp_path: Path, how: str,
         await lock.upstreams.add("evil", "mcp", config, by=lock.caller, overlay=overlay)
         told = await asyncio.gather(*(lock.call("evil.go_on") for _ in range(3)))
         assert [result.value["content"][0]["text"] for result in told] == ["mine"] * 3
+
+
+OFFERING = MCP.replace('tools(6000 if sys.argv[1] == "many" else 1)', "json.loads(sys.argv[1])")
+
+
+def _doubling(levels: int) -> Json:
+    defs: Json = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**defs, f"d{levels}": {}}}
+
+
+def _nested(levels: int) -> Json:
+    inner: Json = {"type": "string"}
+    for _ in range(levels):
+        inner = {"anyOf": [inner]}
+    return {"type": "object", "properties": {"a": inner}}
+
+
+def _member(**said: Any) -> Json:
+    return {"type": "object", "properties": {"a": said}}
+
+
+UNUSABLE: dict[str, Json] = {
+    "a file": _member(**{"$ref": "file:///etc/passwd"}),
+    "a page": _member(**{"$ref": "http://127.0.0.1:9/schema.json"}),
+    "another dialect": {"$schema": "http://127.0.0.1:9/dialect", "type": "object"},
+    "references that double": _doubling(40),
+    "alternatives nested deep": _nested(300),
+    "a pattern too large": _member(type="string", pattern="((a{1000}){1000}){1000}"),
+    "a pattern that is none": _member(type="string", pattern="("),
+    "a pointer without end": _member(**{"$ref": "#/" + "a/" * 10_000}),
+    "properties that are a list": {"type": "object", "properties": ["a"]},
+    "types that are numbers": {"type": "object", "properties": {"a": 7}},
+    "a multiple of nought": _member(type="number", multipleOf=0),
+}
+
+
+async def test_schemas_that_mean_harm_are_refused_by_themselves_and_the_other_tools_are_served(tmp_path: Path) -> None:
+    usual = {"type": "object", "properties": {}}
+    circle = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}
+    offered = [{"name": name, "description": "Goes.", "inputSchema": said} for name, said in UNUSABLE.items()]
+    offered += [{"name": name, "description": "Goes.", "inputSchema": usual} for name in ("go0", "__class__", "go0")]
+    offered.append({"name": "circle", "description": "Goes.", "inputSchema": circle})
+    config: Json = {
+        "command": [sys.executable, "-I", "-S", "-c", textwrap.dedent(OFFERING), json.dumps(offered)],
+        "protocol": "handshake",
+    }
+    overlay = {"tools": {"go0": {"mutation_class": "read_only"}}}
+    async with asyncio.timeout(60), Interlock.open(tmp_path, housekeeping=False) as lock:
+        report = await lock.upstreams.add("evil", "mcp", config, by=lock.caller, overlay=overlay)
+        refused = {one.name for one in report.tools if one.state == "refused"}
+        assert refused >= UNUSABLE.keys()
+        assert max(len(one.reason) for one in report.tools) < 600
+        assert (await lock.call("evil.go0")).value["content"][0]["text"] == "mine"
 
 
 # What they say of themselves, and when

@@ -30,6 +30,8 @@ MOST_ERRORS = 100
 # raised by jsonschema_rs for values that JSON cannot represent
 # Checking takes time in proportion, for each value, and cannot be interrupted.
 _MOST_CHECKS = 5000
+# Characters of what is wrong with a schema, which quotes it.
+_LONGEST_FAULT = 250
 _UNFIT = (ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -276,9 +278,11 @@ def compile_validator(document: Mapping[str, Any] | bool) -> Any:
         made = make(source, validate_formats=True, mask=MASK, retriever=_refuse_remote)
     except jsonschema_rs.ValidationError as error:
         at = pointer(error.instance_path) or "/"
-        raise Failure("E3105", f"not a valid JSON Schema: {error.message} at {at}") from None
+        raise Failure(
+            "E3105", f"not a valid JSON Schema: {error.message[:_LONGEST_FAULT]} at {at[:_LONGEST_FAULT]}"
+        ) from None
     except (*_UNFIT, jsonschema_rs.ReferencingError) as error:
-        raise Failure("E3105", f"not a valid JSON Schema: {error}") from None
+        raise Failure("E3105", f"not a valid JSON Schema: {str(error)[:_LONGEST_FAULT]}") from None
     if isinstance(source, dict) and Places(source).checks(_MOST_CHECKS) > _MOST_CHECKS:
         words = f"its references have one value checked against more than {_MOST_CHECKS:,} subschemas"
         raise Failure("E3105", f"not a usable JSON Schema: {words}")

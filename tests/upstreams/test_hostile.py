@@ -481,7 +481,7 @@ UNUSABLE: dict[str, Json] = {
 
 
 async def test_schemas_that_mean_harm_are_refused_by_themselves_and_the_other_tools_are_served(tmp_path: Path) -> None:
-    usual = {"type": "object", "properties": {}}
+    usual: Json = {"type": "object", "properties": {}}
     circle = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}
     offered = [{"name": name, "description": "Goes.", "inputSchema": said} for name, said in UNUSABLE.items()]
     offered += [{"name": name, "description": "Goes.", "inputSchema": usual} for name in ("go0", "__class__", "go0")]
@@ -716,7 +716,7 @@ async def test_a_call_ends_when_its_upstream_is_removed_under_it(tmp_path: Path)
 KILLED = """
     import asyncio, os, signal, sys
     from interlock import Interlock
-    from interlock.upstreams import book
+    from interlock.upstreams import repository as book
 
     async def main():
         async with Interlock.open(sys.argv[1], housekeeping=False) as lock:

@@ -559,9 +559,7 @@ async def test_of_a_call_that_could_not_be_closed_the_record_has_the_hash_alone(
         _has_the_hash_alone(lock, result.invocation_id, {"name": "a"})
 
 
-@pytest.mark.part_of(
-    "LIFE-05", rest="with keep_inputs = always, calls that end because their ticket is denied, lapses or becomes void"
-)
+@pytest.mark.proves("LIFE-05")
 async def test_in_mode_always_blocked_previewed_and_nested_calls_keep_their_model_input(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
         await admit(lock, take, passes_on, sample.increment)

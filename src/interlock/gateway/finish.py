@@ -252,7 +252,7 @@ class Closer:
             # INVARIANT: a write is not cut off between its effect and its record.
             withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
         finally:
-            self.kept.abandon_inputs(call, sent)
+            self.kept.abandon_inputs(sent)
         self._allowances.tell(call, overrun)
         return withheld
 
@@ -460,7 +460,7 @@ class Closer:
         try:
             await self._journal.commit(unit)
         finally:
-            self.kept.abandon_inputs(call, sent)
+            self.kept.abandon_inputs(sent)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
         outcome = self.kept.outcome(found)
@@ -549,7 +549,7 @@ class Closer:
             return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)
-        self.kept.abandon_inputs(call, sent)
+        self.kept.abandon_inputs(sent)
         self._allowances.tell(call, written.overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)

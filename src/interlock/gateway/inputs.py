@@ -10,7 +10,8 @@ judged, and `call_input` what the tool got. A call keeps the differences, in ord
 A call holds the four of them while it runs, and its closing record has the source and the place of each difference,
 never a value. What is kept at rest, sealed, is `model_input` and the differences with their values: by default
 (`keep_inputs = "changed"`) where something other than a default was filled in, because a default stands in the pinned
-version of the contract; with "always" of every call that is closed. A record says why they were not kept where they
+version of the contract; with "always" of every call that is closed. Those of a call that waits for a person are stored
+with its ticket, however that ends, and replaced when the call runs. A record says why they were not kept where they
 should have been.
 """
 

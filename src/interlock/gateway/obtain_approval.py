@@ -26,6 +26,7 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.execute import Execution
 from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept
 from interlock.gateway.preview_diff import promised
 from interlock.settings import Settings
 from interlock.store import records
@@ -59,6 +60,7 @@ class Asking:
         settings: Settings,
         clock: Clock,
         box: Box,
+        kept: Kept,
         channels: Channels,
     ) -> None:
         self._journal = journal
@@ -67,6 +69,7 @@ class Asking:
         self._settings = settings
         self._clock = clock
         self._box = box
+        self._kept = kept
         self._channels = channels
 
     async def seek(self, checked: Checked, decision: Decision, look: Granted) -> Found:
@@ -171,7 +174,19 @@ class Asking:
         sealed = self.seal_up(encode(content), wish.id)
         shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
         wish = replace(wish, shown=shown, sealed=sealed)
-        opened = await self._journal.commit(ask(wish))
+        sent = await self._kept.inputs_of(call, waits=True)
+
+        def unit(transaction: Transaction) -> Ticket | None:
+            withheld = self._kept.inputs_withheld(transaction, call, sent)
+            asked = ask(replace(wish, head={**wish.head, **withheld}))(transaction)
+            if asked is not None and asked.id == wish.id:
+                self._kept.store_inputs(transaction, call, sent)
+            return asked
+
+        try:
+            opened = await self._journal.commit(unit)
+        finally:
+            self._kept.abandon_inputs(sent)
         assert opened is not None
         return opened
 
@@ -184,6 +199,8 @@ class Asking:
         head = records.head("pending", call, now_ms)
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = records.decided(decision, looking=False)
+        if call.more.mutations:
+            head["inputMutations"] = records.mutated(call)
         if call.more.hook_outputs:
             head["hookOutputs"] = call.more.hook_outputs
         if capability is not None and len(capability.links) > 1:

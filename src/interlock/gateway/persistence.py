@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -187,10 +188,10 @@ class Kept:
         """Have the pieces of payloads removed, unless a row names them: the unit for that has failed."""
         self._abandoned.update(ref for ref, body in bodies.items() if len(body) >= _LARGE)
 
-    def abandon_inputs(self, call: Call, sent: SentInputs | None) -> None:
+    def abandon_inputs(self, sent: SentInputs | None) -> None:
         """The same for the inputs of a call, once the unit that stores them has run or failed."""
         if sent is not None and sent.sealed is not None and sent.sealed.pieces:
-            self._abandoned.add(f"inputs:{call.id}")
+            self._abandoned.add(sent.ref)
 
     async def release_pieces(self, alive: Callable[[str], bool]) -> None:
         """Leave to be removed the pieces that no row will name: abandoned ones, and those of processes that died."""
@@ -318,24 +319,29 @@ class Kept:
         mode = self._settings.keep_inputs
         return mode == "always" or (mode == "changed" and inputs.worth_keeping(call))
 
-    async def inputs_of(self, call: Call) -> SentInputs | None:
+    async def inputs_of(self, call: Call, *, waits: bool = False) -> SentInputs | None:
         """What is kept of the inputs of a call, ready to be stored; None where nothing is to be kept.
 
-        Large ones are written and sealed beside the event loop.
+        Large ones are written and sealed beside the event loop. A call that `waits` for a person ends in a unit that
+        knows its ticket alone, so its inputs are stored with the ticket. If it runs, those of its closing replace them:
+        a reviewer may have changed them.
         """
         if call.request.caller is None or not call.model_input or not self.keeps_inputs(call):
             return None
-        size = len(call.model_input)
+        ref, size = f"inputs:{call.id}", len(call.model_input)
+        if waits or call.more.approval is not None or call.request.id is not None:
+            # A call that waited can end more than once under its id: refused for a while, it is tried again.
+            ref = f"{ref}.{secrets.token_hex(8)}"
         if size > inputs.LARGEST_KEPT and self._settings.keep_inputs != "always":
-            return SentInputs(b"", None, inputs.TOO_LARGE)
+            return SentInputs(ref, b"", None, inputs.TOO_LARGE)
         if size <= LARGE_INPUT:
-            return SentInputs(encode(inputs.to_keep(call)), None)
-        body, sealed = await WALKS.run(self._written_inputs, call)
-        return SentInputs(body, Sealed(sealed, await self._write_pieces(f"inputs:{call.id}", sealed)))
+            return SentInputs(ref, encode(inputs.to_keep(call)), None)
+        body, sealed = await WALKS.run(self._written_inputs, call, ref)
+        return SentInputs(ref, body, Sealed(sealed, await self._write_pieces(ref, sealed)))
 
-    def _written_inputs(self, call: Call) -> tuple[bytes, bytes]:
+    def _written_inputs(self, call: Call, ref: str) -> tuple[bytes, bytes]:
         body = encode(inputs.to_keep(call))
-        return body, self._box.seal(body, purpose="inputs", about=f"inputs:{call.id}")
+        return body, self._box.seal(body, purpose="inputs", about=ref)
 
     def store_inputs(self, transaction: Transaction, call: Call, sent: SentInputs | None) -> Json:
         """Keep the inputs of a call, sealed. Returns what the closing record says if they are not kept.
@@ -345,22 +351,31 @@ class Kept:
         caller = call.request.caller
         if sent is None or caller is None:
             return {}
-        ref = f"inputs:{call.id}"
-        withheld = sent.withheld or self.why_withheld(transaction, caller, {ref: sent.body})
+        ref = sent.ref
+        if "." in ref:
+            payloads.replace_inputs(transaction, call.id)
+        withheld = self.inputs_withheld(transaction, call, sent)
         stored = None if withheld else self._taken(transaction, ref, sent.sealed)
         if sent.sealed is not None and sent.sealed.pieces and (stored is None or not stored.pieces):
             payloads.release_pieces(transaction, ref)
         if withheld:
-            return {"inputsWithheld": withheld}
+            return withheld
         stored = stored or Sealed(self._box.seal(sent.body, purpose="inputs", about=ref), 0)
         _store(transaction, ref, call.id, owner_of(caller), stored, len(sent.body), self._settings.payload_days)
         return {}
 
+    def inputs_withheld(self, reader: Reader, call: Call, sent: SentInputs | None) -> Json:
+        """What a record says about inputs that are to be kept and cannot be; empty where they can."""
+        if sent is None or call.request.caller is None:
+            return {}
+        withheld = sent.withheld or self.why_withheld(reader, call.request.caller, {sent.ref: sent.body})
+        return {"inputsWithheld": withheld} if withheld else {}
+
     def inputs(self, call: str) -> Callable[[], Json] | None:
         """What is kept of the inputs of a call, to be opened on any thread; None if nothing is."""
-        ref = f"inputs:{call}"
-        body = payloads.whole(self._reader, ref)
-        return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=ref))
+        ref = payloads.inputs_of(self._reader, call)
+        body = None if ref is None else payloads.whole(self._reader, ref)
+        return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=cast("str", ref)))
 
     # Undoing
 
@@ -405,6 +420,7 @@ class Sealed(NamedTuple):
 class SentInputs(NamedTuple):
     """The inputs of a call as they are to be kept, sealed already if they are large; or why they are not kept."""
 
+    ref: str
     body: bytes
     sealed: Sealed | None
     withheld: str = ""

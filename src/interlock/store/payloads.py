@@ -119,6 +119,25 @@ def discard(transaction: Transaction, call: str) -> None:
         _empty(transaction, ref, "discarded by its caller")
 
 
+def inputs_of(reader: Reader, call: str) -> str | None:
+    """The reference of the newest inputs of a call that are kept."""
+    kept = f"inputs:{call}"
+    row = reader.one(
+        "SELECT ref FROM payload WHERE body IS NOT NULL AND (ref = ? OR (ref > ? AND ref < ?))"
+        " ORDER BY created_ms DESC, ref DESC LIMIT 1",
+        (kept, f"{kept}.", f"{kept}/"),
+    )
+    return None if row is None else row[0]
+
+
+def replace_inputs(transaction: Transaction, call: str) -> None:
+    """Remove the inputs of a call that were stored while it waited: others are stored now."""
+    kept = f"inputs:{call}"
+    statement = "SELECT ref FROM payload WHERE body IS NOT NULL AND ref > ? AND ref < ?"
+    for (ref,) in transaction.all(statement, (f"{kept}.", f"{kept}/")):
+        _empty(transaction, ref, "replaced by those of a later time")
+
+
 class Expiring(NamedTuple):
     ref: str
     size: int

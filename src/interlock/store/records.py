@@ -132,9 +132,7 @@ def closed(
         record["error_code"] = failure.code
         record["error_class"] = failure.row.error_class.value
     if call.more.mutations:
-        record["inputMutations"] = [
-            {"source": change.source, "pointer": change.pointer} for change in call.more.mutations
-        ]
+        record["inputMutations"] = mutated(call)
     if call.more.hook_outputs:
         record["hookOutputs"] = call.more.hook_outputs
     if call.more.warnings:
@@ -144,6 +142,11 @@ def closed(
     if extra:
         record.update(extra)
     return encode(record)
+
+
+def mutated(call: Call) -> list[Json]:
+    """The source and the place of every difference between the inputs of a call."""
+    return [{"source": change.source, "pointer": change.pointer} for change in call.more.mutations]
 
 
 def _judged(call: Call, decision: Decision) -> Json:

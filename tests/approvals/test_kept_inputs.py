@@ -1,0 +1,230 @@
+"""Calls that wait for a person keep their inputs, however they end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Hook, HookResult, Interlock, Result, Seen
+from interlock.audit.chain import verify
+from interlock.core.errors import Failure
+from interlock.store.home import Home
+from interlock.testing import FakeClock
+from tests import sample
+from tests.approvals.test_flow import ANN, BEN, DAY, code, opened, outbox, ticket_of
+from tests.gateway.test_inputs import CANARY
+from tests.gateway.test_lifecycle import records
+
+Json = dict[str, Any]
+SENT: Json = {"to": "carl"}
+LARGE: Json = {"to": "x" * 300_000}
+FILLED = {
+    "before": "model_input",
+    "after": "observable_input",
+    "source": "default",
+    "pointer": "/note",
+    "value": "none",
+}
+HOOKED = {
+    "before": "observable_input", "after": "permission_input", "source": "hook:notes", "pointer": "/note",
+    "value": CANARY,
+}  # fmt: skip
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    outbox.__init__()
+    sample.reset()
+    return FakeClock()
+
+
+def _notes(lock: Interlock) -> None:
+    """A hook that writes a private note."""
+
+    def run(seen: Seen) -> HookResult:
+        return HookResult(updated_input={**seen.input, "note": CANARY})
+
+    lock.hook(Hook(id="notes", when="pre", run=run))
+
+
+async def _denied(lock: Interlock, _: FakeClock, pending: Result) -> None:
+    await lock.approvals.deny(ticket_of(pending), by=BEN)
+
+
+async def _nobody_decided(lock: Interlock, clock: FakeClock, _: Result) -> None:
+    clock.advance(DAY)
+    await lock.approvals.sweep()
+
+
+async def _lapsed(lock: Interlock, clock: FakeClock, pending: Result) -> None:
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    clock.advance(DAY)
+    await lock.approvals.sweep()
+
+
+async def _void(lock: Interlock, _: FakeClock, pending: Result) -> None:
+    assert (await lock.call("demo.mail", {"to": "dora"}, key="k")).pending
+
+
+async def _void_after_a_yes(lock: Interlock, clock: FakeClock, pending: Result) -> None:
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    await _void(lock, clock, pending)
+
+
+async def _withdrawn(lock: Interlock, _: FakeClock, pending: Result) -> None:
+    assert await lock.approvals.withdraw(pending.invocation_id, by=lock.caller)
+
+
+async def _passed_over(lock: Interlock, clock: FakeClock, pending: Result) -> None:
+    patterns = {"to": f"{_asked(lock, pending)['to'][0]}*", "note": "*"}
+    until = clock.now_ms + 60_000
+    await lock.approvals.agree_in_advance("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
+    assert (await lock.call("demo.mail", _asked(lock, pending), key="k")).ok
+
+
+async def _given_up(lock: Interlock, clock: FakeClock, pending: Result) -> None:
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    lock.home.policy.write_text(lock.home.policy.read_text() + "\nforbid (principal, action, resource);\n")
+    clock.advance(1)
+    assert code(await lock.approvals.resume(ticket_of(pending))) == "E3206"
+
+
+End = Callable[[Interlock, FakeClock, Result], Awaitable[None]]
+# How a call that waits ends, and the code in its closing record.
+ENDS: dict[str, tuple[End, str]] = {
+    "denied": (_denied, "E3209"),
+    "nobody decided": (_nobody_decided, "E3209"),
+    "lapsed": (_lapsed, "E3209"),
+    "void": (_void, "E3209"),
+    "void after a yes": (_void_after_a_yes, "E3209"),
+    "withdrawn": (_withdrawn, "E3703"),
+    "passed over": (_passed_over, "E3209"),
+    "given up": (_given_up, "E3206"),
+}
+
+
+def _asked(lock: Interlock, pending: Result) -> Json:
+    return lock.inputs(pending.invocation_id).model_input
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("sent", [SENT, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("end", ENDS)
+async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps_its_inputs(
+    tmp_path: Path,
+    clock: FakeClock,
+    end: str,
+    sent: Json,
+) -> None:
+    how, expected = ENDS[end]
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
+        _notes(lock)
+        pending = await lock.call("demo.mail", sent, key="k")
+        waiting = lock.inputs(pending.invocation_id)
+        await how(lock, clock, pending)
+        (closed,) = records(lock, pending.invocation_id)
+        assert closed["error_code"] == expected
+        assert closed["inputMutations"] == [
+            {"source": "default", "pointer": "/note"},
+            {"source": "hook:notes", "pointer": "/note"},
+        ]
+        assert CANARY not in str(closed)
+        found = lock.inputs(pending.invocation_id)
+        assert found.model_input == waiting.model_input == sent
+        assert found.changes == waiting.changes
+        assert found.observable_input == {**sent, "note": "none"}
+        assert found.permission_input == found.call_input == {**sent, "note": CANARY}
+        assert found.changes == (FILLED, HOOKED)
+        assert lock.journal.read(
+            "SELECT count(*) FROM payload WHERE ref LIKE ? AND body IS NOT NULL", (f"inputs:{pending.invocation_id}%",)
+        ) == [(1,)]
+    at_rest = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*.db*"))
+    assert at_rest
+    assert CANARY.encode() not in at_rest
+    assert verify(Home(tmp_path / "home")).faults == ()
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("sent", [SENT, LARGE], ids=["small", "large"])
+async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_with(
+    tmp_path: Path,
+    clock: FakeClock,
+    sent: Json,
+) -> None:
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
+        pending = await lock.call("demo.mail", sent, key="k")
+        await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
+        assert lock.inputs(pending.invocation_id).call_input == {**sent, "note": "none"}
+        assert (await lock.approvals.resume(ticket_of(pending))).ok
+        found = lock.inputs(pending.invocation_id)
+        assert (found.model_input, found.permission_input["to"]) == (sent, sent["to"])
+        assert found.call_input == {"to": "dora", "note": "none"}
+        assert outbox.sent == [("dora", "none")]
+        await lock.maintain()
+        assert lock.journal.read("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
+        kept = "SELECT sum(size) FROM payload WHERE body IS NOT NULL"
+        assert lock.journal.read("SELECT bytes FROM payload_use WHERE scope = 'home'") == lock.journal.read(kept)
+    assert verify(Home(tmp_path / "home")).faults == ()
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with_its_inputs_kept(
+    tmp_path: Path,
+    clock: FakeClock,
+) -> None:
+    async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
+        pending = await lock.call("demo.mail", LARGE, key="k")
+        await lock.approvals.approve(ticket_of(pending), by=BEN)
+        real = lock.gateway._request  # pyright: ignore[reportPrivateUsage]
+        refusals = [Failure("E3003", "come back later", retry_after_ms=1) for _ in range(2)]
+
+        async def refusing(call: Any) -> Any:
+            requested = await real(call)
+            if refusals:
+                raise refusals.pop()
+            return requested
+
+        lock.gateway._request = refusing  # pyright: ignore[reportPrivateUsage]
+        for _ in range(2):
+            assert code(await lock.approvals.resume(ticket_of(pending))) == "E3003"
+            assert lock.inputs(pending.invocation_id).model_input == LARGE
+        assert (await lock.approvals.resume(ticket_of(pending))).ok
+        assert lock.inputs(pending.invocation_id).model_input == LARGE
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize(("mode", "kept"), [("changed", True), ("never", False)])
+async def test_the_other_modes_hold_for_calls_that_wait_too(
+    tmp_path: Path,
+    clock: FakeClock,
+    mode: str,
+    kept: bool,
+) -> None:
+    async with opened(tmp_path / "home", clock, keep_inputs=mode) as lock:
+        plain = await lock.call("demo.mail", SENT, key="plain")
+        _notes(lock)
+        hooked = await lock.call("demo.mail", SENT, key="hooked")
+        for pending in (plain, hooked):
+            await lock.approvals.deny(ticket_of(pending), by=BEN)
+        assert lock.inputs(plain.invocation_id).model_input is None, "a default stands in the contract"
+        assert lock.inputs(plain.invocation_id).changes == (FILLED,)
+        assert lock.inputs(hooked.invocation_id).model_input == (SENT if kept else None)
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_where_a_quota_has_no_room_the_closing_record_of_a_denied_call_says_so(
+    tmp_path: Path,
+    clock: FakeClock,
+) -> None:
+    async with opened(tmp_path / "home", clock, keep_inputs="always", payload_bytes=1000) as lock:
+        pending = await lock.call("demo.mail", LARGE, key="k")
+        await lock.approvals.deny(ticket_of(pending), by=BEN)
+        (closed,) = records(lock, pending.invocation_id)
+        assert "payload_bytes" in closed["inputsWithheld"]
+        found = lock.inputs(pending.invocation_id)
+        assert (found.model_input, found.withheld) == (None, closed["inputsWithheld"])
+        await lock.maintain()
+        assert lock.journal.read("SELECT count(*) FROM payload_piece") == [(0,)]

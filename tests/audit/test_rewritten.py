@@ -221,3 +221,30 @@ async def test_a_process_that_ends_at_any_moment_leaves_a_home_that_opens(
         finally:
             for journal in journals:
                 await journal.close()
+
+
+async def test_a_process_that_found_a_head_signed_by_another_signs_its_next_record_however_long_ago_that_was(
+    tmp_path: Path,
+) -> None:
+    clock, home = FakeClock(), Home(tmp_path / "home")
+
+    def opened() -> Journal:
+        return Journal(home, clock=clock.clock, signer=Signer(home.keys))
+
+    async def write(journal: Journal) -> None:
+        await journal.append("authority", "x", plain("authority", "x", clock.now_ms, act="said"))
+
+    first, second = opened(), opened()
+    try:
+        await write(first)
+        clock.advance(2)
+        await write(first)  # with a signature, of which the second process knows nothing
+        clock.advance(3600)
+        await second.commit(lambda _: None)  # it would sign the head, and finds that it is signed
+        await write(second)
+        third = opened()  # as any process does while these two run, or after both were killed
+        await third.close()
+        assert verify(home).intact
+    finally:
+        await first.close()
+        await second.close()

@@ -121,6 +121,9 @@ def _after(wires: Wires, _: Broken, __: pytest.MonkeyPatch, raised: Raised) -> N
 PARTS: dict[str, tuple[str, Json, Break, str, str]] = {
     "a hook after the call": ("demo.add", {"a": 1}, _after, "E3211", "E3211"),
     "the vault": (
+        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.lock.secrets, "fetch", _raising(r)), "E3000", "E3411",
+    ),
+    "the vault in its own words": (
         "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.lock.secrets, "fetch", _raising(r)), "E3000", "E3601",
     ),
     "a connector": ("far.look", {"text": "a"}, _connector, "E3401", "E3411"),

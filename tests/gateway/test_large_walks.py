@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Caller, Failure, Field, Interlock, tool
+from interlock import Caller, Failure, Field, Hook, Interlock, tool
 from interlock.call.phases import Request
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.coerce import coerce
@@ -196,3 +197,20 @@ async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_miss
     left_out, kept = int(missing[1].replace(",", "")), len(shown[: missing.start()])
     assert abs(left_out + kept - len(text)) < 5
     assert len(shown) < 40_000
+
+
+async def test_hooks_get_large_data_although_every_default_thread_hangs(lock: Interlock) -> None:
+    seen: list[int] = []
+    lock.hook(Hook(id="after", when="post", run=lambda one: seen.append(len(one.value))))
+    lock.hook(Hook(id="failed", when="failure", run=lambda one: seen.append(len(one.input["text"]))))
+    value, loop, end = "x" * 600_000, asyncio.get_running_loop(), threading.Event()
+    with ThreadPoolExecutor(1) as only:
+        loop.set_default_executor(only)
+        hung = loop.run_in_executor(None, end.wait)
+        try:
+            assert (await lock.call("large.give_back", value=value, caller=ANN)).ok
+            assert (await lock.call("large.fail", text=value, caller=ANN)).state == "failed"
+        finally:
+            end.set()
+            await hung
+    assert seen == [len(value)] * 2

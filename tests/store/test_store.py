@@ -148,3 +148,19 @@ async def test_a_pattern_that_cannot_be_used_is_refused_with_its_place(tmp_path:
     assert caught.value.code == "E3108"
     assert words in caught.value.message
     assert "settings.toml, line 3" in caught.value.message
+
+
+async def test_a_failure_of_the_database_says_what_was_tried(lock: Interlock) -> None:
+    bad, words = "SELECT nonsense FROM journal", "no such column: nonsense"
+    with pytest.raises(Failure) as read:
+        lock.journal.reader.one(bad)
+    with pytest.raises(Failure) as apart:
+        await lock.readers.read(lambda reader: reader.one(bad))
+    with pytest.raises(Failure) as written:
+        await lock.journal.commit(lambda transaction: transaction.one(bad))
+    told = [(one.value.code, one.value.message) for one in (read, apart, written)]
+    assert told == [
+        ("E3801", f"the journal cannot be read: {words}"),
+        ("E3801", f"the journal cannot be read: {words}"),
+        ("E3801", f"the journal cannot be written: {words}"),
+    ]

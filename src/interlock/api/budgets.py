@@ -83,7 +83,7 @@ def overview(parts: Parts, within: Within) -> list[Json]:
         with closing(connect(parts.home.database)) as connection:
             return [_shown(connection, budget, within(budget), now_ms) for budget in parts.settings.budgets]
     except StoreError as error:
-        raise store_failure(error) from None
+        raise store_failure(error, "read") from None
 
 
 def _shown(reader: Reader, budget: Budget, within: tuple[str, ...] | None, now_ms: int) -> Json:

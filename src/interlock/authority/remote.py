@@ -20,7 +20,6 @@ asking.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, cast
 
@@ -29,6 +28,7 @@ from interlock.authority.remote_wires import GRPC_SCHEMES, GrpcWire, HttpWire, W
 from interlock.call.context import Caller
 from interlock.call.phases import Behavior, Decision
 from interlock.core.clock import Clock, iso
+from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE_INPUT, size_of
 from interlock.data.schema import Json
 from interlock.privacy.redact import Redactor, SchemaRedactor
@@ -88,7 +88,7 @@ class Remote:
             return known
         self.questions += 1
         epoch, large = self._memory.epoch, _is_large(question)
-        message = await asyncio.to_thread(self._message, question) if large else self._message(question)
+        message = await WALKS.run(self._message, question) if large else self._message(question)
         decision = self._decision(await self._wire.ask(message, self._timeout_s), question)
         if epoch == self._memory.epoch and not large:
             slot = self._memory.slot(question) or self._memory.open(question, None)

@@ -231,7 +231,11 @@ class Execution:
         caller = requested.request.caller
         # INVARIANT: a secret that is the caller's own is that of nobody else.
         names = tuple(secret_of(name, caller) for name in requested.tool.credentials)
-        requested.extend().lease = await self._lend(names, left_s)
+        try:
+            requested.extend().lease = await self._lend(names, left_s)
+        except Failure as failure:
+            # A source of secrets is a system of somebody else's, and says what it likes.
+            raise await self._cleaned(requested, failure) from failure
 
     async def _bounded(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
         requested = granted

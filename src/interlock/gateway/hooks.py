@@ -28,6 +28,7 @@ from interlock.call.phases import Behavior, Call, Decision, Requested
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import record
+from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE, plain_text, size_of
 from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
@@ -136,7 +137,7 @@ class Hooks:
         call.move("post_hooks_running")
         # INVARIANT: a hook sees a copy of the result, so that nothing it does to it changes what the caller gets.
         large = size_of(value, LARGE) > LARGE
-        shown = await asyncio.to_thread(frozen, value) if large else frozen(value)
+        shown = await WALKS.run(frozen, value) if large else frozen(value)
         given = await _observed(call)
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
@@ -340,7 +341,7 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewe
 async def _observed(call: Call) -> Any:
     """The observable input of a call, read-only. A large one is made beside the event loop."""
     large = len(call.model_input) > LARGE
-    return await asyncio.to_thread(_frozen_input, call) if large else _frozen_input(call)
+    return await WALKS.run(_frozen_input, call) if large else _frozen_input(call)
 
 
 def _frozen_input(call: Call) -> Any:

@@ -239,7 +239,7 @@ class ChangeReader:
                 self._distrust()
                 raise
         except StoreError as error:
-            raise store_failure(error) from None
+            raise store_failure(error, "read") from None
         return _Read(self._number, at, self._watches, loaded)
 
     # The thread

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import orjson
 
@@ -417,13 +417,13 @@ def no_room(error: sqlite3.Error | OSError) -> Failure | None:
     )
 
 
-def store_failure(error: sqlite3.Error) -> Failure:
-    """Convert a database error to a failure, without the path or the statement."""
+def store_failure(error: sqlite3.Error, attempt: Literal["read", "written", "used"] = "used") -> Failure:
+    """Convert a database error to a failure, without the path or the statement. `attempt` is what was tried."""
     if (full := no_room(error)) is not None:
         return full
     text = str(error)
     if any(words in text for words in _FOREIGN):
         return Failure("E3804", "the database in this data directory is damaged or not a database")
     if any(words in text for words in _BUSY):
-        return Failure("E3803", f"the journal cannot be written now: {text}")
-    return Failure("E3801", f"the journal cannot be written: {text}")
+        return Failure("E3803", f"the journal cannot be {attempt} now: {text}")
+    return Failure("E3801", f"the journal cannot be {attempt}: {text}")

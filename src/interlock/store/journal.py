@@ -188,13 +188,13 @@ class _Reader:
         try:
             return self._connection.execute(statement, parameters).fetchone()
         except sqlite3.Error as error:
-            raise store_failure(error) from None
+            raise store_failure(error, "read") from None
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         try:
             return self._connection.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
-            raise store_failure(error) from None
+            raise store_failure(error, "read") from None
 
     def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
         # Read at once: a statement that is left open would keep the database's log from being cut.
@@ -459,7 +459,7 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
             self._roll_back()
             if _of_the_store(error):
-                _fail(batch, store_failure(error))
+                _fail(batch, store_failure(error, "written"))
             else:
                 self._write_singly(batch, error, patience_s)
         except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
@@ -662,7 +662,7 @@ class Journal:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()
-                raise store_failure(error) from None
+                raise store_failure(error, "written") from None
         if made is not None:
             self._note_anchor(*made)
 
@@ -716,5 +716,5 @@ def _of_the_store(error: Exception) -> TypeGuard[sqlite3.Error]:
 def _answer(error: Exception) -> Exception:
     """The error as the answer to a unit: what the store says in its own words, and nothing that a future refuses."""
     if _of_the_store(error):
-        return store_failure(error)
+        return store_failure(error, "written")
     return RuntimeError("a unit ran out of what it went through") if isinstance(error, StopIteration) else error

@@ -66,7 +66,7 @@ class Readers:
                 connection.execute("BEGIN")
                 return work(connection)
         except sqlite3.Error as error:
-            raise store_failure(error) from None
+            raise store_failure(error, "read") from None
 
     def close(self) -> None:
         """End the threads when they have finished the work that they have."""
@@ -111,7 +111,7 @@ class _Pieces(Generic[T]):
                     self._open = connection, self._work(connection)
                 return next(self._open[1], None)
         except sqlite3.Error as error:
-            raise store_failure(error) from None
+            raise store_failure(error, "read") from None
 
     def close(self) -> None:
         with self._lock:

@@ -103,6 +103,7 @@ async def test_mcp_refuses_too_many_values_before_it_looks_at_them(small: Place,
         answer = await client.post("/mcp", json=request)
         assert answer.status_code == 400
         assert answer.json()["interlock"]["details"] == {"mostValues": MOST}
+        assert answer.json()["error"] == "invalid_request", "nothing is temporary about it"
 
 
 @pytest.mark.parametrize("form", ["struct", "json"])

@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, tool
+from interlock.api.listing import STATES_OF_CALLS
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
@@ -280,6 +281,21 @@ async def test_discover_searches_and_refuses_pages_of_less_than_nothing(world: W
     assert [one.tool_id for one in page.tools] == ["demo.add"]
     refused = await refusal(world.stub.Discover(wire.DiscoverRequest(page_size=-1), metadata=world.bearer))
     assert (refused.status, refused.envelope.code) == (grpc.StatusCode.INVALID_ARGUMENT, "E3004")
+
+
+@pytest.mark.parametrize("token", ["nonsense", "demo.", "demo.add@1.0.0", "Demo.add", "§", "demo.add " * 100])
+async def test_discover_refuses_a_page_token_that_it_never_gave(world: World, token: str) -> None:
+    refused = await refusal(world.stub.Discover(wire.DiscoverRequest(page_token=token), metadata=world.bearer))
+    assert (refused.status, refused.envelope.code) == (grpc.StatusCode.INVALID_ARGUMENT, "E3004")
+    assert "cursor" in refused.envelope.message
+
+
+async def test_calls_refuses_a_state_that_no_call_has_and_takes_every_other(world: World) -> None:
+    refused = await refusal(world.stub.Calls(wire.CallsRequest(state="frobnicated"), metadata=world.bearer))
+    assert (refused.status, refused.envelope.code) == (grpc.StatusCode.INVALID_ARGUMENT, "E3004")
+    assert "awaiting_approval" in refused.envelope.message
+    for state in STATES_OF_CALLS:
+        await world.stub.Calls(wire.CallsRequest(state=state), metadata=world.bearer)
 
 
 async def test_a_tool_that_the_caller_may_not_use_does_not_exist(world: World) -> None:

@@ -250,6 +250,54 @@ async def test_a_read_that_hangs_refuses_calls_after_the_bound_and_none_after_it
     await until(lambda: not _stale(changes))
 
 
+async def test_a_thread_that_is_slow_on_a_busy_machine_is_waited_for_however_far_the_clock_was_moved(
+    tmp_path: Path,
+) -> None:
+    home, now = Home(tmp_path), [100.0]
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys), monotonic=lambda: now[0])
+    changes, loop_thread = journal.changes, threading.current_thread()
+    slow, reading, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        if slow.is_set() and threading.current_thread() is not loop_thread:
+            reading.set()
+            go_on.wait(PATIENCE_S)
+
+    try:
+        changes.watch(("registry",), _revision, lambda _: None, also=slowly)
+        changes.catch_up()
+        changes.start()
+        slow.set()
+        assert reading.wait(PATIENCE_S)
+        now[0] += 3600.0
+        gone_on = threading.Timer(0.6, go_on.set)
+        gone_on.start()
+        changes.catch_up()
+        gone_on.join()
+    finally:
+        go_on.set()
+        await journal.close()
+
+
+async def test_how_old_what_is_known_is_can_be_told_as_a_share_of_the_bound(tmp_path: Path) -> None:
+    home, now = Home(tmp_path), [100.0]
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys), monotonic=lambda: now[0], max_stale_s=4.0)
+    changes = journal.changes
+    try:
+        changes.catch_up()
+        assert changes.stale_share() is None, "nobody reads for this process yet"
+        home.database.rename(tmp_path / "away")
+        changes.start()
+        now[0] += 3.0
+        assert changes.stale_share() == 0.75
+        (tmp_path / "away").rename(home.database)
+        await until(lambda: changes.stale_share() == 0.0)
+    finally:
+        await journal.close()
+
+
 async def test_a_change_that_cannot_be_loaded_refuses_calls_at_once(journal: Journal) -> None:
     changes, broken = journal.changes, [False]
 

@@ -223,6 +223,12 @@ def test_signals_and_limits_are_told_as_well() -> None:
     assert of(samples, "interlock_limit_used", limit="memory") == 0.25
 
 
+async def test_how_long_changes_of_other_processes_were_not_read_is_a_limit_too(lock: Interlock) -> None:
+    lock.journal.changes.start()
+    lock.journal.changes.catch_up()
+    assert 0.0 <= of(render(lock), "interlock_limit_used", limit="unread changes")
+
+
 async def test_a_call_that_failed_for_its_own_reasons_is_no_bad_input(lock: Interlock) -> None:
     sample.flaky.failures = [Failure("INVALID_INPUT", "no")]
     result: Any = await lock.call("demo.unsteady", name="a", key="k")

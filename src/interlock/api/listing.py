@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import orjson
 
 from interlock.call.context import Caller
+from interlock.contract.standard.states import STATES
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
@@ -39,6 +40,9 @@ _ALL: Final = 2**62
 
 Lead = Literal["failures", "cost", "calls"]
 LEADS: Final[tuple[Lead, ...]] = ("failures", "cost", "calls")
+# What a call can be listed as: a state of its own, `closed` if its record has none, or that nobody knows how it ended
+# (`unknown`), which a person may have settled since.
+STATES_OF_CALLS: Final = (*STATES, "closed", "unknown", "settled")
 _STATES = {"running": "running", "PENDING": "awaiting_approval", "APPROVED": "approved"}
 
 
@@ -96,6 +100,8 @@ class Listing:
         pages moves to the front and may be missed. A page may hold fewer than `limit`, even none, and still have more
         after it: so many records were looked through.
         """
+        if wanted.state is not None and wanted.state not in STATES_OF_CALLS:
+            raise Failure("E3004", f"`state` is one of {', '.join(STATES_OF_CALLS)}")
         await self._note("calls", wanted.document(), by)
         found, place = await self._parts.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
         if by is None or _audits(by):

@@ -102,6 +102,7 @@ class Parts:
             connect=lambda name: self.connect(name),
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
+        self.gateway.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
         self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
         announce = self.gateway.observer.announce
         self.catalog.on_change = self.gateway.observer.surface_changed

@@ -6,6 +6,7 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +27,7 @@ MOST_EXPECTED = 1000
 MOST_EXPECTED_VALUES = 2500
 
 Expected = Mapping[str, Any]
+_ADDRESS = re.compile(r"[a-z][a-z0-9_-]{0,254}\.[a-z][a-z0-9_]{0,254}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Tools:
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
     ) -> Page:
         """A page of them. The cursor is the last name of the page before. No tools are looked at but those of it."""
+        if cursor and _ADDRESS.fullmatch(cursor) is None:
+            raise Failure("E3004", "the cursor is not one that a page ended with")
         found = list(islice(self._seen(caller, expected, cursor or ""), limit + 1))
         shown = found[:limit]
         return Page(shown, shown[-1].row.address if len(found) > limit else None)

@@ -47,8 +47,8 @@ READ_IDLE_EVERY_S = 0.5
 FRESH_S = 0.05
 # How long calls go on while the store cannot be read.
 MAX_STALE_S = 2.0
-# How long the loop waits for a read that is under way on the thread.
-_PATIENCE_S = 0.25
+# How long a read on the thread may take, from when it began, for the loop to wait for it. One that takes longer hangs.
+_PATIENCE_S = 2.0
 _NEVER = float("-inf")
 
 
@@ -100,6 +100,8 @@ class ChangeReader:
         self._watches: tuple[Watch[Any], ...] = ()
         self._number = self._applied = 0
         self._read_at = _NEVER
+        # When the read that is under way began, by the processor's time.
+        self._began_at: float | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopped = False
@@ -113,6 +115,10 @@ class ChangeReader:
     def age_s(self) -> float:
         """Seconds since the last read that succeeded and was taken over; infinite before the first."""
         return self._monotonic() - self._read_at
+
+    def stale_share(self) -> float | None:
+        """The share of `max_stale_s` that has passed since the last read; None where the thread does not read."""
+        return None if self._thread is None or self._read_at == _NEVER else max(0.0, self.age_s) / self._max_stale_s
 
     def watch(
         self,
@@ -147,7 +153,7 @@ class ChangeReader:
 
     def look(self) -> None:
         """Read now, so that what this process has just committed counts. Raises where the store cannot be read."""
-        if not self._lock.acquire(timeout=_PATIENCE_S):
+        if not self._lock.acquire(timeout=self._patience_s()):
             self._distrust()
             raise _unanswered()
         try:
@@ -166,7 +172,7 @@ class ChangeReader:
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
         # While the thread reads, what is known is good enough for a little longer.
-        if self._lock.acquire(timeout=0 if known else _PATIENCE_S):
+        if self._lock.acquire(timeout=0 if known else self._patience_s()):
             try:
                 read = self._read()
             except Failure as error:
@@ -182,6 +188,14 @@ class ChangeReader:
         if failure is not None:
             # Asked again soon, but not by every call.
             self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
+
+    def _patience_s(self) -> float:
+        """How long to wait for a read that is under way. Whoever comes later waits less, and for one that hangs nobody.
+
+        The time is that of the processor, whatever the clock says: on a busy machine a thread may not run for a while.
+        """
+        began_at = self._began_at
+        return _PATIENCE_S if began_at is None else max(0.0, _PATIENCE_S - (time.monotonic() - began_at))
 
     def _deliver(self, read: _Read) -> None:
         """Take over a read that `look` or `catch_up` made, which other threads than the loop's may call too."""
@@ -221,6 +235,7 @@ class ChangeReader:
         self.reads += 1
         if self._stopped:
             raise Failure("E3801", "the store is closed")
+        self._began_at = time.monotonic()
         try:
             if _identity(self._database) != self._file:
                 raise Failure(
@@ -240,6 +255,8 @@ class ChangeReader:
                 raise
         except StoreError as error:
             raise store_failure(error, "read") from None
+        finally:
+            self._began_at = None
         return _Read(self._number, at, self._watches, loaded)
 
     # The thread

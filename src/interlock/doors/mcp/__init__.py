@@ -108,10 +108,11 @@ class McpDoor(Route):
         )
 
     def _refuse(self, head: Scope, failure: Failure) -> Reply:
-        """Tell a client that its token is missing or bad, and where to read what it needs (RFC 6750, RFC 9728)."""
+        """Tell a client what is wrong with its request, or with its token and what it needs (RFC 6750, RFC 9728)."""
         identity = failure.code in IDENTITY
+        of_the_request = "invalid_request" if failure.row.http < 500 else "temporarily_unavailable"
         body = orjson.dumps({
-            "error": "invalid_token" if identity else "temporarily_unavailable",
+            "error": "invalid_token" if identity else of_the_request,
             "error_description": failure.message,
             "interlock": failure.envelope(no_trace()),
         })  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from interlock import Context, Hook, Interlock, Tool, tool
+from interlock import Context, Failure, Hook, Interlock, Seen, Tool, tool
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.gateway import idempotency
@@ -25,7 +25,7 @@ from interlock.store.journal import Journal
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
+from tests.gateway.test_interleavings import admit, until
 from tests.gateway.test_lifecycle import records
 from tests.sample import world
 
@@ -225,3 +225,58 @@ async def test_an_input_that_is_no_json_is_reported_before_a_quarantine_and_one_
     lock.gateway.quarantine.look()
     lock.catalog.forget()
     assert code(await lock.call("demo.add", arguments)) == wanted
+
+
+# The caller leaves while a failed call is closed
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_failed_call_whose_caller_leaves_during_a_hook_is_closed_and_its_key_is_not_stuck(
+    lock: Interlock, times: int
+) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def mourn(_: Seen) -> None:
+        entered.set()
+        await go_on.wait()
+
+    await admit(lock, sample.unsteady)
+    lock.hook(Hook(id="mourns", when="failure", run=mourn, timeout_s=10))
+    sample.flaky.failures = [Failure("E3401", "no", retryable=True)]
+    request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": "a"}, key="k"))
+    caller = asyncio.create_task(lock.gateway.invoke(request))
+    await entered.wait()
+    for _ in range(times):
+        caller.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await until(lambda: records(lock, request.id))
+    (closed,) = records(lock, request.id)
+    assert (closed["error_code"], closed["states"][-1]) == ("E3401", "failed")
+    again = await lock.call("demo.unsteady", {"name": "a"}, key="k", timeout_s=5)
+    assert (again.ok, again.replayed, sample.flaky.runs) == (True, False, 2), again.error
+    assert verify(lock.home).intact
+
+
+async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_failed(lock: Interlock) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    await admit(lock, sample.unsteady)
+    real = lock.gateway._closer.fail  # pyright: ignore[reportPrivateUsage]
+
+    async def slowly(*given: Any) -> Any:
+        entered.set()
+        await go_on.wait()
+        return await real(*given)
+
+    lock.gateway._closer.fail = slowly  # pyright: ignore[reportPrivateUsage]
+    request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": 7, "more": 1}, key="k"))
+    caller = asyncio.create_task(lock.gateway.invoke(request))
+    await entered.wait()
+    assert lock.gateway.execution.cancel(request.id or "") == "canceled"
+    await asyncio.sleep(0)
+    go_on.set()
+    result = await caller
+    assert (code(result), caller.cancelling()) == ("E3301", 0)
+    assert [one["error_code"] for one in records(lock, request.id)] == ["E3301"]

@@ -228,17 +228,17 @@ class Gateway:
         try:
             return await work
         except Failure as failure:
-            return await self._refuse(call, self._masked(call, failure))
+            return await self._close_failed(call, self._masked(call, failure))
         except asyncio.CancelledError:
             called_off = self.execution.was_called_off(call)
             failure = cut_off(call) if called_off else Failure("E3703", f"{call.ref} was cancelled by its caller")
-            result = await asyncio.shield(self._refuse(call, failure))
+            result = await self._close_failed(call, failure)
             if called_off:
                 return result
             raise
         except Exception as error:  # noqa: BLE001 - a broken gateway still answers, and still records
             self.observer.log_failure(call, "the gateway failed", error)
-            return await self._refuse(call, Failure("E3000", "something went wrong inside Interlock"))
+            return await self._close_failed(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
             if self._tracer is not None:
                 self._tracer.end(call)
@@ -525,6 +525,17 @@ class Gateway:
             pass  # there is no such tool, or it cannot be looked for now
         return None
 
+    async def _close_failed(self, call: Call, failure: Failure) -> Result:
+        """Close a call that failed. Hooks and the disk take their time, and a caller that goes away stops neither."""
+        closing = asyncio.ensure_future(self._refuse(call, failure))
+        try:
+            return await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait({closing})
+            if not closing.cancelled() and self.execution.was_called_off(call):
+                return closing.result()  # it had failed before it was called off
+            raise
+
     async def _refuse(self, call: Call, failure: Failure) -> Result:
         """The other way to return: a failure is a result too, on record like any other.
 
@@ -547,9 +558,7 @@ class Gateway:
             call.more.span.fail(failure)
         if call.phases[-1] != "return":
             call.phases.append("return")
-        closing = self._closer.fail(call, failure, terminal_state(failure, call.state))
-        # Large inputs are written apart from the event loop first, which a caller that goes away does not stop.
-        return await (asyncio.shield(closing) if len(call.model_input) > LARGE_INPUT else closing)
+        return await self._closer.fail(call, failure, terminal_state(failure, call.state))
 
     async def check(self, request: Request) -> Failure | None:
         """What would be wrong with a call's input: phases 1 and 2 only, nothing is decided, run or recorded."""
@@ -578,7 +587,7 @@ class Gateway:
         if self._tracer is not None:
             self._tracer.begin(call)
         try:
-            return await self._refuse(call, failure)
+            return await self._close_failed(call, failure)
         finally:
             if self._tracer is not None:
                 self._tracer.end(call)

@@ -260,17 +260,20 @@ async def test_a_failed_call_whose_caller_leaves_during_a_hook_is_closed_and_its
     assert verify(lock.home).intact
 
 
-async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_failed(lock: Interlock) -> None:
+async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_failed(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
     await admit(lock, sample.unsteady)
-    real = lock.gateway._closer.fail  # pyright: ignore[reportPrivateUsage]
+    closer = lock.gateway._closer  # pyright: ignore[reportPrivateUsage]
+    real = closer.fail
 
     async def slowly(*given: Any) -> Any:
         entered.set()
         await go_on.wait()
         return await real(*given)
 
-    lock.gateway._closer.fail = slowly  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(closer, "fail", slowly)
     request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": 7, "more": 1}, key="k"))
     caller = asyncio.create_task(lock.gateway.invoke(request))
     await entered.wait()

@@ -218,7 +218,7 @@ async def test_a_connector_that_was_closed_loads_again_when_needed() -> None:
 
 INCOMPLETE = """
 from collections.abc import Callable
-from langchain_core.tools import StructuredTool, tool
+from langchain_core.tools import StructuredTool, Tool, tool
 from pydantic import BaseModel
 
 class Odd(BaseModel):
@@ -237,6 +237,10 @@ WILD = {"type": "object", "patternProperties": {"((a{1000}){1000}){1000}": {"typ
 odd = StructuredTool.from_function(_never, name="odd", description="Takes what is no JSON", args_schema=Odd)
 remote = StructuredTool.from_function(_never, name="remote", description="Takes what is elsewhere", args_schema=REMOTE)
 wild = StructuredTool.from_function(_never, name="wild", description="Takes what nobody can check", args_schema=WILD)
+mute = Tool(name="mute", func=_never, description="")
+blank = Tool(name="blank", func=_never, description="  ")
+misnamed = Tool(name="a tool!", func=_never, description="Has a name that no model can write")
+long_named = Tool(name="a" * 65, func=_never, description="Has a name that is too long")
 """
 
 
@@ -252,11 +256,19 @@ async def test_an_incomplete_tool_is_refused_with_a_reason_and_the_others_are_se
         report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller, overlay=overlay)
         states = {one.name: (one.state, one.reason) for one in report.tools}
         assert {name: state for name, (state, _) in states.items()} == {
-            "good": "admitted", "odd": "refused", "remote": "refused", "wild": "refused",
+            "good": "admitted", "odd": "refused", "remote": "refused", "wild": "refused", "mute": "refused",
+            "blank": "refused", "a tool!": "refused", "a" * 65: "refused",
         }  # fmt: skip
+        assert (
+            states["mute"][1]
+            == states["blank"][1]
+            == ("it does not say what it does; give it a description or a docstring")
+        )
+        assert "letters, digits" in states["a tool!"][1]
+        assert "letters, digits" in states["a" * 65][1]
         assert (await lock.call("chain.good", text="a")).value == "a"
-        for refused in ("odd", "remote", "wild"):
-            assert states[refused][1], "it says why"
+        assert all(reason for name, (_, reason) in states.items() if name != "good"), "it says why"
+        for refused in ("odd", "remote", "wild", "mute", "blank", "a_tool"):
             missing = await lock.call(f"chain.{refused}")
             assert missing.error is not None
             assert missing.error.code == "E3101"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import importlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The names of functions that every provider of models takes.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # LangChain does not describe a tool's result: mostly text, and any JSON in general.
 RESULT_SCHEMA: Json = {
     "type": ["string", "object", "array", "number", "boolean", "null"],
@@ -80,6 +83,9 @@ class LangChainUpstream:
         tools: list[Definition] = []
         refused: list[tuple[str, str]] = []
         for name, tool in (await self._loaded(again=True)).items():
+            if (lacking := _lacking(tool)) is not None:
+                refused.append((name, lacking))
+                continue
             try:
                 tools.append(_definition(self._module, tool))
             except Exception as error:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
@@ -169,6 +175,13 @@ def _import(name: str) -> ModuleType:
         raise Failure("E3105", f"no module named `{error.name}`; give the name of an importable module") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's code runs at import; whatever it raises is a refusal
         raise Failure("E3105", f"`{name}` cannot be loaded: {type(error).__name__}") from None
+
+
+def _lacking(tool: BaseTool) -> str | None:
+    """The reason why a model could not call a tool or would not know what it does; None where it could and would."""
+    if _NAME.fullmatch(tool.name) is None:
+        return "its name is not one that models can write: letters, digits, _ and -, at most 64 of them"
+    return None if tool.description.strip() else "it does not say what it does; give it a description or a docstring"
 
 
 def _definition(module: str, tool: BaseTool) -> Definition:

@@ -25,6 +25,7 @@ from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
+from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.gateway.test_interleavings import admit, until, write
 
@@ -271,3 +272,18 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
         for bad in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00+14:00"}, {"limit": 0}, {"before": -1}):
             assert (await http.get("/v1/calls", params=bad)).status_code == 400
             assert "error" in await rpc("calls.list", bad)
+
+
+async def test_a_read_that_has_just_ended_is_found_although_its_record_is_not_written_yet(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, audit="batched") as lock:
+        await admit(lock, sample.add)
+        calls = Service(lock).calls
+        assert (await lock.call("demo.add", a=1)).ok
+        ended = await lock.call("demo.add", a=1)
+        with pytest.raises(Failure):
+            calls.status(ended.invocation_id, lock.caller)
+        found = await calls.find(ended.invocation_id, lock.caller)
+        assert (found["status"], found["tool_id"]) == ("succeeded", "demo.add")
+        with pytest.raises(Failure) as unknown:
+            await calls.find("01M7M9J0J0750EE1EE10850B5A", lock.caller)
+        assert unknown.value.code == "E3702"

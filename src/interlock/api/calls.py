@@ -230,6 +230,14 @@ class Calls:
             **evidence(told),
         }
 
+    async def find(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
+        """The same of a call that may just have ended, so that its record is not written yet (`audit = "batched"`)."""
+        try:
+            return self.status(call_id, caller, own=own)
+        except Failure:
+            await self._parts.journal.commit(lambda _: None)  # behind all that is on its way to the disk
+            return self.status(call_id, caller, own=own)
+
     def _persistence(self, facts: Json) -> Json | None:
         """What became of the payload of a call that succeeded, and why it is gone if it is."""
         if facts.get("status") != "SUCCESS":
@@ -269,7 +277,7 @@ class Calls:
         be large, so they are opened and redacted beside the event loop.
         """
         require(caller, "audit:read", "to see the inputs of calls")
-        self.status(call_id, caller)
+        await self.find(call_id, caller)
         self._note_reading(call_id, caller)
         facts = facts_in(self._parts.ownership.history(call_id))
         schema: Json = {}
@@ -301,7 +309,7 @@ class Calls:
         by what has no number. Of a call that another process on this home runs, only the status is heard.
         """
         _, _, task = self._running.get(call_id, (None, None, None))
-        status = self.status(call_id, caller)  # also: whether it is theirs
+        status = await self.find(call_id, caller)  # also: whether it is theirs
         at = after or 0
         with self._trails.followed(call_id, task) as (trail, anew):
             if trail is not None:
@@ -339,7 +347,7 @@ class Calls:
         if reason is not None and reason not in REASONS:
             raise Failure("E3004", f"`reason` is one of {', '.join(REASONS)}")
         why = cast("Reason", reason or "interruption")
-        self.status(call_id, caller, own=True)
+        await self.find(call_id, caller, own=True)
         if await self._parts.approvals.withdraw(call_id, by=caller):
             return "canceled"
         answer = await self._records.call_off(call_id, why)
@@ -351,7 +359,7 @@ class Calls:
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""
-        status = self.status(call_id, caller, own=True)
+        status = await self.find(call_id, caller, own=True)
         ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
         if ticket is None:
             raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")

@@ -278,7 +278,7 @@ class JsonRpcDoor(Route):
         return await self._service.listing.top(by, by=caller, since=begin, until=end, limit=_whole(limit, "limit", 100))
 
     async def _status(self, caller: Caller, invocation_id: str) -> Json:
-        return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
+        return await self._service.calls.find(_text(invocation_id, "invocation_id") or "", caller)
 
     async def _trace(self, caller: Caller, invocation_id: str) -> Json:
         return await self._service.calls.trace(_text(invocation_id, "invocation_id") or "", caller)

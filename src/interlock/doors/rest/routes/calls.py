@@ -58,7 +58,7 @@ def _iso(at: datetime | None, name: str) -> str | None:
 async def show_call(invocation_id: Id, ask: Ask) -> Response:
     """Where a call of yours stands, and its outcome while that is kept."""
     calls = ask.service.calls
-    return json(of_status(calls.status(invocation_id, ask.caller), calls.result(invocation_id, ask.caller)))
+    return json(of_status(await calls.find(invocation_id, ask.caller), calls.result(invocation_id, ask.caller)))
 
 
 @router.get(
@@ -68,7 +68,7 @@ async def show_call(invocation_id: Id, ask: Ask) -> Response:
 async def follow_call(invocation_id: Id, ask: Ask, last_event_id: LastEvent = "") -> Response:
     """What happens to a call of yours, as server-sent events: progress, partial results, states, and how it stands."""
     calls = ask.service.calls
-    calls.status(invocation_id, ask.caller)  # refused before the stream begins
+    await calls.find(invocation_id, ask.caller)  # refused before the stream begins
     known = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < _LONGEST_NUMBER
     events = frames(ask, calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})

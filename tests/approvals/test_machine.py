@@ -118,7 +118,7 @@ class Approvals(RuleBasedStateMachine):
             return await asyncio.gather(*(self._send(key, to, who) for _ in range(times)))
 
         for result in self._do(at_once()):
-            assert is_expected(result)
+            assert is_expected(result), result.error
 
     @rule(order=st.sampled_from(["xyy", "yxx", "xyx"]), who=st.sampled_from([ANN, ZOE]))
     def waver(self, order: str, who: str) -> None:
@@ -226,7 +226,7 @@ class Approvals(RuleBasedStateMachine):
                 doing += [self.lock.approvals.resume(ticket.id) for _ in range(2)]
             for answer in await asyncio.gather(*doing, return_exceptions=True):
                 assert not isinstance(answer, BaseException) or isinstance(answer, Failure), answer
-                assert not isinstance(answer, Result) or is_expected(answer)
+                assert not isinstance(answer, Result) or is_expected(answer), answer.error
 
         self._do(at_once())
 

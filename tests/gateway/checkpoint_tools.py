@@ -106,6 +106,15 @@ def caged_blocks(ctx: Context, script: Script) -> list[Any]:
     return _followed(ctx, script)
 
 
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="check", checkpoints=MACRO, redact_results=False,
+    sandbox=True, timeout_s=170,
+)  # fmt: skip
+def caged_for_long(ctx: Context, script: Script) -> list[Any]:
+    """Follow a script in the sandbox, with time enough to begin on a busy machine."""
+    return _followed(ctx, script)
+
+
 def _followed(ctx: Context, script: list[Any]) -> list[Any]:
     told: list[Any] = []
     for kind, *rest in script:
@@ -175,4 +184,4 @@ async def _(api_key: str) -> None:
     return None
 
 
-TOOLS = (awaits, hurries, blocks, caged_awaits, caged_blocks, unsaid, confused, keeps)
+TOOLS = (awaits, hurries, blocks, caged_awaits, caged_blocks, caged_for_long, unsaid, confused, keeps)

@@ -88,11 +88,7 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
         assert {flag: kept.native.get(flag) for flag in flags} == flags, "the contract keeps both whatever the format"
 
 
-@pytest.mark.part_of(
-    "EXEC-12",
-    rest="full contracts of LangChain tools and functions, field by field (result schema, mutation class, permissions,"
-    " idempotency); PATH, HOME and TMPDIR of a program, word for word",
-)
+@pytest.mark.proves("EXEC-12")
 async def test_a_function_has_the_lifecycle_of_every_tool(tmp_path: Path) -> None:
     async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
         server.otherwise = lambda got: json_answer("done") if b"Ulm" in got.body else Answer(status=500, body=b"{}")

@@ -16,12 +16,25 @@ import pytest
 from mcp import types
 
 from interlock import Context, Effect, Failure, Hook, Preview, tool
+from interlock.call.capability import ToolGrant
+from interlock.core.errors import CODES
 from interlock.doors.mcp.refusals import enveloped
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.upstreams.manager import Upstreams
 from tests import sample
-from tests.doors.contracts import WIRES, Heard, Wires, wired
-from tests.doors.test_contracts import PLACE, SECRET, TRACEBACK, WORDS, log_each_in_full, logged, sound
+from tests.authority.test_tokens import did_of
+from tests.doors.contracts import WIRES, Heard, Wires, opened, wired
+from tests.doors.test_contracts import (
+    PLACE,
+    SECRET,
+    TRACEBACK,
+    WORDS,
+    failing,
+    log_each_in_full,
+    logged,
+    raising,
+    sound,
+)
 from tests.gateway import isolated_tools
 from tests.gateway.test_interleavings import admit
 from tests.upstreams.test_manager import Scripted
@@ -318,3 +331,133 @@ def test_the_typed_envelope_of_grpc_has_every_field_of_the_others_under_one_name
     names = {field.name for field in wire.ErrorEnvelope.DESCRIPTOR.fields}
     assert names == {*NAMES, "details_json", "invocation_id", "shortened"}
     assert told.keys() == {*NAMES.values(), "message", "retry_after", "details"}
+
+
+# Approvals, tokens and the journal
+
+TICKET = "/v1/approvals/apr_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+GRANT: Json = {"tool": "demo.add", "caller": "local:x", "arguments": {"a": "1"}, "uses": 1, "expires_in_s": 60}
+# Which part is broken, and the requests to every endpoint that needs it: by REST, by JSON-RPC, in a call.
+BEHIND: dict[str, tuple[Callable[[Wires], list[tuple[Any, str]]], list[tuple[str, str, Json | None]], list[str]]] = {
+    "approvals": (
+        lambda w: [
+            (w.lock.approvals, name)
+            for name in ("list", "show", "approve", "deny", "standing", "agree_in_advance", "take_back")
+        ],
+        [
+            ("GET", "/v1/approvals", None), ("GET", TICKET, None), ("POST", f"{TICKET}/approve", {}),
+            ("POST", f"{TICKET}/deny", {}), ("GET", "/v1/approvals/standing", None),
+            ("POST", "/v1/approvals/standing", GRANT), ("DELETE", "/v1/approvals/standing/sta_x", None),
+        ],
+        ["approvals.list", "approvals.show", "approvals.approve", "approvals.deny"],
+    ),
+    "tokens": (
+        lambda w: [(w.service.tokens, name) for name in ("issue", "delegate", "revoke", "inspect")],
+        [
+            ("POST", "/v1/tokens/issue", {"agent": "bot", "tools": ["demo.add"]}),
+            ("POST", "/v1/tokens/delegate", {"to": "did:example:x"}),
+            ("POST", "/v1/tokens/revoke", {"ref": "x", "reason": "lost"}),
+            ("POST", "/v1/tokens/inspect", {"token": "x"}),
+        ],
+        [],
+    ),
+    "the journal's readers": (
+        lambda w: [(w.lock.readers, "read"), (w.lock.readers, "run"), (w.service.audit, "begin_export")],
+        [
+            ("GET", "/v1/audit/records", None), ("GET", "/v1/audit/verify", None), ("GET", "/v1/audit/export", None),
+            ("GET", "/v1/calls", None),
+        ],
+        ["calls.list"],
+    ),
+}  # fmt: skip
+
+
+async def _audits(wires: Wires) -> None:
+    """Go on with a token that may read the journal and issue tokens."""
+    lock, scopes = wires.lock, ("audit:read", "tokens:issue")
+    wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller))
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("how", [raising, failing])
+@pytest.mark.parametrize("part", BEHIND)
+async def test_a_fault_in_approvals_tokens_and_audit_is_an_envelope_and_the_log_says_what_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, how: Any
+) -> None:
+    broken, requests, methods = BEHIND[part]
+    code = "E3000" if how is raising else "E3801"
+    async with opened(home) as wires:
+        await _audits(wires)
+        for owner, name in broken(wires):
+            monkeypatch.setattr(owner, name, how)
+        for method, path, body in requests:
+            answer = await wires.http.request(method, path, json=body)
+            envelope = sound(Heard(answer.text, answer.status_code, envelope=answer.json()["error"]), "rest")
+            assert (envelope["error_code"], answer.status_code) == (code, CODES[code].http), (path, answer.text)
+            assert logged(wires, caplog, envelope["traceId"]), path
+        for name in methods:
+            given = {} if name.endswith("list") else {"ticket_id": "apr_01ARZ3NDEKTSV4RRFFQ69G5FAV"}
+            text = await wires.rpc(name, given)
+            envelope = sound(Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "rest")
+            assert envelope["error_code"] == code, (name, text)
+            assert logged(wires, caplog, envelope["traceId"]), name
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("how", [raising, failing])
+@pytest.mark.parametrize("part", ["approvals", "tokens"])
+async def test_a_fault_in_approvals_or_tokens_during_a_call_is_an_envelope_at_every_door(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, how: Any
+) -> None:
+    code = "E3000" if how is raising else "E3801"
+    async with opened(home) as wires:
+        await admit(wires.lock, sample.send)
+        log_each_in_full(wires)
+        owner, name = (wires.lock.gateway.asking, "seek") if part == "approvals" else (wires.lock.tokens, "check")
+        monkeypatch.setattr(owner, name, how)
+        for door in WIRES if part == "approvals" else ("rest", "jsonrpc", "grpc"):
+            envelope = sound(await wires.call(door, "demo.send", {"to": "ann"}, key=f"key-of-{door}"), door)
+            assert envelope["error_code"] == code, (door, envelope)
+            assert logged(wires, caplog, envelope["traceId"]), door
+
+
+# Streams
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("how", [raising, failing])
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/calls/{call}/events", "/v1/audit/export"])
+async def test_a_stream_that_fails_midway_ends_with_an_envelope(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str, how: Any
+) -> None:
+    async with opened(home) as wires:
+        await _audits(wires)
+        await admit(wires.lock, sample.add)
+        call = (await wires.call("rest", "demo.add", {"a": 1})).about["invocation_id"]
+
+        async def torn(*_: Any, **__: Any) -> AsyncGenerator[Any]:
+            yield {"/v1/audit/export": b'{"seq": 1}\n'}.get(path, (1, {"event_class": "tool.declared"}))
+            how()
+
+        async def begun(*_: Any, **__: Any) -> Any:
+            return torn()
+
+        service = wires.service
+        monkeypatch.setattr(service.events, "follow", begun)
+        monkeypatch.setattr(service.calls, "follow", torn)
+        monkeypatch.setattr(service.audit, "export", begun)
+        answer = await wires.http.get(path.format(call=call))
+        assert answer.status_code == 200
+        if path == "/v1/audit/export":
+            first, last = answer.text.splitlines()
+            envelope: Json = orjson.loads(last)["error"]
+            assert orjson.loads(first) == {"seq": 1}
+        else:
+            first, last = answer.text.strip().split("\n\n")
+            kind, data = last.split("\n")
+            assert kind == "event: error"
+            envelope = orjson.loads(data.removeprefix("data: "))
+            assert "event: tool.declared" in first
+        envelope = sound(Heard(answer.text, 200, envelope=envelope), "rest")
+        assert envelope["error_code"] == ("E3000" if how is raising else "E3801")
+        assert logged(wires, caplog, envelope["traceId"])

@@ -90,7 +90,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 
 
 async def _on_unforeseen(request: Request, error: Exception) -> Response:
-    return reply(unforeseen(error, _trace_id(request)))
+    return reply(of_failure(unforeseen(error, _trace_id(request)), _trace_id(request)))
 
 
 _MOST_FAULTS = 100
@@ -158,5 +158,5 @@ class Edge:
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             # The framework answers first and raises afterwards; what it answered, it has logged.
             if not begun:
-                made = unforeseen(error, trace_id)
+                made = of_failure(unforeseen(error, trace_id), trace_id)
                 await answer(send, made.status, made.body, (*made.headers, *traced))

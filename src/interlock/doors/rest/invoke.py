@@ -126,7 +126,8 @@ class _Handler:
     def refuse(self, error: Exception) -> Reply:
         """The response to what was refused, or failed, before there was a result."""
         trace_id = self._route.trace_id(self._trace)
-        made = of_failure(error, trace_id) if isinstance(error, Failure) else unforeseen(error, trace_id)
+        failure = error if isinstance(error, Failure) else unforeseen(error, trace_id)
+        made = of_failure(failure, trace_id)
         return Reply(made.status, made.body, (*made.headers, *self._route.traced(trace_id, self._trace)))
 
 
@@ -167,7 +168,7 @@ def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
     return ask, mode == "async"
 
 
-def unforeseen(error: Exception, trace_id: str) -> Reply:
-    """The reply to what should not have happened: the trace's id and nothing else. The rest is in the log."""
+def unforeseen(error: Exception, trace_id: str) -> Failure:
+    """The failure to tell instead of what should not have happened, which is in the log."""
     _log.error("a request failed", exc_info=error, extra={"trace_id": trace_id})
-    return of_failure(Failure("E3000", "something went wrong inside Interlock"), trace_id)
+    return Failure("E3000", "something went wrong inside Interlock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Annotated
 
@@ -10,8 +11,10 @@ from fastapi.responses import Response, StreamingResponse
 
 from interlock.api.audit import Sought
 from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.data.canonical import encode
 from interlock.doors.rest import models
-from interlock.doors.rest.invoke import DOOR
+from interlock.doors.rest.invoke import DOOR, unforeseen
 from interlock.doors.rest.operation import Ask, json, says, streams
 from interlock.doors.rest.routes.calls import frames
 
@@ -47,8 +50,20 @@ async def verify_journal(ask: Ask) -> Response:
 )
 async def export_journal(ask: Ask) -> Response:
     """The whole journal as JSON lines, byte for byte as it is chained. Needs `audit:read`."""
-    lines = await ask.service.audit.export(by=ask.caller, door=DOOR)
+    lines = _to_the_end(ask, await ask.service.audit.export(by=ask.caller, door=DOOR))
     return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+async def _to_the_end(ask: Ask, lines: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The lines of an export. After a failure midway the last line is its envelope, so it does not pass for whole."""
+    try:
+        async for some in lines:
+            yield some
+    except Exception as error:  # noqa: BLE001 - no exception leaves an endpoint
+        failure = error if isinstance(error, Failure) else unforeseen(error, ask.trace_id)
+        yield encode({"error": failure.envelope(ask.trace_id)}) + b"\n"
+    finally:
+        await lines.aclose()
 
 
 @router.get("/events", **streams("text/event-stream", "events as they happen", {"type": "string"}))

@@ -12,11 +12,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from interlock.api.listing import Wanted, moment
 from interlock.call.artifacts import is_file
+from interlock.core.errors import Failure
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
-from interlock.doors.rest.invoke import DOOR
+from interlock.doors.rest.invoke import DOOR, unforeseen
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
 
 # How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
@@ -78,7 +79,7 @@ async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> A
     """Events as frames of a stream, with a comment now and then while nothing happens.
 
     A stream outlives its request, so its token is checked again before each frame. When it has expired or was revoked,
-    the envelope that says so is the last frame.
+    the envelope that says so is the last frame. So is that of a failure midway, whose status can be told no more.
     """
     coming = asyncio.ensure_future(anext(events, None))
     try:
@@ -90,7 +91,12 @@ async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> A
             if not done:
                 yield b": nothing new\n\n"
                 continue
-            told = coming.result()
+            try:
+                told = coming.result()
+            except Exception as error:  # noqa: BLE001 - no exception leaves an endpoint
+                failure = error if isinstance(error, Failure) else unforeseen(error, ask.trace_id)
+                yield b"event: error\ndata: " + encode(failure.envelope(ask.trace_id)) + b"\n\n"
+                return
             if told is None:
                 return
             number, event = told

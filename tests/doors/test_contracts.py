@@ -355,7 +355,10 @@ async def test_what_a_tool_fails_with_is_told_without_what_it_gives_away(
         assert logged(wires, caplog, checked["traceId"]), door
 
 
-FULL = Failure("E3504", "ask again later", details={"why": "busy"}, retry_after_ms=7000, native_error_ref="n-1")
+FULL = Failure(
+    "E3504", "ask again later", details={"why": "busy"}, retry_after_ms=7000, native_error_ref="n-1",
+    policy_refs=("rule-1", "rule-2"), evidence_refs=("journal:e-1",),
+)  # fmt: skip
 
 
 @pytest.mark.proves("CONTRACT-13")
@@ -375,9 +378,47 @@ async def test_an_envelope_holds_every_field_under_both_of_its_names(wires: Wire
     assert envelope["details"]["why"] == "busy"
     assert re.fullmatch(r"[0-9a-f]{32}", envelope["traceId"])
     assert envelope["native_error_ref"] == "n-1"
-    assert (envelope["policy_refs"], envelope["evidence_refs"]) == ([], [])
-    assert envelope["recoverability"]
-    assert envelope["resolution"]
+    assert (envelope["policy_refs"], envelope["evidence_refs"]) == (["rule-1", "rule-2"], ["journal:e-1"])
+    assert envelope["recoverability"] == "retry"
+    assert envelope["resolution"] == "wait for retryAfterMs, then send the call again"
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("door", WIRES)
+async def test_a_call_that_a_rule_forbids_and_one_whose_outcome_is_unknown_name_what_there_is_to_look_at(
+    home: Path, door: str
+) -> None:
+    _rule(home)
+    async with opened(home) as wires:
+        await admit(wires.lock, sample.add, sample.increment)
+        await _look_at(wires, door)
+
+
+def _rule(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "policy.cedar").write_text(
+        "permit (principal, action, resource);\n"
+        '@id("no-sums") forbid (principal, action == Action::"demo.add", resource);\n'
+    )
+
+
+async def _look_at(wires: Wires, door: str) -> None:
+    given: Json = {"name": f"of-{door.replace('mcp-', '')}"}
+    key = f"key-{door}"
+    cut_off = await wires.call(door, "demo.increment", given, key)
+    assert cut_off.envelope is None
+    call = cut_off.about.get("invocation_id") or cut_off.about.get("id") or ""
+    statement = "UPDATE reservation SET state = 'unknown', result = NULL WHERE key = ?"
+    await wires.lock.journal.commit(lambda transaction: transaction.execute(statement, (key,)) and None)
+    unknown = (await wires.call(door, "demo.increment", given, key)).failure
+    assert (unknown["error_code"], unknown["recoverability"], unknown["retryable"]) == ("E3409", "none", False)
+    (evidence,) = unknown["evidence_refs"]
+    assert re.fullmatch(r"journal:[0-9A-Z]{26}", evidence)
+    assert not call or evidence == f"journal:{call}"
+    assert unknown["resolution"] == "settle it with interlock calls reconcile"
+    denied = (await wires.call(door, "demo.add", {"a": 1})).failure
+    assert (denied["error_code"], denied["policy_refs"]) == ("E3206", ["no-sums"])
+    assert (denied["recoverability"], denied["resolution"]) == ("none", "ask for the missing permission")
 
 
 def log_each_in_full(wires: Wires) -> None:

@@ -129,11 +129,7 @@ BROKEN: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-@pytest.mark.part_of(
-    "CONTRACT-13",
-    rest="faults raised inside approvals, tokens and audit, and midway in SSE streams; policy_refs and evidence_refs"
-    " that are not empty, and recoverability and resolution word for word, at each endpoint",
-)
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("case", BROKEN)
 async def test_what_is_refused_before_there_is_a_request_has_the_envelope(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, case: str

@@ -79,6 +79,8 @@ class Execution:
         self._instance = instance
         self._observer = observer
         self._closer = closer
+        # The stored results, inputs and sessions of calls.
+        self.kept = closer.kept
         self._invoke = invoke
         self._lend = lend
         self._locks = locks

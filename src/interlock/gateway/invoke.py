@@ -144,7 +144,6 @@ class Gateway:
             settings=settings,
             clock=clock,
             box=box,
-            kept=self._closer.kept,
             channels=channels,
         )
         self._authorizer = Authorizer(

@@ -26,7 +26,6 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.execute import Execution
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
 from interlock.gateway.preview_diff import promised
 from interlock.settings import Settings
 from interlock.store import records
@@ -60,7 +59,6 @@ class Asking:
         settings: Settings,
         clock: Clock,
         box: Box,
-        kept: Kept,
         channels: Channels,
     ) -> None:
         self._journal = journal
@@ -69,7 +67,7 @@ class Asking:
         self._settings = settings
         self._clock = clock
         self._box = box
-        self._kept = kept
+        self._kept = execution.kept
         self._channels = channels
 
     async def seek(self, checked: Checked, decision: Decision, look: Granted) -> Found:

@@ -116,6 +116,16 @@ def _check_python(_: Home) -> Iterator[Finding]:
     yield Finding("python", "good" if fits else "broken", found, advice)
 
 
+def _check_packages(_: Home) -> Iterator[Finding]:
+    from interlock.cli.packages import REMEDY, misfits
+
+    found = misfits()
+    for one in found:
+        yield Finding("packages", "broken", one, REMEDY)
+    if not found:
+        yield Finding("packages", "good", "all libraries have versions that fit")
+
+
 def _check_sqlite(_: Home) -> Iterator[Finding]:
     from interlock.store.connection import DRIVER_FITS, DRIVER_VERSION
 
@@ -602,7 +612,7 @@ def _tiers(tiers: Sequence[int]) -> str:
 
 Check = Callable[["Home"], Iterator[Finding]]
 
-MACHINE: tuple[Check, ...] = (_check_python, _check_sqlite)
+MACHINE: tuple[Check, ...] = (_check_python, _check_packages, _check_sqlite)
 ISOLATION: tuple[Check, ...] = (_check_sandbox,)
 CHECKS: tuple[Check, ...] = (
     _check_home,

@@ -59,6 +59,7 @@ def serve(out: Output, /, **given: Any) -> int:
     if given["cert"] is not None:
         _try_certificate(given["cert"], given["key"])
     _check_names(given)
+    _check_packages()
     if not given["stdio"]:
         refuse_token("serving a home")
     import asyncio
@@ -67,6 +68,14 @@ def serve(out: Output, /, **given: Any) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_stdio(out, given) if given["stdio"] else _serve(out, given))
+
+
+def _check_packages() -> None:
+    from interlock.cli.packages import REMEDY, misfits
+    from interlock.core.errors import Failure
+
+    if found := misfits():
+        raise Failure("E3804", f"libraries do not fit: {'; '.join(found)}", resolution=REMEDY)
 
 
 def _check_names(given: dict[str, Any]) -> None:

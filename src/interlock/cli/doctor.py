@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
 from interlock.cli.command import Output, without_home
+from interlock.cli.doctor_machine import ISOLATION, MACHINE, Check, Finding, Status
 
 if TYPE_CHECKING:
     from interlock.authority.cedar import Rule
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from interlock.store.last_head import SignedHead
     from interlock.store.port import Reader
 
-Status = Literal["good", "attention", "broken"]
 LITTLE_DISK = 100 * 2**20
 NO_DISK = 10 * 2**20
 # A process that lives signs what it wrote within seconds.
@@ -33,16 +32,6 @@ UNSIGNED_MS = 60_000
 BEHIND_MS = 60_000
 # How long doctor goes on telling that the clock was set.
 STEPS_SHOWN_MS = 30 * 86_400_000
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    status: Status
-    what: str
-    advice: str = ""
 
 
 @click.command()
@@ -104,33 +93,6 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
             yield Finding(name, "broken", f"{full.code} {full.in_full}", full.resolution)
             return
         yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
-
-
-def _check_python(_: Home) -> Iterator[Finding]:
-    from interlock.data.canonical import compiled
-
-    fits = sys.version_info >= (3, 11)
-    advice = "" if fits else "install Python 3.11 or newer"
-    slower = "" if compiled else ", without the compiled part (large inputs take longer)"
-    found = f"{platform.python_version()} on {sys.platform}{slower}"
-    yield Finding("python", "good" if fits else "broken", found, advice)
-
-
-def _check_packages(_: Home) -> Iterator[Finding]:
-    from interlock.cli.packages import REMEDY, misfits
-
-    found = misfits()
-    for one in found:
-        yield Finding("packages", "broken", one, REMEDY)
-    if not found:
-        yield Finding("packages", "good", "all libraries have versions that fit")
-
-
-def _check_sqlite(_: Home) -> Iterator[Finding]:
-    from interlock.store.connection import DRIVER_FITS, DRIVER_VERSION
-
-    advice = "" if DRIVER_FITS else "use a Python built with SQLite 3.35 or newer"
-    yield Finding("sqlite", "good" if DRIVER_FITS else "broken", DRIVER_VERSION, advice)
 
 
 def _check_home(home: Home) -> Iterator[Finding]:
@@ -579,41 +541,6 @@ def _key(name: str, key: Path, check: Callable[[], object] | None, absent: str =
     yield Finding(name, "good", "in order, readable by its owner alone" if key.exists() else absent)
 
 
-def _check_sandbox(_: Home) -> Iterator[Finding]:
-    import asyncio
-
-    from interlock.gateway.isolation import rungs
-
-    found = asyncio.run(rungs())
-    first = next((rung for rung in found if rung.holds), None)
-    if first is None:
-        yield Finding("sandbox", "attention", "nothing isolates here", "sandboxed tools are refused with E3405")
-    better = found if first is None else found[: found.index(first)]
-    for rung in found:
-        name = "sandbox" if rung is first else ""
-        if rung.holds:
-            yield Finding(name, "good", f"{rung.backend}: {rung.words}, {_tiers(rung.tiers)}")
-            continue
-        missed = rung in better
-        lost = _lost(rung.tiers, first.tiers) if missed and first is not None else ""
-        yield Finding(name, "attention" if missed else "good", f"{rung.backend} is not used: {rung.why_not}", lost)
-
-
-def _lost(tiers: Sequence[int], left: Sequence[int]) -> str:
-    """What the failure of a way of isolating means for tools, where another way is left."""
-    missing = [tier for tier in tiers if tier not in left]
-    refused = f", and tools of {_tiers(missing)} are refused with E3405" if missing else ""
-    return f"calls start more slowly{refused}"
-
-
-def _tiers(tiers: Sequence[int]) -> str:
-    return f"tiers {tiers[0]} to {tiers[-1]}"
-
-
-Check = Callable[["Home"], Iterator[Finding]]
-
-MACHINE: tuple[Check, ...] = (_check_python, _check_packages, _check_sqlite)
-ISOLATION: tuple[Check, ...] = (_check_sandbox,)
 CHECKS: tuple[Check, ...] = (
     _check_home,
     _check_disk,

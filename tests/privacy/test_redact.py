@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
@@ -604,6 +604,13 @@ def test_hostile_messages_are_read_in_linear_time(unit: str) -> None:
     assert len(safe_message(REDACTOR, unit * (300_000 // len(unit)))) <= 2_000
 
 
+def test_addresses_that_run_into_one_another_leave_nothing_behind() -> None:
+    masking = Patterns(strict=False, extra=(), names=())
+    assert masking.mask("ann@example.orgbob@example.net.") == "[EMAIL_REDACTED]."
+    assert masking.mask("ann@example.org" + "a." * 400 + "bob@example.net") == "[EMAIL_REDACTED]"
+    assert masking.mask("ann@example.org bob@example.net") == "[EMAIL_REDACTED] [EMAIL_REDACTED]"
+
+
 PIECES = st.lists(
     st.sampled_from(
         ["ann@example.org", "@", "a@b.c", "@" + "a" * 700, ".com ", "a." * 400, "415-555-2671", "078-05-1120 ",
@@ -614,6 +621,7 @@ PIECES = st.lists(
 
 
 @given(text=PIECES, strict=st.booleans())
+@example(text="ann@example.org" + "a." * 400 + "ann@example.org", strict=False)
 def test_a_long_text_is_masked_in_windows_as_it_is_at_once(text: str, strict: bool) -> None:
     masking = Patterns(strict=strict, extra=(), names=())
     with pytest.MonkeyPatch.context() as patch:

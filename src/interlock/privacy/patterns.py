@@ -55,6 +55,7 @@ def is_secret_name(name: str) -> bool:
 # An address is found by its `@` and read in both directions, so that a long word is scanned once and not once per
 # letter.
 _DOMAIN: Final = re.compile(r"@[\w.-]+\.[^\W\d_]{2,}")
+_DOMAIN_CHARACTERS: Final = re.compile(r"@[\w.-]+")
 _LOCAL_BACKWARDS: Final = re.compile(r"[\w.%+-]+")
 
 _HYPHEN: Final = "[-\u2010-\u2015]"
@@ -282,7 +283,7 @@ def _domains(text: str) -> Iterable[re.Match[str]]:
         done, end = start, start + size
         at = -1
         for domain in _DOMAIN.finditer(text, start, end):
-            if domain.end() == end < len(text):
+            if end < len(text) and _ends_at(text, domain.start(), end):
                 at = domain.start()
                 break
             yield domain
@@ -292,6 +293,12 @@ def _domains(text: str) -> Iterable[re.Match[str]]:
         start, size = (end, _WINDOW) if at < 0 else (at, 2 * size if at == start else _WINDOW)
 
 
+def _ends_at(text: str, at: int, end: int) -> bool:
+    """Whether the characters of the domain at `at` reach the end of the window. What follows may then be part of it."""
+    characters = _DOMAIN_CHARACTERS.match(text, at, end)
+    return characters is not None and characters.end() == end
+
+
 def _mask_emails(text: str) -> str:
     out: list[str] = []
     done = floor = 0
@@ -299,7 +306,10 @@ def _mask_emails(text: str) -> str:
         at = domain.start()
         local = _LOCAL_BACKWARDS.match(text[floor:at][::-1])
         floor = at + 1
-        if local:
+        if out and at == done:
+            # The local part was taken for the end of the domain before it: the addresses run into one another.
+            done = floor = domain.end()
+        elif local:
             out += (text[done : at - local.end()], _EMAIL_MARKER)
             done = floor = domain.end()
     return "".join((*out, text[done:])) if out else text

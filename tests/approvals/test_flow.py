@@ -148,6 +148,12 @@ async def _(to: str) -> Preview:
     return Preview(impact=f"{to} would get a mail")
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def looked_up(name: Annotated[str, Field(description="whose address", examples=["ann"])]) -> str:
+    """Look an address up."""
+    return f"{name} Street"
+
+
 @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:all", "CREATE")])
 async def postless(to: Annotated[str | None, Field(description="whom", examples=["carl"])] = None) -> str:
     """Send a mail to somebody or to all."""
@@ -1047,6 +1053,23 @@ async def test_a_use_whose_tool_fails_cites_the_standing_approval_too(lock: Inte
     assert (failed.state, code(failed)) == ("failed", "E3411")
     told = (*records(lock, "intent"), *records(lock, "closed"))
     assert [(one["call"], one["approvalTicketId"]) for one in told] == [(failed.invocation_id, standing.id)] * 2
+    assert [found.used for found in lock.approvals.standing()] == [1]
+
+
+@pytest.mark.proves("HITL-09")
+async def test_a_read_that_a_person_must_agree_to_cites_the_standing_approval(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    await admit(lock, looked_up)
+    lock.hook(Hook(id="asks", when="pre", run=lambda _: HookResult(permission="ask")))
+    assert (await lock.call("demo.looked_up", name="ann")).pending
+    standing = await lock.approvals.agree_in_advance(
+        "demo.looked_up", by=BEN, caller=ANN, arguments={"name": "bo*"}, uses=2, expires_ms=clock.now_ms + 60_000
+    )
+    result = await lock.call("demo.looked_up", name="bob")
+    assert result.ok, result
+    (closed,) = [one for one in records(lock, "closed") if one["call"] == result.invocation_id]
+    assert closed["approvalTicketId"] == standing.id
     assert [found.used for found in lock.approvals.standing()] == [1]
 
 

@@ -184,6 +184,27 @@ async def test_very_many_conversions_are_all_told_and_replayed_exactly(home: Pat
 
 
 @pytest.mark.proves("LIFE-05")
+async def test_each_hook_sees_the_input_that_the_hook_before_it_left(lock: Interlock) -> None:
+    await admit(lock, take)
+    seen: list[Any] = []
+
+    def counting(shown: Seen) -> HookResult:
+        seen.append(shown.input["count"])
+        return HookResult(updated_input={**shown.input, "count": shown.input["count"] + 1})
+
+    for name in ("first", "second"):
+        lock.hook(Hook(id=name, when="pre", run=counting))
+    result = await lock.call("in.take", {"count": "7", "counts": []})
+    assert result.ok, result
+    assert seen == [7, 8]
+    found = lock.inputs(result.invocation_id)
+    told = (found.observable_input["count"], found.permission_input["count"], found.call_input["count"])
+    assert told == (7, 9, 9)
+    changed = [one["source"] for one in found.changes if one["pointer"] == "/count"]
+    assert changed == ["coercion", "hook:first", "hook:second"]
+
+
+@pytest.mark.proves("LIFE-05")
 async def test_what_a_reviewer_changes_lies_between_what_was_judged_and_what_ran(lock: Interlock) -> None:
     await admit(lock, take)
     lock.hook(Hook(id="asks", when="pre", run=lambda _: HookResult(permission="ask")))

@@ -203,7 +203,7 @@ def test_an_export_that_was_signed_anew_with_another_key_fails_the_key_that_is_t
     assert verify_export(forged).intact
     verdict = verify_export(forged, public_key=bytes.fromhex(key_of(cli)))
     assert not verdict.intact
-    assert "signed with key" in verdict.faults[0].what
+    assert "signed with the key" in verdict.faults[0].what
 
 
 def test_an_export_that_names_another_key_than_the_one_that_is_trusted_is_broken(cli: Cli) -> None:

@@ -499,15 +499,15 @@ async def test_a_failure_of_many_words_still_arrives(world: World, character: st
     assert not failed.envelope.HasField("details_json")
 
 
-class Broken(Service):
-    """A service with a bug in it."""
-
-    def known(self, authorization: str | None) -> Caller | None:
-        raise RuntimeError("sec" + "ret")
+def broken(_: str | None) -> Caller | None:
+    """A bug in the service."""
+    raise RuntimeError("sec" + "ret")
 
 
 async def test_an_error_inside_tells_nothing_of_itself(lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
-    door = GrpcDoor(Broken(lock), address="127.0.0.1:0")
+    service = Service(lock)
+    service.known = broken
+    door = GrpcDoor(service, address="127.0.0.1:0")
     port = await door.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = GatewayStub(channel)

@@ -211,7 +211,7 @@ async def test_the_home_is_mounted_for_no_tool(tmp_path: Path, shop: Path) -> No
         for one in load(written(tmp_path / "tools.json", peek, _keep(shop)))[1]:
             await admit(lock, one)
         for result in (await lock.call("prog.peek"), await _approved(lock, "perm.keep", "1", path=f"{shop}/home/x")):
-            assert (code(result), "the home of Interlock" in str(result.error)) == ("E3405", True)
+            assert (code(result), "the data directory of Interlock" in str(result.error)) == ("E3405", True)
     assert not (shop / "home" / "x").exists()
 
 

@@ -497,7 +497,7 @@ async def test_an_attempt_that_comes_while_the_journal_is_read_still_blocks(tmp_
         time.pass_days(91)
         sweeping = sweep(lock.journal, time.ms, by="ann")
         # Both hand something to the journal at once: the sweep asks where it ends, the call is recorded behind that.
-        happened, result = await asyncio.gather(sweeping, lock.call("demo.answer", version="1.0.0"))
+        result, happened = await asyncio.gather(lock.call("demo.answer", version="1.0.0"), sweeping)
         assert code(result) == "E3104"
         assert [(each.event, each.usage) for each in happened] == [("DEPRECATION_REMOVAL_BLOCKED", Usage(1, 1))]
 

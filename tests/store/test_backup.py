@@ -56,7 +56,7 @@ async def test_a_copy_without_a_key_that_it_needs_is_refused_and_leaves_nothing(
         assert Box(home.keys).current
 
     with (
-        pytest.raises(Failure, match="a key that something is sealed under is missing") as refused,
+        pytest.raises(Failure, match="a sealing key in use is missing") as refused,
         copied(home, tmp_path / "copy", drop),
     ):
         pytest.fail("it was made")

@@ -534,6 +534,9 @@ class Gateway:
             if not closing.cancelled() and self.execution.was_called_off(call):
                 return closing.result()  # it had failed before it was called off
             raise
+        finally:
+            # It has been logged. Its frames hold everything that the function held.
+            failure.__cause__ = failure.__context__ = failure.__traceback__ = None
 
     async def _refuse(self, call: Call, failure: Failure) -> Result:
         """The other way to return: a failure is a result too, on record like any other.

@@ -308,7 +308,11 @@ async def _asked(wires: Wires, door: str) -> Heard:
     return Heard(str(document), "library", document["structured_content"], envelope=document.get("error"))
 
 
-@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.part_of(
+    "CONTRACT-13",
+    rest="credentials quoted by failures of Interlock's own layers, faults in operations other than calls, approvals, "
+    "tokens, audit and MCP tools/list, and the log of a server over stdio",
+)
 @pytest.mark.parametrize("layer", LAYERS)
 async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says_what_it_was(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str

@@ -499,7 +499,7 @@ async def test_a_failure_of_many_words_still_arrives(world: World, character: st
     assert not failed.envelope.HasField("details_json")
 
 
-def broken(_: str | None) -> Caller | None:
+def broken(authorization: str | None) -> Caller | None:
     """A bug in the service."""
     raise RuntimeError("sec" + "ret")
 

@@ -98,3 +98,26 @@ async def test_large_inputs_are_walked_over_one_after_the_other_and_the_loop_get
     with pytest.raises(ZeroDivisionError):
         await INPUTS.run(lambda: 1 // 0)
     assert sys.getswitchinterval() == usual
+
+
+async def test_work_that_is_cancelled_while_it_waits_makes_no_later_work_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("interlock.core.threads.time.sleep", rests.append)
+    begun, ended = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        ended.wait(60)
+
+    running = asyncio.ensure_future(INPUTS.run(first))
+    await asyncio.to_thread(begun.wait, 60)
+    waiting = asyncio.ensure_future(INPUTS.run(int))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    ended.set()
+    await running
+    rests.clear()
+    assert await INPUTS.run(int) == 0
+    assert rests == []

@@ -90,16 +90,20 @@ class Computing(Threads):
     def __init__(self, name: str, most: int) -> None:
         super().__init__(name, most)
         self._counting = threading.Lock()
-        self._waiting = 0
+        self._pending = 0
 
     def _forget(self) -> None:
         super()._forget()
         self._counting = threading.Lock()
-        self._waiting = 0
+        self._pending = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         self._count(1)
-        return await super().run(self._compute, partial(work, *args, **named))
+        try:
+            return await super().run(self._compute, partial(work, *args, **named))
+        finally:
+            # Here and not on the thread: work that is cancelled before it begins never reaches a thread.
+            self._count(-1)
 
     def _compute(self, work: Callable[[], T]) -> T:
         began = time.thread_time()
@@ -107,13 +111,12 @@ class Computing(Threads):
             with SOON:
                 return work()
         finally:
-            if self._count(-1) > 0:
+            if self._pending > 1:
                 time.sleep(min(time.thread_time() - began, LONGEST_REST_S))
 
-    def _count(self, more: int) -> int:
+    def _count(self, more: int) -> None:
         with self._counting:
-            self._waiting += more
-            return self._waiting
+            self._pending += more
 
 
 # Walks over inputs, which are bounded by what a request may hold. Several threads would keep the event loop waiting for

@@ -690,8 +690,10 @@ class Closer:
         try:
             ahead = await self.kept.write_ahead(caller, bodies, strict=False)
             await self._close_write(call, lambda transaction: unit(transaction, ahead))
-        except Failure:
-            pass  # it is owed, and has been logged
+        except Failure as failure:
+            if failure.code != "E3409":
+                raise  # the caller of this logs it; the outcome stays unknown, and its idempotency key blocked
+            # The closing is owed, and that has been logged.
         finally:
             self.kept.abandon(bodies)
 

@@ -1,4 +1,4 @@
-"""What the HTTP doors share: reading a body within bounds, answering with JSON, and nothing else."""
+"""Helpers of all HTTP endpoints: read a body within bounds, parse it, answer with JSON."""
 
 from __future__ import annotations
 

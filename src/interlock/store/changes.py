@@ -100,7 +100,7 @@ class ChangeReader:
         self._watches: tuple[Watch[Any], ...] = ()
         self._number = self._applied = 0
         self._read_at = _NEVER
-        # When the read that is under way began, by the processor's time.
+        # When the read that is under way began, by the real clock: the injected one may jump.
         self._began_at: float | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -190,9 +190,10 @@ class ChangeReader:
             self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
 
     def _patience_s(self) -> float:
-        """How long to wait for a read that is under way. Whoever comes later waits less, and for one that hangs nobody.
+        """How long the loop waits for a read that is under way.
 
-        The time is that of the processor, whatever the clock says: on a busy machine a thread may not run for a while.
+        The limit counts from the beginning of the read, so one that hangs delays the loop once. It is generous, because
+        a thread may not run for a while on a busy machine. The real clock measures it: the injected one may jump.
         """
         began_at = self._began_at
         return _PATIENCE_S if began_at is None else max(0.0, _PATIENCE_S - (time.monotonic() - began_at))

@@ -229,6 +229,47 @@ def test_what_only_looks_like_a_path_of_the_machine_stays(text: str) -> None:
     assert (failure.message, failure.details) == (text, {"pointer": "/etc/0", "text": text})
 
 
+CREDENTIALS = st.sampled_from([
+    "sk-live-0123456789abcdef", "AKIAIOSFODNN7EXAMPLE", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "xoxb-1234-abcd",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-x", "-----BEGIN PRIVATE KEY-----\nMIIE", "Bearer abc.def-123",
+    "password=correcthorse", "api_key: 'a b c'", '"apiKey": "abcdef"', "Authorization: Basic dXNlcjpwYXNz",
+    "postgres://app:hunter22@db.internal/x", "passwd: hunter22", "client_secret => abc",
+])  # fmt: skip
+QUOTED = st.sampled_from(["{}", "cannot log in with {}", "`{}` is refused", "a {}, b", "({})", "no: {}"])
+
+
+@pytest.mark.proves("CONTRACT-13")
+@given(credential=CREDENTIALS, words=QUOTED)
+def test_no_credential_is_in_a_failure_nor_in_its_envelope(credential: str, words: str) -> None:
+    text = words.replace("{}", credential)
+    failure = Failure(
+        "E3801", text, details={"at": [text], text: {"deep": text}, "pointer": text, "password": "correcthorse"},
+        resolution=text, native_error_ref=text,
+    )  # fmt: skip
+    told = f"{failure.envelope('trace')} {failure.in_full} {failure.details_in_full} {failure!r}"
+    assert credential not in told
+    assert "correcthorse" not in told
+    assert "hunter22" not in told
+    assert "[REDACTED]" in failure.message
+    assert Failure("E3801", failure.message).message == failure.message
+
+
+@pytest.mark.supports("CONTRACT-13")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token: must be a string", "/password: is missing", "missing permission `credentials:maps/key2`",
+        "send a token: `Authorization: Bearer …`", "the header must read `Bearer TOKEN`", "send a bearer token",
+        "pk_customer: is no field", "the token is malformed: it has 2 parts", "credential:bank2024", "secret:bank2024",
+        "https://api.example.com/v1", "token: `abc1234` is unknown",
+    ],
+)  # fmt: skip
+def test_what_only_speaks_of_a_credential_stays(text: str) -> None:
+    failure = Failure("E3004", text, details={"pointer": "/token", "text": text, "token": None, "secret": 5})
+    assert failure.message == text
+    assert failure.details == {"pointer": "/token", "text": text, "token": None, "secret": 5}
+
+
 @pytest.mark.proves("CONTRACT-13")
 @given(
     code=st.sampled_from([*CODES, *ErrorCode]),

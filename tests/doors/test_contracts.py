@@ -40,6 +40,7 @@ from tests.upstreams.test_manager import opened as far
 
 Json = dict[str, Any]
 SECRET = "sk-live-0123456789abcdef"
+PASSWORD = "correcthorsebattery"
 PLACE = "/srv/interlock/private/signing.key"
 WORDS = f"cannot read {PLACE} with password={SECRET}"
 TRACEBACK = f'{WORDS}\nTraceback (most recent call last):\n  File "{PLACE}", line 3, in run'
@@ -260,7 +261,7 @@ def sound(heard: Heard, door: str) -> Json:
         assert name in envelope
     assert envelope["traceId"]
     assert envelope["humanMessage"] == envelope["message"]
-    for private in (SECRET, PLACE, "Traceback", "RuntimeError: ", ".py"):
+    for private in (SECRET, PASSWORD, PLACE, "Traceback", "RuntimeError: ", ".py"):
         assert private not in heard.text
     return envelope
 
@@ -270,9 +271,11 @@ def raising(*_: Any, **__: Any) -> Any:
 
 
 def failing(*_: Any, **__: Any) -> Any:
-    """A failure of Interlock's own making that says where something is."""
+    """A failure of Interlock's own making that says where something is and quotes a credential."""
     trace = f'Traceback (most recent call last):\n  File "{PLACE}", line 3'
-    raise Failure("E3801", f"`{PLACE}` cannot be read\n{trace}", details={"at": [PLACE], f"in {PLACE}": trace})
+    details: Json = {"at": [PLACE], f"in {PLACE}": trace, "with": [SECRET], SECRET: 1, "pointer": f"/{SECRET}"}
+    words = f"`{PLACE}` cannot be read with {SECRET} or password={PASSWORD}\n{trace}"
+    raise Failure("E3801", words, details={**details, "password": PASSWORD}, resolution=SECRET, native_error_ref=SECRET)
 
 
 def _hook(lock: Interlock, when: Any, raises: Raiser) -> None:
@@ -332,7 +335,7 @@ async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says
 @pytest.mark.supports("LIFE-19")
 @pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("layer", LAYERS)
-async def test_a_failure_of_any_layer_names_no_place_of_this_machine_at_any_door_and_the_log_does(
+async def test_a_failure_of_any_layer_names_no_place_and_no_credential_at_any_door_and_the_log_has_the_place(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
 ) -> None:
     log_each_in_full(wires)
@@ -436,6 +439,7 @@ def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str
     found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
     lines = "\n".join(form.format(record) for record in found if record.levelno >= logging.WARNING)
     assert SECRET not in lines
+    assert PASSWORD not in lines
     return lines if PLACE in lines or "raising" in lines or "NoneType" in lines else ""
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from interlock.core.credentials import SENSITIVE_NAMES
 from interlock.core.errors import Failure
 from interlock.privacy import patterns
-from interlock.privacy.patterns import SENSITIVE_NAMES, Patterns
+from interlock.privacy.patterns import Patterns
 from interlock.privacy.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
 pytestmark = pytest.mark.usefixtures("either_way")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from interlock.core.credentials import without_credentials, without_credentials_in
 from interlock.core.host_paths import without_paths, without_paths_in
 
 _log = logging.getLogger("interlock.errors")
@@ -292,10 +293,12 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         unsettled: bool = False,
     ) -> None:
         row = CODES.get(code) or CODES[_DEFAULT_CODE[ErrorCode(code)]]
+        # INVARIANT: no failure contains a credential, and nothing that leaves an endpoint contains a path of this machine
+        # or a stack trace. `in_full` is for the log.
+        message = None if not message else without_credentials(message)
+        details = None if details is None else without_credentials_in(details)
         super().__init__(message or row.title)
         self.row = row
-        # INVARIANT: nothing that leaves an endpoint contains a path of this machine or a stack trace. `in_full` is for
-        # the log.
         self.message = row.title if not message else without_paths(message) or row.title
         self.details: Mapping[str, Any] | None = None if details is None else without_paths_in(details)
         self._details = details
@@ -305,10 +308,10 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         self.unsettled = unsettled
         self.retryable = not unsettled and (bool(retryable) if row.retryable is None else row.retryable)
         self.retry_after_ms = retry_after_ms
-        self.native_error_ref = native_error_ref
+        self.native_error_ref = None if native_error_ref is None else without_credentials(native_error_ref)
         self.policy_refs = policy_refs
         self.evidence_refs = evidence_refs
-        self.resolution = resolution or row.resolution
+        self.resolution = without_credentials(resolution) if resolution else row.resolution
 
     @property
     def code(self) -> str:

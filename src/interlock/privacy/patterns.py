@@ -1,7 +1,8 @@
 """Patterns for private content in free text: personal data, credentials, and paths of the host in messages.
 
-This module contains every expression that is searched for in text, its replacement, and the search functions. It knows
-nothing of data, positions of fields or schemas: `redact_schema` walks those, and `redact` combines the two.
+This module contains every expression that is searched for in text, its replacement, and the search functions; the
+forms of credentials are those of `core.credentials`. It knows nothing of data, positions of fields or schemas:
+`redact_schema` walks those, and `redact` combines the two.
 
 Most texts contain nothing to remove, so each search is preceded by a cheap test: an `@` for addresses, the outline of a
 number for numbers.
@@ -14,29 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Final
 
+from interlock.core.credentials import CREDENTIALS, REDACTED, SENSITIVE_NAMES, may_hold_credential, spoken_names
 from interlock.data.bounds import cut, trim
 
-REDACTED: Final = "[REDACTED]"
 _EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
 LONGEST_MESSAGE: Final = 2_000
 # Of longer texts only the beginning is searched, and shown.
 _MESSAGE_SEARCHED: Final = 8_000
 _LOG_LIMIT: Final = 16_000
 _REVIEW_LIMIT: Final = 32_000
-
-SENSITIVE_NAMES: Final = (
-    "password",
-    "secret",
-    "token",
-    "apiKey",
-    "api_key",
-    "accessToken",
-    "refresh_token",
-    "private_key",
-    "credit_card",
-    "ssn",
-    "social_security",
-)
 
 
 def plain_name(name: str) -> str:
@@ -98,26 +85,6 @@ _WINDOW: Final = 65_536
 _REACH: Final = 256
 _MAY_BE_ADDRESS: Final = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
 
-# Credentials as they occur in messages. Each expression either matches or gives up within a bounded distance.
-_CREDENTIALS: Final = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)"
-    r"|(?<=://)[^\s/]{1,256}(?=@)"
-    r"|(?i:\bbearer\s+[^\s,;\"']+)"
-    r"|\b(?:sk|rk|pk)[-_][\w-]{6,}"
-    r"|\b(?:AKIA|ASIA)[0-9A-Z]{8,}"
-    r"|\b(?:gh[a-z]_|github_pat_|glpat-)[\w-]{6,}"
-    r"|\bxox[a-z]-[\w-]+"
-    r"|\bAIza[\w-]{20,}"
-    r"|\beyJ[\w-]{8,}(?:\.[\w-]+)*",
-    re.DOTALL,
-)
-# Every credential except a bearer token contains one of these, and searching fixed text costs a fraction of the
-# expression.
-_IN_CREDENTIALS: Final = (
-    "-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "github_pat_", "glpat-", "xox", "AIza", "eyJ"
-)  # fmt: skip
-# Words that precede a credential in messages only, in addition to the sensitive field names.
-_SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
 _TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
 _FRAME: Final = re.compile(r"[ \t]*File \"[^\"\n]{0,4096}\", line \d+(?:, in [^\s,]+)?")
 # A web address is matched before the rest and kept, so that its path is not taken for one of the host's.
@@ -181,8 +148,8 @@ class Patterns:
         return text
 
     def _hide_credentials(self, text: str) -> str:
-        if any(map(text.__contains__, _IN_CREDENTIALS)) or "bearer" in text.lower():
-            text = _CREDENTIALS.sub(REDACTED, text)
+        if may_hold_credential(text):
+            text = CREDENTIALS.sub(REDACTED, text)
         return self._spoken.sub(rf"\1\2{REDACTED}", text) if ":" in text or "=" in text else text
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
@@ -317,12 +284,6 @@ def _mask_emails(text: str) -> str:
 
 def _spoken_secrets(names: Iterable[str]) -> re.Pattern[str]:
     """`password=…`, `"api_key": "…"` and the like, for every sensitive name."""
-    forms = sorted({_spoken_form(name) for name in (*names, *_SPOKEN_NAMES)}, key=len, reverse=True)
     becomes = r"""\\?["']?[ \t]*(?::|=>?)[ \t]*"""
     value = r"""(?:(?:basic|bearer|token)[ \t]+)?(?:\[REDACTED\]|\\?"[^"]*"?|\\?'[^']*'?|\S+)"""
-    return re.compile(f"({'|'.join(forms)})({becomes}){value}", re.IGNORECASE)
-
-
-def _spoken_form(name: str) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-_]", " ", name).lower().split()
-    return "[-_ ]?".join(map(re.escape, words))
+    return re.compile(f"({spoken_names(names)})({becomes}){value}", re.IGNORECASE)

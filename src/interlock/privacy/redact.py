@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
+from interlock.core.credentials import REDACTED, SENSITIVE_NAMES
 from interlock.core.errors import Failure
 from interlock.data.canonical import compiled
-from interlock.privacy.patterns import REDACTED, SENSITIVE_NAMES, Patterns, plain_name
+from interlock.privacy.patterns import Patterns, plain_name
 from interlock.privacy.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
 
 __all__ = [

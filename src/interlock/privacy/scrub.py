@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import quote, quote_plus
 
+from interlock.core.credentials import REDACTED
 from interlock.core.errors import Failure
 from interlock.data.schema import pointer
-from interlock.privacy.patterns import REDACTED
 
 SHORT = 4
 # The minimum length of a line that counts as a secret by itself, and the maximum number of such lines (the longest).

@@ -504,6 +504,7 @@ def broken(authorization: str | None) -> Caller | None:
     raise RuntimeError("sec" + "ret")
 
 
+@pytest.mark.proves("CONTRACT-13")
 async def test_an_error_inside_tells_nothing_of_itself(lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
     service = Service(lock)
     service.known = broken

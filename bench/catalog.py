@@ -64,6 +64,6 @@ async def fill(lock: Interlock, size: int) -> None:
         pretend = Evidence(content, True, "bench", "")
         lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
     await lock.journal.drain()
-    [(found,)] = lock.journal.read("SELECT count(*) FROM tool_version")
+    [(found,)] = lock.journal.reader.all("SELECT count(*) FROM tool_version")
     if found != size:
         raise SystemExit(f"{found} tools were registered, not {size}")

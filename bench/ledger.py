@@ -19,7 +19,7 @@ async def fill(home: Path, rows: int) -> None:
     """Bring a home that nobody has open, and whose last record closes a call, to so many records."""
     append(Home(home).database, rows)
     async with Interlock.open(home) as lock:
-        [(found,)] = lock.journal.read("SELECT count(*) FROM journal")
+        [(found,)] = lock.journal.reader.all("SELECT count(*) FROM journal")
     if found != rows:
         raise SystemExit(f"the journal has {found} rows, not {rows}")
 

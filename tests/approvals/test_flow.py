@@ -199,7 +199,7 @@ def code(result: Result) -> str | None:
 
 
 def records(lock: Interlock, kind: str) -> list[Json]:
-    rows = lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
     return [orjson.loads(body) for (body,) in rows]
 
 
@@ -249,7 +249,7 @@ async def test_a_gated_call_opens_a_ticket_and_answers_pending_with_nothing_run(
     assert (record["approvalTicketId"], record["authDecision"]) == (ticket["id"], "REQUIRES_APPROVAL")
     assert "tool.permission.requested" in events
     assert outbox.sent == []
-    assert lock.journal.read("SELECT channel, state FROM notification") == [("chat", "due")]
+    assert lock.journal.reader.all("SELECT channel, state FROM notification") == [("chat", "due")]
     await lock.journal.drain()
     for file in (tmp_path / "home").rglob("*"):
         assert not file.is_file() or secret.encode() not in file.read_bytes(), file
@@ -572,7 +572,7 @@ async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: 
         async with opened(home, clock, **settings) as lock:  # opening sweeps, and a sweep more changes nothing
             assert await lock.approvals.sweep() == []
             assert await lock.approvals.sweep() == []
-            told = lock.journal.read("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket,))
+            told = lock.journal.reader.all("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket,))
             reached = sum(moment > at for at in due[1:]) + 1
             assert [step for (step,) in told] == list(range(reached)), moment
             assert (await lock.approvals.show(ticket)).state == ("PENDING" if moment < lasts_s else "AUTO_DENIED")
@@ -754,7 +754,7 @@ async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_o
     again = await lock.call("demo.mail", to="carl", note="first-private", key="k")
     assert (again.replayed, again.metadata["input_mutations"]) == (True, result.metadata["input_mutations"])
     assert code(await lock.call("demo.mail", to="dora", note="second-private", key="k")) == "E3306"
-    text = b"".join(row[0] for row in lock.journal.read("SELECT body FROM journal"))
+    text = b"".join(row[0] for row in lock.journal.reader.all("SELECT body FROM journal"))
     assert b"-private" not in text
     assert len(outbox.sent) == 1
 
@@ -1165,14 +1165,14 @@ async def test_agreeing_to_calls_in_advance_is_not_agreeing_to_undo_them(tmp_pat
 
 @pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits, which do not exist yet")
 async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen(lock: Interlock) -> None:
-    before = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
+    before = lock.journal.reader.all("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
     result = await lock.call("demo.mail", to="carl", key="k", dry_run=True)
     assert result.ok
     assert result.value["predicted_effects"] == [{"resource": "mail:carl", "operation": "CREATE", "after": "carl"}]
     assert result.value["preconditions"] == {"reachable": True}
     assert "carl" in result.value["impact"]
     assert outbox.sent == []
-    after = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
+    after = lock.journal.reader.all("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
     assert after == before
     [closed] = records(lock, "closed")
     assert (closed["operation"], closed["source"], closed["sideEffects"]) == ("preview", "preview", [])
@@ -1412,6 +1412,6 @@ async def test_a_standing_approval_keeps_no_private_value_and_a_comment_no_crede
     ticket = await ask(lock)
     await lock.approvals.approve(ticket, by=BEN, comment="fine, with Bearer abcdefghijklmnop for the desk")
     assert (await lock.approvals.show(ticket)).comment == "fine, with [REDACTED] for the desk"
-    stored = lock.journal.read("SELECT arguments FROM standing UNION ALL SELECT comment FROM ticket", ())
+    stored = lock.journal.reader.all("SELECT arguments FROM standing UNION ALL SELECT comment FROM ticket", ())
     assert "hunter2" not in str(stored)
     assert not any("abcdefghijklmnop" in str(record) for record in records(lock, "approval"))

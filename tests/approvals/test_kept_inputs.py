@@ -138,7 +138,7 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
         assert found.observable_input == {**sent, "note": "none"}
         assert found.permission_input == found.call_input == {**sent, "note": CANARY}
         assert found.changes == (FILLED, HOOKED)
-        assert lock.journal.read(
+        assert lock.journal.reader.all(
             "SELECT count(*) FROM payload WHERE ref LIKE ? AND body IS NOT NULL", (f"inputs:{pending.invocation_id}%",)
         ) == [(1,)]
     at_rest = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*.db*"))
@@ -164,9 +164,11 @@ async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_wi
         assert found.call_input == {"to": "dora", "note": "none"}
         assert outbox.sent == [("dora", "none")]
         await lock.maintain()
-        assert lock.journal.read("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
+        assert lock.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
         kept = "SELECT sum(size) FROM payload WHERE body IS NOT NULL"
-        assert lock.journal.read("SELECT bytes FROM payload_use WHERE scope = 'home'") == lock.journal.read(kept)
+        assert lock.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == lock.journal.reader.all(
+            kept
+        )
     assert verify(Home(tmp_path / "home")).faults == ()
 
 
@@ -227,4 +229,4 @@ async def test_where_a_quota_has_no_room_the_closing_record_of_a_denied_call_say
         found = lock.inputs(pending.invocation_id)
         assert (found.model_input, found.withheld) == (None, closed["inputsWithheld"])
         await lock.maintain()
-        assert lock.journal.read("SELECT count(*) FROM payload_piece") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]

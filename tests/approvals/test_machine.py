@@ -234,7 +234,7 @@ class Approvals(RuleBasedStateMachine):
 
     def _allowed_by(self, run: Run) -> str:
         """The approval that an execution's own records cite: the intent before it and the closing after it agree."""
-        rows = self.lock.journal.read(
+        rows = self.lock.journal.reader.all(
             "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('intent', 'closed') ORDER BY seq", (run.call,)
         )
         bodies = [(kind, orjson.loads(body)) for kind, body in rows]
@@ -280,7 +280,7 @@ class Approvals(RuleBasedStateMachine):
     @invariant()
     def each_step_is_told_once_and_in_order(self) -> None:
         told: dict[str, list[int]] = {}
-        for ticket, step in self.lock.journal.read("SELECT ticket, step FROM notification ORDER BY rowid"):
+        for ticket, step in self.lock.journal.reader.all("SELECT ticket, step FROM notification ORDER BY rowid"):
             told.setdefault(ticket, []).append(step)
         for ticket in self._tickets():
             assert told[ticket.id] == list(range(ticket.step + 1))

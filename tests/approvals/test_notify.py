@@ -113,10 +113,10 @@ class Post:
         await self.journal.commit(unit)
 
     def states(self) -> list[str]:
-        return [state for (state,) in self.journal.read("SELECT state FROM notification ORDER BY id")]
+        return [state for (state,) in self.journal.reader.all("SELECT state FROM notification ORDER BY id")]
 
     def acts(self) -> list[dict[str, Any]]:
-        rows = self.journal.read("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
+        rows = self.journal.reader.all("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
         return [orjson.loads(body) for (body,) in rows]
 
     async def close(self) -> None:
@@ -477,7 +477,7 @@ async def test_whatever_happens_every_message_has_one_end_and_is_sent_no_more_af
         assert set(states) <= {"sent", "failed", "dropped"}
         assert ends == sorted(f"T{number}" for number in range(written)), "one end each"
         arrived = {got.headers["webhook-id"] for got in receiver.got}
-        rows = post.journal.read("SELECT id, state, attempts FROM notification")
+        rows = post.journal.reader.all("SELECT id, state, attempts FROM notification")
         assert arrived >= {row[0].replace(".", "_") for row in rows if row[1] == "sent"}
         assert len(receiver.got) <= sum(row[2] for row in rows), "no attempt that was not claimed"
         await post.close()
@@ -528,7 +528,10 @@ async def test_no_secret_of_an_address_is_written_anywhere(
         await post.write(channel.name)
     await courier.deliver_due()
     written = "\n".join(
-        map(str, post.journal.read("SELECT * FROM notification") + post.journal.read("SELECT * FROM journal"))
+        map(
+            str,
+            post.journal.reader.all("SELECT * FROM notification") + post.journal.reader.all("SELECT * FROM journal"),
+        )
     )
     assert len(receiver.got) == 3
     for place in (written, caplog.text, repr(channels), str(channels)):

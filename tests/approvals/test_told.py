@@ -37,7 +37,7 @@ class Desk:
         return pending.metadata["pending"]["ticketId"]
 
     def acts(self, act: str) -> list[tuple[str, str, int]]:
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
+        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq")
         found = [orjson.loads(body) for (body,) in rows]
         return sorted((one["channel"], one["call"], one["step"]) for one in found if one["act"] == act)
 

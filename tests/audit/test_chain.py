@@ -939,7 +939,7 @@ async def test_records_hold_the_hash_of_the_input_and_the_shape_of_the_output_an
         await node.journal.drain()
         here = {call: orjson.loads(body) for call, body in _closed(lock)}
         there = {call: orjson.loads(body) for call, body in _closed(node)}
-        ledger = lock.journal.read("SELECT * FROM journal")
+        ledger = lock.journal.reader.all("SELECT * FROM journal")
     assert all(result.invocation_id in here for result in calls)
     read = here[calls[0].invocation_id]
     assert read["inputHash"] == hashlib.sha256(f'{{"account":"{CANARY}-read"}}'.encode()).hexdigest()
@@ -991,9 +991,9 @@ async def test_a_closing_record_names_the_resource_and_only_the_mutation_record_
         private = await lock.call("demo.book", {**sent, "account": f"{CANARY}-hidden"}, key="p")
         assert private.ok, private.error
         await lock.journal.drain()
-        rows = lock.journal.read("SELECT kind, call, body FROM journal WHERE call = ?", (result.invocation_id,))
+        rows = lock.journal.reader.all("SELECT kind, call, body FROM journal WHERE call = ?", (result.invocation_id,))
         records = {kind: orjson.loads(body) for kind, _, body in rows}
-        ledger = lock.journal.read("SELECT * FROM journal")
+        ledger = lock.journal.reader.all("SELECT * FROM journal")
     closed, mutation = records["closed"], records["mutation"]
     assert closed["sideEffects"] == [{"resource": "account:ann", "operation": "UPDATE"}]
     assert CANARY not in str(closed)
@@ -1004,7 +1004,7 @@ async def test_a_closing_record_names_the_resource_and_only_the_mutation_record_
 
 
 def _closed(lock: Interlock) -> list[tuple[str, bytes]]:
-    return lock.journal.read("SELECT call, body FROM journal WHERE kind = 'closed'")
+    return lock.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
 
 
 # Many writers

@@ -273,8 +273,8 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call
             await lock.maintain()
             assert verify(Home(home)).faults == ()
         kinds = [
-            {kind for (kind,) in lock.journal.read("SELECT kind FROM journal WHERE call = ?", (call,))}
-            for (call,) in lock.journal.read("SELECT call FROM journal WHERE kind = 'intent'")
+            {kind for (kind,) in lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (call,))}
+            for (call,) in lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
         ]
     assert all(found & {"closed", "settled"} for found in kinds)
     assert any("mutation" not in found for found in kinds), "some callers left before their call changed anything"

@@ -453,7 +453,7 @@ async def test_a_large_result_expires_and_its_envelope_stays_readable(tmp_path: 
         assert await expire_payloads(lock.journal) == 0
         with pytest.raises(Failure, match="is gone: expired"):
             await lock.read_payload(ref)
-        rows = lock.journal.read("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
+        rows = lock.journal.reader.all("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
         assert rows == [(result.invocation_id, size, None)]
     assert verify(Home(tmp_path)).intact
 
@@ -483,9 +483,9 @@ async def test_payloads_expire_in_slices_that_are_bounded_and_none_is_left(sizes
             place, seen = (-1, ""), 0
             while (found := await lock.journal.commit(retention.expire_slice(place))) is not None:
                 assert found.place > place
-                held = lock.journal.read("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+                held = lock.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
                 assert held == len(sizes) - seen - found.payloads
-                gone = lock.journal.read(
+                gone = lock.journal.reader.all(
                     "SELECT size FROM payload WHERE (expires_ms, ref) > (?, ?) AND (expires_ms, ref) <= (?, ?)",
                     (*place, *found.place),
                 )
@@ -504,7 +504,7 @@ async def test_others_write_between_the_slices_and_the_space_is_given_back(tmp_p
         between: list[int] = []
 
         async def write(_: float) -> None:
-            held = lock.journal.read("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+            held = lock.journal.reader.all("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
             await lock.journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
             between.append(held)
 

@@ -87,7 +87,7 @@ async def settle(journal: Journal, call: str, cost: Cost, allowances: Sequence[A
 
 
 def books(journal: Journal) -> list[tuple[int, int]]:
-    return journal.read("SELECT spent, held FROM spend ORDER BY budget")
+    return journal.reader.all("SELECT spent, held FROM spend ORDER BY budget")
 
 
 # Budgets
@@ -116,7 +116,7 @@ async def test_an_estimate_above_a_budget_is_refused_by_name_and_leaves_nothing(
         "budget": "0.5 per session and 1 min for demo.*", "limit": 0.5, "spent": 0, "held": 0, "needed": 1,
     }  # fmt: skip
     assert books(journal) == []
-    assert journal.read("SELECT COUNT(*) FROM hold") == [(0,)]
+    assert journal.reader.all("SELECT COUNT(*) FROM hold") == [(0,)]
 
 
 @BEFORE_THE_GATEWAY
@@ -431,14 +431,14 @@ def test_the_cost_of_a_task_is_the_sum_over_its_calls_and_charges(tree: Node, ch
 @COSTS
 async def test_a_calls_cost_is_stored_with_it_and_a_charge_is_on_record(journal: Journal) -> None:
     await settle(journal, "one", Cost(compute=5, token=UNIT // 2))
-    ((parts, total),) = journal.read("SELECT parts, total FROM cost WHERE call = 'one'")
+    ((parts, total),) = journal.reader.all("SELECT parts, total FROM cost WHERE call = 'one'")
     assert (orjson.loads(parts), total) == ({"compute": 5, "token": 500_000}, 500_005)
     allowances = covering(Budget(per="task", limit=1.0), Budget(per="call", limit=0.1))
     overrun = await journal.commit(
         budgets.charge("c", "llm_inference", 1.5, allowances, task="t", session="", tenant="acme", by=ANN.id)
     )
     assert overrun == (Overrun("1 per task", UNIT, 3 * UNIT // 2),)
-    ((kind, body),) = journal.read("SELECT kind, body FROM journal")
+    ((kind, body),) = journal.reader.all("SELECT kind, body FROM journal")
     assert kind == "authority"
     record = orjson.loads(body)
     assert (record["act"], record["by"], record["millionths"]) == ("cost.charged", ANN.id, 3 * UNIT // 2)

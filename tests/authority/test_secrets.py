@@ -213,7 +213,7 @@ async def test_every_change_is_on_record_with_its_author_and_without_its_value(
     await store.rest("api", "a", 10)
     await store.rotate_key(by="local:bob")
     await store.remove("api", by="local:carol")
-    rows = journal.read("SELECT kind, call, body FROM journal ORDER BY seq")
+    rows = journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq")
     bodies = [orjson.loads(body) for _, _, body in rows]
     assert {kind for kind, _, _ in rows} == {"authority"}
     assert [(body["act"], body["by"], body["call"]) for body in bodies] == [
@@ -268,7 +268,7 @@ async def test_after_a_rotation_only_the_new_key_is_left_and_opens_everything(st
 async def test_a_key_stays_while_anything_else_is_sealed_under_it(store: Secrets, home: Home, journal: Journal) -> None:
     box = Box(home.keys)
     sealed = box.seal(b"how to go on", purpose="ticket")
-    columns = [row[1] for row in journal.read("PRAGMA table_info(ticket)")]
+    columns = [row[1] for row in journal.reader.all("PRAGMA table_info(ticket)")]
     values = ["sealed" if column == "sealed" else "''" for column in columns]
     insert = f"INSERT INTO ticket SELECT {', '.join(values)} FROM (SELECT ? AS sealed)"
     await journal.commit(lambda transaction: transaction.execute(insert, (sealed,)))

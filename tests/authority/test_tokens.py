@@ -105,7 +105,7 @@ class World:
         return refused.value.code
 
     def acts(self) -> list[Json]:
-        rows = self.journal.read("SELECT body FROM journal WHERE kind = 'authority' ORDER BY seq")
+        rows = self.journal.reader.all("SELECT body FROM journal WHERE kind = 'authority' ORDER BY seq")
         return [orjson.loads(body) for (body,) in rows]
 
 

@@ -111,7 +111,7 @@ async def judge(scene: Scene) -> None:
                 cut_off = result.error is not None and result.error.code == "E3409"
                 assert cut_off or (result.replayed and name in made)
         assert await lock.approvals.resume_all() == []
-        unknown = lock.journal.read("SELECT key FROM reservation WHERE state = 'unknown'")
+        unknown = lock.journal.reader.all("SELECT key FROM reservation WHERE state = 'unknown'")
         assert set(scene.names) - set(scene.made()) <= {key for (key,) in unknown}
     scene.prove_chain()
 
@@ -120,7 +120,7 @@ def made_in_order(lock: Interlock) -> bool:
     """Whether every intent cites a ticket that was approved, and used in the same breath, before it."""
     approved: set[str] = set()
     used: Counter[str] = Counter()
-    for kind, body in lock.journal.read("SELECT kind, body FROM journal ORDER BY seq"):
+    for kind, body in lock.journal.reader.all("SELECT kind, body FROM journal ORDER BY seq"):
         record = orjson.loads(body)
         if kind == "approval" and record["act"] == "approved":
             approved.add(record["approvalTicketId"])
@@ -156,9 +156,11 @@ async def test_a_kill_at_an_escalation_neither_skips_a_step_nor_repeats_one(scen
         async with opening(str(scene.home), FakeClock(BASE_MS + 3_601_000, seed="judge")) as lock:
             assert set(scene.names) == scene.states(lock).keys()
             for ticket in lock.approvals.list():
-                told = lock.journal.read("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket.id,))
+                told = lock.journal.reader.all(
+                    "SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket.id,)
+                )
                 assert [step for (step,) in told] == [0, 1]
-                escalated = lock.journal.read(
+                escalated = lock.journal.reader.all(
                     "SELECT body FROM journal WHERE call = ? AND kind = 'approval'", (ticket.call,)
                 )
                 assert [orjson.loads(body)["act"] for (body,) in escalated] == ["escalated"]
@@ -182,7 +184,7 @@ async def test_a_machine_that_is_down_when_a_ticket_expires_runs_nothing_when_it
             result = await send(lock, name)
             assert result.error is not None
             assert result.error.code == "E3209"
-            rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed'")
+            rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
             ends = [record["call"] for (body,) in rows if (record := orjson.loads(body))["source"] == "synthetic"]
             assert len(ends) == 1, "a call was closed twice, or never"
         verdict = verify(Home(turn["home"]))

@@ -60,15 +60,15 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
     assert {answer for turn in turns for answer in turn["acknowledged"].values()} <= {"ok"}
     async with Interlock.open(home) as lock:
         lock.catalog.attach(mark)
-        rows = lock.journal.read("SELECT key, state FROM reservation")
+        rows = lock.journal.reader.all("SELECT key, state FROM reservation")
         state = {key.removeprefix("key-"): status for key, status in rows}
         assert "executing" not in state.values(), "an intent of a dead process was not reported"
         assert set(made) <= state.keys(), "an effect has no record"
-        closed = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
-        intents = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
+        closed = {row[0] for row in lock.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
+        intents = {row[0] for row in lock.journal.reader.all("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
         assert intents <= closed, "a call was never closed"
         names = [name for turn in turns for name in turn["names"]]
-        rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'mutation'")
+        rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'mutation'")
         entries = [(entry["affectedResource"], entry["newValue"]) for entry in (json.loads(body) for (body,) in rows)]
         assert len(entries) == len(set(entries)), "a change has two entries"
         kept = {name for name in names if dict(lock.gateway._closer.kept.session(lock.caller, name))}  # pyright: ignore[reportPrivateUsage] - as it is stored
@@ -150,7 +150,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
         await die_in_a_write(home, tmp_path / "effects", "a")
         async with asyncio.timeout(10):
             alert = await heard.get()
-        ((call, state),) = lock.journal.read("SELECT call, state FROM reservation")
+        ((call, state),) = lock.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"
         assert (alert.name, alert.severity, alert.tool, alert.invocation_id) == (
             "OUTCOME_UNKNOWN", "critical", "demo.mark@1.0.0", call,
@@ -186,7 +186,7 @@ async def main():
         ticket = pending.metadata["pending"]["ticketId"]
         await lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
         running = asyncio.create_task(lock.approvals.resume(ticket))
-        while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started'"):
+        while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), 9)
 
@@ -202,7 +202,7 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
     reading = await asyncio.create_subprocess_exec(sys.executable, "-c", HANGING, str(home), cwd=ROOT)
     assert await reading.wait() == -9
     async with Interlock.open(home, housekeeping=False) as lock:
-        rows = lock.journal.read("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")
+        rows = lock.journal.reader.all("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")
         found: dict[str, list[dict[str, Any]]] = {}
         for kind, body in rows:
             found.setdefault(kind, []).append(json.loads(body))
@@ -223,7 +223,7 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
             "E3409",
         )
         assert (write["mutationClass"], write["approvalTicketId"]) == ("write_reversible", None)
-        ticket = lock.journal.read("SELECT id FROM ticket")[0][0]
+        ticket = lock.journal.reader.all("SELECT id FROM ticket")[0][0]
         assert (read["mutationClass"], read["approvalTicketId"]) == ("read_only", ticket)
         assert read["authDecision"] == "REQUIRES_APPROVAL"
         assert read["errorCode"] is not None

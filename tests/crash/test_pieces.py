@@ -49,14 +49,14 @@ async def test_a_kill_between_two_pieces_leaves_a_home_in_order_and_the_pieces_g
     assert await process.wait() == -9
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         await admit(lock, changing, produce)
-        assert lock.journal.read("SELECT number FROM payload_piece ORDER BY 1") == [(1,), (2,)]
-        assert lock.journal.read("SELECT count(*) FROM payload") == [(0,)]
+        assert lock.journal.reader.all("SELECT number FROM payload_piece ORDER BY 1") == [(1,), (2,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload") == [(0,)]
         await lock.maintain()
-        assert lock.journal.read("SELECT count(*) FROM payload_piece") == [(0,)]
-        assert lock.journal.read("SELECT count(*) FROM fact WHERE name LIKE 'pieces%'") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM fact WHERE name LIKE 'pieces%'") == [(0,)]
         again = await lock.call(name, {"size": LARGE}, caller=ANN, key="k" if name == CHANGE else None)
         if name == CHANGE:
-            assert lock.journal.read("SELECT key, state FROM reservation") == [("k", "unknown")]
+            assert lock.journal.reader.all("SELECT key, state FROM reservation") == [("k", "unknown")]
             assert again.error is not None
             assert again.error.code == "E3409"
         else:

@@ -559,7 +559,9 @@ async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wir
             "source", "retrievedAt", "dataVersion", "invocationId", "timestamp", "freshness", "confidence",
         }  # fmt: skip
         await wires.lock.journal.commit(lambda _: None)
-        calls_made = wires.lock.journal.read("SELECT call FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+        calls_made = wires.lock.journal.reader.all(
+            "SELECT call FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
+        )
         assert calls_made == [(source["invocationId"],)]
         assert source["timestamp"] == source["retrievedAt"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", source["retrievedAt"])
@@ -589,7 +591,7 @@ async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_it
     (alert,) = alerts
     assert (alert.tool, alert.data) == ("c.boxed@1.0.0", {"alert": "TOOL_OUTPUT_SCHEMA_VIOLATION", "at": ["/number"]})
     await wires.lock.journal.commit(lambda _: None)
-    rows = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    rows = wires.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
     record: Json = orjson.loads(rows[0][0])
     assert (record["status"], record["outputSummary"], record["error_code"]) == ("ERROR", None, "E3303")
     assert b"7654321" not in rows[0][0]

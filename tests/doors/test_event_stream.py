@@ -222,7 +222,7 @@ async def test_events_are_for_auditors_and_reading_them_is_on_record(tmp_path: P
     async with place(tmp_path / "other", "audit:read") as here:
         reading = asyncio.create_task(here.read())
         await asyncio.wait_for(here.began.wait(), 60)
-        (record,) = here.lock.journal.read("SELECT body FROM journal WHERE kind = 'audit.read'")
+        (record,) = here.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'audit.read'")
         assert orjson.loads(record[0])["what"] == "events"
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

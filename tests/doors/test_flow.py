@@ -152,7 +152,7 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
 
         await lock.journal.commit(lambda _: None)
-        rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+        rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
         record: Json = orjson.loads(rows[-1][0])
         assert (record["status"], record["callerId"], record["agentId"]) == ("SUCCESS", did_of("ann"), did_of("bot"))
         assert record["door"] == door.partition("-")[0]
@@ -180,7 +180,9 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert {one.error and one.error[0] for one in told} == {None, "E3417"}
         assert ledger[door] == 2 + 4 + 6 + 8 + 10
         await lock.journal.commit(lambda _: None)
-        closed = [orjson.loads(body) for (body,) in lock.journal.read("SELECT body FROM journal WHERE kind = 'closed'")]
+        closed = [
+            orjson.loads(body) for (body,) in lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
+        ]
         ended = Counter((one["operation"], one["status"]) for one in closed if one["toolId"] == "notes.post")
         assert ended == {("invoke", "SUCCESS"): 5, ("invoke", "ERROR"): 5, ("compensate", "SUCCESS"): 5}
 
@@ -220,7 +222,7 @@ async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: st
                     assert (heard.trace_id == TRACE) is kept
                     assert server.calls[-1].tracestate == ("vendor=value" if kept else "")
                     await lock.journal.commit(lambda _: None)
-                    rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+                    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
                     assert orjson.loads(rows[-1][0])["traceId"] == heard.trace_id
             finally:
                 await ways.close()

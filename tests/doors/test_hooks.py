@@ -66,7 +66,7 @@ async def outputs(wires: Wires, door: str, tool: str, arguments: Json, key: str 
 
 async def record(lock: Interlock, kind: str = "closed") -> Json:
     await lock.journal.commit(lambda _: None)
-    rows = lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq DESC LIMIT 1", (kind,))
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq DESC LIMIT 1", (kind,))
     return orjson.loads(rows[0][0])
 
 

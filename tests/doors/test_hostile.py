@@ -110,7 +110,7 @@ async def test_names_that_would_fill_the_journal_are_refused(here: Place, field:
     asked: Json = {"tool_id": "demo.add", "parameters": {"a": 1}, "execution_mode": mode, field: "n" * 601}
     answer = await post(here, "/v1/tools/invoke", json.dumps(asked))
     assert (answer.status_code, answer.json()["error"]["error_code"]) == (400, "E3004")
-    assert not here.lock.journal.read("SELECT 1 FROM journal WHERE kind = 'closed'")
+    assert not here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'")
 
 
 async def test_bodies_that_are_begun_and_not_ended_are_bounded_together(
@@ -363,7 +363,7 @@ async def test_ending_waits_for_calls_and_not_for_whoever_listens_or_dawdles(hom
             async with asyncio.timeout(20):
                 assert (await called).json()["result"] == 1
                 await ending
-        rows = here.lock.journal.read("SELECT 1 FROM journal WHERE kind = 'closed' AND call = ?", (behind,))
+        rows = here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed' AND call = ?", (behind,))
         assert rows, "what ran in the background has ended too, on record"
 
 

@@ -163,7 +163,7 @@ class Place(Ways):
 
     def records(self, *kinds: str) -> list[Json]:
         marks = ", ".join("?" * len(kinds))
-        rows = self.lock.journal.read(f"SELECT body FROM journal WHERE kind IN ({marks}) ORDER BY seq", kinds)
+        rows = self.lock.journal.reader.all(f"SELECT body FROM journal WHERE kind IN ({marks}) ORDER BY seq", kinds)
         return [orjson.loads(body) for (body,) in rows]
 
     def invocation(self, call: str) -> Json:
@@ -1094,7 +1094,9 @@ async def test_at_every_door_a_gated_call_leaves_a_ticket_a_span_event_and_nothi
         events = [event for span in spans for event in span["events"] if event["name"] == "approval_requested"]
         assert [event["ticketId"] for event in events] == [ticket["id"]]
     assert stage.sent == []
-    rows = place.lock.journal.read("SELECT * FROM ticket") + place.lock.journal.read("SELECT * FROM notification")
+    rows = place.lock.journal.reader.all("SELECT * FROM ticket") + place.lock.journal.reader.all(
+        "SELECT * FROM notification"
+    )
     assert len(rows) == 2 * len(DOORS)
     assert CANARY not in repr(rows)
     await place.lock.journal.drain()

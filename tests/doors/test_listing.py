@@ -146,7 +146,7 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
         asyncio.create_task(lock.call("demo.hold", number=number, key=f"k{number}", caller=ANN)) for number in range(30)
     ]
     running = "SELECT COUNT(*) FROM reservation WHERE state = 'executing'"
-    await until(lambda: lock.journal.read(running) == [(30,)])
+    await until(lambda: lock.journal.reader.all(running) == [(30,)])
     looked: list[str] = []
     real = listing._told  # pyright: ignore[reportPrivateUsage]
 
@@ -176,7 +176,7 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
 async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(lock: Interlock) -> None:
     gate.close()
     task = asyncio.create_task(lock.call("demo.hold", number=1, key="k", caller=ANN))
-    await until(lambda: lock.journal.read("SELECT 1 FROM reservation WHERE state = 'executing'"))
+    await until(lambda: lock.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'"))
     (line,) = await every_page(lock, Wanted(state="running"), ANN, 10)
     assert (line["tool"], line["caller"], line["key"]) == ("demo.hold@1.0.0", "user:ann", "k")
     assert await every_page(lock, Wanted(state="running"), BOB, 10) == []
@@ -205,7 +205,7 @@ async def test_the_tools_that_fail_most_lead_and_so_do_those_who_spent_most(tmp_
         assert [(one["tool"], one["calls"]) for one in calls["top"]] == [("li.look", 2), ("li.pay", 2)]
         with pytest.raises(Failure, match="audit:read"):
             await told.top("calls", by=ANN)
-        read = lock.journal.read("SELECT count(*) FROM journal WHERE kind = 'audit.read'")
+        read = lock.journal.reader.all("SELECT count(*) FROM journal WHERE kind = 'audit.read'")
         assert read == [(1,)], "who reads the calls of others is on record"
 
 
@@ -233,7 +233,9 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
 
         gate.close()
         tasks = [asyncio.create_task(lock.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
-        await until(lambda: lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)])
+        await until(
+            lambda: lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)]
+        )
         running = [one["invocation_id"] for one in await every_page(lock, Wanted(state="running"), None, 100)]
 
         async def by_rest(asked: Json) -> Json:

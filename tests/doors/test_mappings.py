@@ -44,7 +44,7 @@ OPENAPI: Json = {
 
 def mapping(lock: Interlock) -> Json:
     """The one mapping in the newest record of a call, which the standard accepts as it is."""
-    rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
     record: Json = orjson.loads(rows[0][0])
     (found,) = record["externalMappings"]
     assert ToolExternalMapping.parse(found).document() == found
@@ -153,7 +153,7 @@ async def test_a_call_that_a_model_made_keeps_the_ids_that_its_provider_gave(loc
     }  # fmt: skip
     result = await lock.call("demo.add", {"a": 1}, native=native)
     await lock.journal.commit(lambda _: None)
-    rows = lock.journal.read("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
     record: Json = orjson.loads(rows[-1][0])
     assert record["native"] == native
     # What telemetry knows the same call by.

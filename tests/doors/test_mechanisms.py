@@ -53,12 +53,14 @@ class World:
 
     async def closed(self) -> Json:
         await self.lock.journal.commit(lambda _: None)
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1", ())
+        rows = self.lock.journal.reader.all(
+            "SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1", ()
+        )
         return orjson.loads(rows[0][0])
 
     def given_up(self, ticket: str) -> Json:
         """The record that closed a call which its ticket ended, before it was sent again."""
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq", ())
+        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq", ())
         return next(one for (body,) in rows if (one := orjson.loads(body)).get("approvalTicketId") == ticket)
 
     def story(self, call: str) -> str:
@@ -139,7 +141,7 @@ async def test_a_call_that_time_decided_on_says_timeout_and_since_when(world: Wo
     assert " before 2027-01-15T08:01:0" in told["rule"]
     await world.check(told, expected, f"It was denied through timeout, by time: {told['rule']} (ticket {ticket}).")
     assert world.given_up(ticket)["approval"] == expected
-    approvals = world.lock.journal.read("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq", ())
+    approvals = world.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq", ())
     last = orjson.loads(approvals[-1][0])
     assert (last["act"], last["mechanism"]) == (state.lower(), "timeout")
 

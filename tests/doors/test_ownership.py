@@ -246,7 +246,7 @@ async def test_a_wish_that_nobody_takes_up_is_taken_back(home: Path, monkeypatch
     async with two(home, housekeeping=False) as (here, there):
         call_id = await begun(here, "demo.increment", "k", name="a")
         assert await there.calls.cancel(call_id, ANN) == "unsupported"
-        assert there.lock.journal.read("SELECT 1 FROM fact WHERE name LIKE 'cancel:%'") == []
+        assert there.lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'cancel:%'") == []
         assert there.calls.status(call_id, ANN)["status"] == "running"
         # It was the other process that did not listen: asked itself, it obeys.
         assert await here.calls.cancel(call_id, ANN) == "canceled"

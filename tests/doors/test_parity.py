@@ -308,14 +308,14 @@ async def through_all(
     counted: list[Counter[str]] = []
     for door in DOORS:
         events: list[Event] = []
-        (before,) = ways.lock.journal.read("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
+        (before,) = ways.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         stop = ways.lock.listen(events.append)
         so_far = counts(ways.lock)
         told[door] = await ways.ways[door](wish(door))
         stop()
         counted.append(counts(ways.lock) - so_far)
         await ways.lock.journal.commit(lambda _: None)
-        rows = ways.lock.journal.read(
+        rows = ways.lock.journal.reader.all(
             "SELECT body FROM journal WHERE seq > ? AND kind IN ('closed', 'pending') ORDER BY seq", (before,)
         )
         records: list[Json] = [orjson.loads(body) for (body,) in rows]

@@ -82,7 +82,7 @@ async def test_a_write_that_a_model_asks_for_without_a_proper_id_gets_no_key_and
     else:
         refused(answer, 400, "E3004")
     assert sample.world.runs == 0
-    assert world.lock.journal.read("SELECT COUNT(*) FROM reservation") == [(0,)]
+    assert world.lock.journal.reader.all("SELECT COUNT(*) FROM reservation") == [(0,)]
 
 
 @EXEC_12

@@ -317,7 +317,7 @@ class Sinks:
             "traces": str(self._spans),
             "metrics": lock.gateway.telemetry.metrics.render().decode(),
             "process": " ".join(sys.orig_argv),
-            **{table: repr(lock.journal.read(f"SELECT * FROM {table}")) for table in tables},
+            **{table: repr(lock.journal.reader.all(f"SELECT * FROM {table}")) for table in tables},
             **{str(path): path.read_bytes().decode("latin-1") for path in files},
         }
 
@@ -364,7 +364,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
     shown = await wires.lock.call("priv.note", {"slot": "a", "note": canaries[0], "how": "well"}, key="shown")
     assert shown.document()["redaction_state"] == {"redacted": True, "paths": ["/note"]}
     # A ticket may be sealed in its row, so it is looked at as reviewers see it.
-    tickets = wires.lock.journal.read("SELECT id FROM ticket")
+    tickets = wires.lock.journal.reader.all("SELECT id FROM ticket")
     assert len(tickets) == len(WIRES)
     for (ticket,) in tickets:
         found.wire.append(str((await wires.lock.approvals.show(ticket)).document()))
@@ -375,7 +375,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
     assert "priv.note" in texts["traces"]
     assert "priv_note" in texts["metrics"] or "priv.note" in texts["metrics"]
     assert "keeping [REDACTED]" in texts["log"]
-    assert wires.lock.journal.read("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
+    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
 
 
 def _redaction_state(door: str, heard: Heard) -> Json:

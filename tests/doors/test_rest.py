@@ -126,7 +126,7 @@ class World:
         return await self.post("/v1/tools/invoke", {"tool_id": tool_id, "parameters": parameters, **more}, by)
 
     def records(self, kind: str) -> list[Json]:
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
         return [orjson.loads(body) for (body,) in rows]
 
 
@@ -844,7 +844,7 @@ async def test_readiness_finds_a_full_disk_with_a_write_that_leaves_nothing_and_
         answer = await world.get("/ready", None)
         return answer.status_code, answer.json()["dependencies"]["store"]
 
-    read = world.lock.journal.read
+    read = world.lock.journal.reader.all
     before = read("SELECT count(*) FROM journal")
     written: set[str] = set()
     for _ in range(10):

@@ -309,7 +309,7 @@ async def test_a_client_that_goes_takes_nothing_with_it(here: Place, prepared: P
     asked = await known(here, prepared)
 
     def closed() -> int:
-        return len(here.lock.journal.read("SELECT 1 FROM journal WHERE kind = 'closed'"))
+        return len(here.lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'closed'"))
 
     before = closed()
     for request, peer in asked:

@@ -244,8 +244,8 @@ async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path:
         await asyncio.gather(*clients)
     assert await process.wait() == 0
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        rows = lock.journal.read("SELECT call, body FROM journal WHERE kind = 'closed'")
+        rows = lock.journal.reader.all("SELECT call, body FROM journal WHERE kind = 'closed'")
         closed = {call: orjson.loads(body) for call, body in rows}
         assert set(done) <= {call for call, body in closed.items() if body["status"] == "SUCCESS"}
-        intents = lock.journal.read("SELECT call FROM journal WHERE kind = 'intent'")
+        intents = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
         assert {call for (call,) in intents} <= closed.keys(), "nothing is left hanging"

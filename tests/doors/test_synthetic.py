@@ -61,7 +61,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
 
 async def closed(lock: Interlock, call: str) -> Json:
     await lock.journal.commit(lambda _: None)
-    ((body,),) = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call,))
+    ((body,),) = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call,))
     return orjson.loads(body)
 
 
@@ -78,7 +78,9 @@ async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires:
     else:
         envelope = (await wires.call(door, "short.dawdles", {"text": "x"})).failure
     assert (envelope["error_code"], envelope["details"]["synthetic_cause"]) == ("E3402", "timeout")
-    ((body,),) = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    ((body,),) = wires.lock.journal.reader.all(
+        "SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
+    )
     record = orjson.loads(body)
     assert (record["source"], record["syntheticCause"]) == ("synthetic", "timeout")
 
@@ -133,14 +135,16 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
         assert document["error"]["error_code"] == CODES[reason]
         record = await closed(wires.lock, call)
         assert (record["source"], record["syntheticCause"]) == ("synthetic", cause)
-        ((noted,),) = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'cancel' AND call = ?", (call,))
+        ((noted,),) = wires.lock.journal.reader.all(
+            "SELECT body FROM journal WHERE kind = 'cancel' AND call = ?", (call,)
+        )
         assert orjson.loads(noted)["reason"] == reason
 
 
 async def _noted(lock: Interlock, call: str) -> None:
     """Wait until a read is on record as begun, so that other processes know of it."""
     async with asyncio.timeout(30):
-        while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started' AND call = ?", (call,)):
+        while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started' AND call = ?", (call,)):
             await lock.journal.commit(lambda _: None)
 
 

@@ -164,7 +164,7 @@ async def test_through_every_door_callers_read_their_own_traces_and_auditors_tho
             assert await place.read(door, call, OF_OTHERS) == "E3702", door
         # Looking at the calls of others is on record.
         await place.lock.journal.commit(lambda _: None)
-        read = place.lock.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
+        read = place.lock.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
         assert read[0][0] == len(DOORS)
 
 

@@ -225,7 +225,7 @@ async def agreeing(lock: Interlock, name: str) -> None:
     waiting = await lock.call("fault.send", to=name, key=name)
     if waiting.pending:
         ticket = waiting.metadata["pending"]["ticketId"]
-        if lock.journal.read("SELECT state FROM ticket WHERE id = ?", (ticket,)) == [("PENDING",)]:
+        if lock.journal.reader.all("SELECT state FROM ticket WHERE id = ?", (ticket,)) == [("PENDING",)]:
             await lock.approvals.approve(ticket, by=REVIEWER)
     await _ok(lock.call("fault.send", to=name, key=name))
     assert (await _ok(lock.call("fault.send", to=name, key=name))).replayed
@@ -390,7 +390,7 @@ async def test_an_outcome_that_cannot_be_sealed_is_owed_and_written_once_it_can(
         assert unsealed.error is not None
         assert unsealed.error.details is not None
         assert unsealed.error.details["executed"]
-        assert lock.journal.read("SELECT state FROM reservation WHERE key = 'a'") == [("executing",)]
+        assert lock.journal.reader.all("SELECT state FROM reservation WHERE key = 'a'") == [("executing",)]
         assert verify(Home(home)).intact
         key_file.chmod(0o600)
         assert (await lock.call("fault.work", name="b", key="b", session="s")).ok

@@ -278,7 +278,7 @@ async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain
     verdict = verify(Home(shared_home))
     assert verdict.intact, verdict.faults
     async with Interlock.open(shared_home) as after:
-        closed = after.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'closed'")
+        closed = after.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'closed'")
     assert closed[0][0] == 400
 
 

@@ -66,7 +66,7 @@ class World:
         return asked.id or "", asyncio.create_task(self.lock.gateway.invoke(asked))
 
     async def ticket(self, call: str) -> str:
-        ((ticket,),) = self.lock.journal.read("SELECT id FROM ticket WHERE call = ?", (call,))
+        ((ticket,),) = self.lock.journal.reader.all("SELECT id FROM ticket WHERE call = ?", (call,))
         return ticket
 
 
@@ -106,7 +106,9 @@ async def _late(world: World) -> str:
     world.clock.advance(6)
     await task
     sample.world.release.set()
-    await until(lambda: world.lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind = 'late'", (call,)))
+    await until(
+        lambda: world.lock.journal.reader.all("SELECT 1 FROM journal WHERE call = ? AND kind = 'late'", (call,))
+    )
     return call
 
 
@@ -157,7 +159,7 @@ async def test_each_record_of_a_call_names_the_verified_agent(home: Path, what: 
         token = await lock.tokens.issue(subject=AGENT, user=USER, by=lock.caller)
         call = await make(World(lock, clock, token))
         await lock.journal.drain()
-        rows = lock.journal.read("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call,))
+        rows = lock.journal.reader.all("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call,))
         assert {kind for kind, _ in rows} >= kinds
         for kind, body in rows:
             record = orjson.loads(body)

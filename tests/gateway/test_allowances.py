@@ -218,7 +218,9 @@ def _keyed(name: str, number: int) -> Options:
 
 
 def held(lock: Interlock) -> int:
-    return lock.journal.read("SELECT (SELECT count(*) FROM hold) + (SELECT coalesce(sum(held), 0) FROM spend)")[0][0]
+    return lock.journal.reader.all("SELECT (SELECT count(*) FROM hold) + (SELECT coalesce(sum(held), 0) FROM spend)")[
+        0
+    ][0]
 
 
 # Budgets
@@ -278,11 +280,11 @@ async def test_an_estimate_above_the_budget_of_a_call_is_refused_unrun(home: Pat
         assert refused.error is not None
         assert "0.5 per call for pay.buy" in refused.error.message
         assert (await lock.call("pay.look")).ok
-        (row,) = lock.journal.read(
+        (row,) = lock.journal.reader.all(
             "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (refused.invocation_id,)
         )
         assert b'"error_class":"policy_blocked"' in row[0]
-        assert lock.journal.read("SELECT count(*) FROM reservation") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM reservation") == [(0,)]
 
 
 @BUDGETS
@@ -417,7 +419,9 @@ async def test_the_cost_of_a_task_is_the_sum_over_its_calls_each_counted_once(pl
     ]
     assert calls[-1].replayed
     assert plenty.cost_of(task).parts.get("network", 0) == plenty.cost_of(task).total == total(tree) * 1_000_000
-    spent = plenty.journal.read("SELECT total(spent), total(held) FROM spend WHERE instr(budget, ?)", (f'"{task}"',))
+    spent = plenty.journal.reader.all(
+        "SELECT total(spent), total(held) FROM spend WHERE instr(budget, ?)", (f'"{task}"',)
+    )
     assert spent == [(total(tree) * 1_000_000, 0)]
 
 
@@ -656,7 +660,7 @@ async def test_a_refused_call_uses_nothing_up(home: Path, why: str, setting: Opt
         assert code(refused) in {"budget": ["E3210"], "rate": ["E3003"], "uses": ["E3206"]}[why]
         assert _used(lock) == before
         assert (await lock.approvals.show(ticket)).state == "APPROVED"
-        assert lock.journal.read("SELECT count(*) FROM reservation") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM reservation") == [(0,)]
     world.runs = 0
     async with opened(home, rate_limits=[], budgets=[]) as lock:
         done = await lock.call("pay.sign", key="k", token=token)
@@ -665,7 +669,8 @@ async def test_a_refused_call_uses_nothing_up(home: Path, why: str, setting: Opt
 
 def _used(lock: Interlock) -> list[Any]:
     return [
-        lock.journal.read(f"SELECT * FROM {table} ORDER BY 1, 2") for table in ("spend", "hold", "rate", "grant_use")
+        lock.journal.reader.all(f"SELECT * FROM {table} ORDER BY 1, 2")
+        for table in ("spend", "hold", "rate", "grant_use")
     ]
 
 

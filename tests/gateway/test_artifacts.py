@@ -55,7 +55,7 @@ def in_base64(contents: dict[str, bytes]) -> dict[str, str]:
 
 def kept(lock: Interlock, result: Result) -> int:
     """How many files of a call are in the store."""
-    return lock.journal.read(
+    return lock.journal.reader.all(
         "SELECT count(*) FROM payload WHERE ref LIKE 'payload:' || ? || '.%'", (result.invocation_id,)
     )[0][0]
 

@@ -109,7 +109,9 @@ async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_te
         again = await lock.call("rest.note", {"text": PLANTED}, key="1")
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
         assert_nowhere(home, PLANTED)
-        rows = lock.journal.read("SELECT size, length(body) FROM payload WHERE ref LIKE 'payload:%' ORDER BY size", ())
+        rows = lock.journal.reader.all(
+            "SELECT size, length(body) FROM payload WHERE ref LIKE 'payload:%' ORDER BY size", ()
+        )
         assert [size for size, _ in rows] == [len(PLANTED) * times + 2 for times in (20, 20_000)]
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, essay, note)
@@ -137,8 +139,8 @@ async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Pa
         large = await lock.call("rest.essay", {"times": 20})
         assert large.error is not None
         assert large.error.code == "E3804"
-        assert lock.journal.read("SELECT key, state FROM reservation", ()) == [("1", "done")]
-        assert lock.journal.read("SELECT count(*) FROM payload WHERE ref LIKE 'payload:%'", ()) == [(0,)]
+        assert lock.journal.reader.all("SELECT key, state FROM reservation", ()) == [("1", "done")]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload WHERE ref LIKE 'payload:%'", ()) == [(0,)]
         ring.chmod(0o600)
         assert (await lock.call("rest.note", {"text": "now"}, key="2")).unwrap() == "now"
         assert ran == ["before", "now"]
@@ -165,7 +167,7 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
             await admit(lock, post)
             pending = await lock.call("rest.post", {"text": PLANTED}, key="1")
             ticket = pending.metadata["pending"]["ticketId"]
-            assert lock.journal.read("SELECT count(*) FROM notification", ()) == [(1,)]
+            assert lock.journal.reader.all("SELECT count(*) FROM notification", ()) == [(1,)]
             assert_nowhere(home, PLANTED)
             await lock.courier.deliver_due()
             assert [orjson.loads(one.body)["data"]["params"] for one in receiver.got] == [{"text": PLANTED}]
@@ -222,7 +224,7 @@ async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Pa
         assert (await lock.call("rest.note", {"text": "new"}, key="1")).unwrap() == "old"
         assert (await lock.call("rest.remember", {"text": "new"}, session="s", key="2")).value == ["old"]
         assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == ["new", "old"]
-        (state,) = lock.journal.read("SELECT state FROM session WHERE id = ?", (session,))[0]
+        (state,) = lock.journal.reader.all("SELECT state FROM session WHERE id = ?", (session,))[0]
         assert isinstance(state, bytes)
         assert b"old" not in state
     with copied(Home(home), home.parent / "copy"):

@@ -180,7 +180,7 @@ async def test_at_rest_a_state_is_packed_and_encrypted(lock: Interlock, state: d
     assert zlib.decompress(_packed(text), 31) == text
     _, (saved,) = await follow(lock, "check.awaits", ["insist", label, orjson.loads(text)])
     query = "SELECT size, length(body) FROM checkpoint WHERE call = ?"
-    ((size, stored),) = lock.journal.read(query, (saved.invocation_id,))
+    ((size, stored),) = lock.journal.reader.all(query, (saved.invocation_id,))
     assert size == len(text) == saved.size
     assert stored < size * 0.4, "less than 60 % were saved"
     assert b"a-plain-canary" not in home_files(lock)
@@ -306,12 +306,12 @@ async def test_what_a_tool_left_running_saves_nothing_after_the_end(lock: Interl
 
 
 def _ends_with_its_closing(lock: Interlock, call: str) -> None:
-    rows = lock.journal.read("SELECT kind FROM journal WHERE call = ? ORDER BY seq", (call,))
+    rows = lock.journal.reader.all("SELECT kind FROM journal WHERE call = ? ORDER BY seq", (call,))
     kinds = [kind for (kind,) in rows if kind != "cancel"]
     assert kinds[0] == "started", "a call that saves something is on record as begun"
     assert kinds[-1] == "closed"
     assert kinds.count("closed") == 1
-    assert lock.journal.read("SELECT 1 FROM fact WHERE name = ?", (f"begun:{call}",)) == []
+    assert lock.journal.reader.all("SELECT 1 FROM fact WHERE name = ?", (f"begun:{call}",)) == []
 
 
 @ARCHIVE
@@ -328,11 +328,11 @@ async def test_housekeeping_lets_go_of_no_checkpoint(tmp_path: Path) -> None:
 
 
 async def test_who_only_looks_saves_nothing(lock: Interlock) -> None:
-    before = lock.journal.read("SELECT COUNT(*) FROM checkpoint")
+    before = lock.journal.reader.all("SELECT COUNT(*) FROM checkpoint")
     result = await lock.call("check.keeps", api_key="a", password="b", dry_run=True)
     assert result.unwrap()["impact"] == "looked"
     assert lock.checkpoints(result.invocation_id) == []
-    assert lock.journal.read("SELECT COUNT(*) FROM checkpoint") == before
+    assert lock.journal.reader.all("SELECT COUNT(*) FROM checkpoint") == before
 
 
 # Reading

@@ -456,7 +456,9 @@ async def test_what_undoes_a_call_is_stored_before_anybody_hears_that_it_succeed
 
         def hear(event: Event) -> None:
             if event.type == "tool.invocation.succeeded":
-                rows = lock.journal.read("SELECT size FROM payload WHERE ref = ?", (f"undo:{event.invocation_id}",))
+                rows = lock.journal.reader.all(
+                    "SELECT size FROM payload WHERE ref = ?", (f"undo:{event.invocation_id}",)
+                )
                 stored.extend(size for (size,) in rows)
 
         lock.listen(hear)

@@ -121,19 +121,23 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     assert result.state in ("succeeded", "failed")
     assert again.ok == result.ok
     # The key is not held any more, and the call has one intent and one end.
-    assert lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
-    kinds = [kind for (kind,) in lock.journal.read("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))]
-    assert kinds.count("intent") == kinds.count("closed") == 1
-    (body,) = lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,))[
-        0
+    assert lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+    kinds = [
+        kind for (kind,) in lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
     ]
+    assert kinds.count("intent") == kinds.count("closed") == 1
+    (body,) = lock.journal.reader.all(
+        "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
+    )[0]
     closed = orjson.loads(body)
     assert closed.keys() >= FIELDS
     said = (closed["operation"], closed["toolId"], closed["version"], closed["mutationClass"], closed["authDecision"])
     assert said == ("invoke", name, "1.0.0", "write_reversible", "ALLOW")
     # By which rule of which policy it was judged is on record however it ends.
     intent = orjson.loads(
-        lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (result.invocation_id,))[0][0]
+        lock.journal.reader.all("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (result.invocation_id,))[
+            0
+        ][0]
     )
     assert closed["policy"] == intent["policy"]
     assert closed["policy"]
@@ -145,7 +149,7 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     assert (closed["traceId"], closed["callerId"]) == (result.trace_id, lock.caller.id)
     assert closed["inputHash"] == digest(arguments)
     assert closed["latencyMs"] >= 0
-    assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
+    assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
     # The service goes on.
     assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
     return result.invocation_id
@@ -209,9 +213,9 @@ async def test_a_forged_frame_ends_its_call_and_changes_no_budget(home: Path) ->
             assert not (await lock.call("cell.forge", frame=frame, key=f"key-{number}")).ok, name
             assert not {"\x1b", "\u202e"} & set(str(result.document())), name
             assert "77" not in str(result.error)
-            assert lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
-            assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
-            ((spent, held),) = lock.journal.read("SELECT spent, held FROM spend", ())
+            assert lock.journal.reader.all("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+            assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
+            ((spent, held),) = lock.journal.reader.all("SELECT spent, held FROM spend", ())
             assert 0 <= spent <= 10_000_000, name
             assert held == 0
         assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"

@@ -96,22 +96,22 @@ async def _heard(lock: Interlock, turns: Turns, stream: bytes, key: str) -> None
     again = await lock.call("cell.utter", stream=said, key=key)
     _check_key(lock, result, again)
     assert not {"\x1b", "\u202e", "\0"} & set(str(result.error)), stream
-    assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
-    ((spent, held),) = lock.journal.read("SELECT spent, held FROM spend", ())
+    assert lock.journal.reader.all("SELECT count(*) FROM hold", ())[0][0] == 0
+    ((spent, held),) = lock.journal.reader.all("SELECT spent, held FROM spend", ())
     assert held == 0
     assert earlier <= spent <= LIMIT * 10**6 + 10**15, stream
 
 
 def _spent(lock: Interlock) -> int:
-    return sum(spent for (spent,) in lock.journal.read("SELECT spent FROM spend", ()))
+    return sum(spent for (spent,) in lock.journal.reader.all("SELECT spent FROM spend", ()))
 
 
 def _check_key(lock: Interlock, result: Result, again: Result) -> None:
     """The call has one intent and one end, its key is not held, and the key gives the same answer or blocks."""
-    records = lock.journal.read("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
+    records = lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))
     kinds = [kind for (kind,) in records]
     assert kinds.count("intent") == kinds.count("closed") == 1
-    states = lock.journal.read("SELECT state FROM reservation WHERE call = ?", (result.invocation_id,))
+    states = lock.journal.reader.all("SELECT state FROM reservation WHERE call = ?", (result.invocation_id,))
     if result.ok:
         assert states == [("done",)]
         assert again.replayed

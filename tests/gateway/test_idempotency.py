@@ -287,7 +287,7 @@ async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(home: Path)
         assert await lock.journal.commit(idempotency.evict) == 0
         clock.advance(1)
         assert await lock.journal.commit(idempotency.evict) == 1
-        assert lock.journal.read("SELECT key FROM reservation") == [("u",)]
+        assert lock.journal.reader.all("SELECT key FROM reservation") == [("u",)]
         clock.advance(400 * 86_400)
         assert await lock.journal.commit(idempotency.evict) == 0
         assert code(await lock.call("demo.increment", name="b", key="u")) == "E3409"

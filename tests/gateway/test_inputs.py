@@ -94,7 +94,7 @@ def _contents(home: Path) -> bytes:
 
 
 def stored(lock: Interlock) -> int:
-    return lock.journal.read("SELECT count(*) FROM payload WHERE ref LIKE 'inputs:%'")[0][0]
+    return lock.journal.reader.all("SELECT count(*) FROM payload WHERE ref LIKE 'inputs:%'")[0][0]
 
 
 number = st.integers(-99, 99) | st.integers(-99, 99).map(str)
@@ -406,7 +406,7 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
         with pytest.raises(Failure):
             await lock.read_payload(f"inputs:{call}")
         await lock.journal.commit(lambda _: None)
-        looks = lock.journal.read("SELECT body FROM journal WHERE kind = 'audit.read'")
+        looks = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'audit.read'")
         assert orjson.loads(looks[-1][0])["by"] == "local:auditor"
         await calls.close()
     assert CANARY.encode() not in _contents(home)
@@ -563,7 +563,7 @@ async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: 
     )  # fmt: skip
     assert await died.wait() == -9
     async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
-        ((call, state),) = lock.journal.read("SELECT call, state FROM reservation")
+        ((call, state),) = lock.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"
         _has_the_hash_alone(lock, call, {"name": "a"})
 

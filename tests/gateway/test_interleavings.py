@@ -326,7 +326,7 @@ async def test_closings_that_are_owed_are_written_in_time_though_nobody_calls(
     async with Interlock.open(home) as lock:
         lock.catalog.attach(sample.increment)
         await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)
-        await until(lambda: lock.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'closed'") == [(3,)])
+        await until(lambda: lock.journal.reader.all("SELECT COUNT(*) FROM journal WHERE kind = 'closed'") == [(3,)])
 
 
 async def test_closings_that_are_owed_are_written_when_the_gateway_closes(

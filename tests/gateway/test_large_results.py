@@ -105,9 +105,9 @@ async def test_a_write_whose_result_is_too_large_has_taken_effect_on_record_and_
             assert result.error.details["executed"] is True
             assert "was carried out" in result.error.message
         assert again.replayed
-        mutations = lock.journal.read("SELECT call FROM journal WHERE kind = 'mutation'")
+        mutations = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'mutation'")
         assert mutations == [(first.invocation_id,)], "it ran once, and what it changed is on record"
-        assert lock.journal.read("SELECT state FROM reservation") == [("done",)]
+        assert lock.journal.reader.all("SELECT state FROM reservation") == [("done",)]
         undone.clear()
         assert (await lock.undo(first.invocation_id, key="undo")).ok
         assert undone == [500]

@@ -152,7 +152,9 @@ async def test_a_thousand_changes_of_an_input_are_recorded_one_by_one_and_the_ot
     together = ["/numbers"] if sent > listed else []
     assert len(result.metadata["input_mutations"]) == listed + len(together)
     assert result.metadata.get("warnings") == warnings
-    (body,) = lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,))
+    (body,) = lock.journal.reader.all(
+        "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
+    )
     record = orjson.loads(body[0])
     places = [f"/numbers/{place}" for place in range(listed)] + together
     assert [one["pointer"] for one in record["inputMutations"]] == places
@@ -175,7 +177,7 @@ async def test_a_long_name_is_refused_and_not_recorded(lock: Interlock, name: st
     assert result.error is not None
     assert result.error.code == "E3004"
     assert str(LONGEST_NAME) in result.error.message
-    records = lock.journal.read("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
+    records = lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
     assert records
     assert not any(long.encode() in body for (body,) in records)
 

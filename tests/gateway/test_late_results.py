@@ -83,12 +83,12 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
 
 def pieces(lock: Interlock) -> list[int]:
-    return [count for (count,) in lock.journal.read("SELECT pieces FROM payload WHERE ref LIKE 'payload:%'")]
+    return [count for (count,) in lock.journal.reader.all("SELECT pieces FROM payload WHERE ref LIKE 'payload:%'")]
 
 
 def largest_row(lock: Interlock) -> int:
     """The size of the largest outcome that stands in the row of a key."""
-    return lock.journal.read("SELECT max(length(result)) FROM reservation")[0][0]
+    return lock.journal.reader.all("SELECT max(length(result)) FROM reservation")[0][0]
 
 
 @pytest.mark.parametrize("told", ["by reference", "inline"])
@@ -107,7 +107,7 @@ async def test_a_late_result_is_walked_over_beside_the_loop_and_written_in_piece
         assert set().union(*walked.values()) == {not large}
         assert [count > 1 for count in pieces(lock)] == ([True] if large else [])
         assert largest_row(lock) < 1000
-        assert lock.journal.read("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
+        assert lock.journal.reader.all("SELECT name FROM fact WHERE name LIKE 'pieces%'") == []
         again = await lock.call("demo.pay", {"size": size}, key="k", caller=ANN)
         assert (again.value, again.replayed, late.runs) == (text(size), True, 1)
         by_reference = large and told == "by reference"
@@ -164,12 +164,12 @@ async def test_a_large_result_that_is_told_as_it_is_stands_in_no_row_and_goes_wi
         again = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed) == (text(MUCH), True)
         assert (again.persistence.decision, again.persistence.ref) == ("inline", None)
-        ((until_ms,),) = lock.journal.read("SELECT expires_ms FROM payload WHERE ref LIKE 'payload:%'")
-        assert lock.journal.read("SELECT expires_ms FROM reservation") == [(until_ms,)]
+        ((until_ms,),) = lock.journal.reader.all("SELECT expires_ms FROM payload WHERE ref LIKE 'payload:%'")
+        assert lock.journal.reader.all("SELECT expires_ms FROM reservation") == [(until_ms,)]
         assert verify(Home(tmp_path)).faults == ()
         clock.advance((until_ms - clock.clock.now_ms()) / 1000 + 1)
         assert await expire_payloads(lock.journal) == 1
-        assert lock.journal.read("SELECT count(*) FROM payload_piece") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
         anew = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (anew.value, anew.replayed) == (text(MUCH), False)
 

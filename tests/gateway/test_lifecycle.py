@@ -38,7 +38,7 @@ SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
 def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
-    rows = lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
     found = [orjson.loads(row[0]) for row in rows]
     return [record for record in found if call is None or record["call"] == call]
 
@@ -213,7 +213,7 @@ async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(l
     assert lock.cancel(own.id or "") == "canceled"
     assert (await mine).state == "canceled"
     assert len(records(lock, own.id)) == 1
-    assert lock.journal.read("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
+    assert lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
 
 
 async def _noted(lock: Interlock, count: int) -> None:

@@ -57,12 +57,12 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
 
 
 def pieces(lock: Interlock) -> int:
-    return lock.journal.read("SELECT count(*) FROM payload_piece")[0][0]
+    return lock.journal.reader.all("SELECT count(*) FROM payload_piece")[0][0]
 
 
 def notes(lock: Interlock) -> list[tuple[str, str]]:
     """The notes about pieces that no row names: the payload and the process that writes them."""
-    rows = lock.journal.read("SELECT name, value FROM fact WHERE name LIKE 'pieces%'")
+    rows = lock.journal.reader.all("SELECT name, value FROM fact WHERE name LIKE 'pieces%'")
     return [(name.partition(":")[2], writer) for name, writer in rows]
 
 
@@ -82,17 +82,17 @@ async def test_a_payload_of_any_size_reads_as_it_was_and_only_large_ones_are_in_
     async with opened(tmp_path) as lock:
         ref = await make(lock, name, size)
         assert await lock.read_payload(ref, caller=ANN) == f'"{text(size)}"'.encode()
-        ((told, length, count),) = lock.journal.read(
+        ((told, length, count),) = lock.journal.reader.all(
             "SELECT size, length(body), pieces FROM payload WHERE ref = ?", (ref,)
         )
-        lengths = [one for (one,) in lock.journal.read("SELECT length(body) FROM payload_piece ORDER BY number")]
+        lengths = [one for (one,) in lock.journal.reader.all("SELECT length(body) FROM payload_piece ORDER BY number")]
         assert told == size + 2
         assert length + sum(lengths) == size + 2 + 37
         assert (count, count > 0) == (len(lengths), size > PIECE_BYTES - 39)
         assert all(one <= PIECE_BYTES for one in (length, *lengths))
         assert notes(lock) == []
-        kept_bytes = lock.journal.read("SELECT sum(size) FROM payload")[0][0]
-        used = dict(lock.journal.read("SELECT scope, bytes FROM payload_use"))
+        kept_bytes = lock.journal.reader.all("SELECT sum(size) FROM payload")[0][0]
+        used = dict(lock.journal.reader.all("SELECT scope, bytes FROM payload_use"))
         assert used == dict.fromkeys(("home", "tenant:north", "caller:north/user:ann"), kept_bytes)
         if name == CHANGE:
             again = await lock.call(name, {"size": size}, caller=ANN, key=f"k{size}")
@@ -135,10 +135,10 @@ async def test_pieces_go_with_their_payload_and_its_row_says_why(tmp_path: Path,
             await lock.maintain()
         with pytest.raises(Failure, match=f"is gone: {way}"):
             await lock.read_payload(ref, caller=ANN)
-        assert lock.journal.read("SELECT DISTINCT ref FROM payload_piece") == [(other,)]
+        assert lock.journal.reader.all("SELECT DISTINCT ref FROM payload_piece") == [(other,)]
         assert notes(lock) == []
-        kept_bytes = lock.journal.read("SELECT sum(size) FROM payload WHERE body IS NOT NULL")
-        assert lock.journal.read("SELECT bytes FROM payload_use WHERE scope = 'home'") == kept_bytes
+        kept_bytes = lock.journal.reader.all("SELECT sum(size) FROM payload WHERE body IS NOT NULL")
+        assert lock.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == kept_bytes
         assert await lock.read_payload(other, caller=ANN)
     assert verify(Home(tmp_path)).faults == ()
 
@@ -170,7 +170,7 @@ async def test_a_call_that_is_cancelled_between_two_pieces_leaves_none(tmp_path:
         assert writer == lock.instance.id
         await lock.maintain()
         assert (pieces(lock), notes(lock)) == (0, [])
-        assert lock.journal.read("SELECT count(*) FROM payload") == [(0,)]
+        assert lock.journal.reader.all("SELECT count(*) FROM payload") == [(0,)]
     assert verify(Home(tmp_path)).faults == ()
 
 
@@ -181,7 +181,7 @@ async def test_a_write_that_is_cancelled_between_two_pieces_is_recorded_all_the_
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await calling
-        assert lock.journal.read("SELECT state FROM reservation") == [("done",)]
+        assert lock.journal.reader.all("SELECT state FROM reservation") == [("done",)]
         again = await lock.call(CHANGE, {"size": LARGE}, caller=ANN, key="k")
         assert (again.replayed, again.value) == (True, text(LARGE))
     assert verify(Home(tmp_path)).faults == ()

@@ -54,13 +54,13 @@ async def opened(home: Path, **quotas: Any) -> AsyncGenerator[Interlock]:
 
 
 def used(lock: Interlock) -> dict[str, int]:
-    return dict(lock.journal.read("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
+    return dict(lock.journal.reader.all("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
 
 
 def kept(lock: Interlock) -> list[int]:
     """The sizes of the results that are kept."""
     statement = "SELECT size FROM payload WHERE body IS NOT NULL AND ref LIKE 'payload:%'"
-    return [size for (size,) in lock.journal.read(statement, ())]
+    return [size for (size,) in lock.journal.reader.all(statement, ())]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_write_whose_payload_does_not_fit_is_recorded_and_says_why_the_p
         with pytest.raises(Failure, match="withheld") as gone:
             await lock.read_payload(f"payload:{first.invocation_id}", caller=ANN)
         assert gone.value.code == "E3702"
-        (closed,) = lock.journal.read(
+        (closed,) = lock.journal.reader.all(
             "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (first.invocation_id,)
         )
         assert "payload_bytes_per_caller" in json.loads(closed[0])["withheld"]
@@ -201,7 +201,7 @@ async def test_the_sums_are_those_of_the_payloads(
 
         await lock.journal.commit(forget)
         kept: dict[str, int] = {}
-        for owner, size in lock.journal.read("SELECT owner, size FROM payload WHERE body IS NOT NULL", ()):
+        for owner, size in lock.journal.reader.all("SELECT owner, size FROM payload WHERE body IS NOT NULL", ()):
             for scope in ("home", f"tenant:{owner.partition('/')[0]}", f"caller:{owner}"):
                 kept[scope] = kept.get(scope, 0) + size
         assert used(lock) == kept

@@ -300,13 +300,13 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         assert (on_record["decision"], on_record["ref"], on_record["size"]) == ("preview", ref, size + 2)
         assert document["content"][0]["preview"].startswith("x" * size)
         # A tool that reads payloads has opted out, so that nothing is kept a second time.
-        before = results.journal.read("SELECT count(*) FROM payload")
+        before = results.journal.reader.all("SELECT count(*) FROM payload")
         readers[:] = [results.read_payload]
         again = await results.call("r.read_back", ref=ref)
         assert again.document()["structured_content"] == "x" * size
         assert again.document()["persistence_refs"] == []
         assert again.persistence.decision == "inline"
-        assert results.journal.read("SELECT count(*) FROM payload") == before
+        assert results.journal.reader.all("SELECT count(*) FROM payload") == before
 
 
 def _status(lock: Interlock, result: Result) -> dict[str, Any]:
@@ -663,7 +663,7 @@ async def test_a_value_that_its_schema_declares_sensitive_is_in_no_record(result
     assert result.ok
     (change,) = records(results, result.invocation_id, kind="mutation")
     assert (change["previousValue"], change["newValue"]) == ({"colour": "[REDACTED]"}, "[REDACTED]")
-    written = results.journal.read("SELECT body FROM journal")
+    written = results.journal.reader.all("SELECT body FROM journal")
     assert not any(b"ultramarine" in body for (body,) in written)
 
 

@@ -216,7 +216,7 @@ class Races(RuleBasedStateMachine):
         try:
             results = self._run(end())
             for name, result in zip(self._tasks, results, strict=True):
-                closed = self._lock.journal.read(
+                closed = self._lock.journal.reader.all(
                     "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (self._ids[name],)
                 )
                 assert len(closed) == 1, name
@@ -227,7 +227,7 @@ class Races(RuleBasedStateMachine):
                 else:
                     assert isinstance(result, asyncio.CancelledError)
                     assert record["states"][-1] in ("canceled", "succeeded", "timed_out")
-            assert self._lock.journal.read("SELECT 1 FROM reservation WHERE state = 'executing'") == []
+            assert self._lock.journal.reader.all("SELECT 1 FROM reservation WHERE state = 'executing'") == []
         finally:
             self._run(self._lock.close())
             self._loop.close()
@@ -262,7 +262,7 @@ asyncio.run(main(sys.argv[1]))
 
 def invocations(lock: Interlock) -> dict[str, Json]:
     """Every call on record, by its tool."""
-    rows = lock.journal.read("SELECT call, body FROM journal ORDER BY seq")
+    rows = lock.journal.reader.all("SELECT call, body FROM journal ORDER BY seq")
     told: dict[str, list[Json]] = {}
     for call, body in rows:
         told.setdefault(call, []).append(orjson.loads(body))
@@ -304,7 +304,7 @@ async def test_after_a_crash_each_call_is_in_the_state_that_was_committed_last(h
             assert "failed" in MOVES[committed[one]["status"]]
             ends = [move["state"] for move in after[one]["transitions"] if move["state"] in TERMINAL]
             assert ends == ["failed"]
-        unknown = restarted.journal.read("SELECT tool FROM reservation WHERE state = 'unknown'")
+        unknown = restarted.journal.reader.all("SELECT tool FROM reservation WHERE state = 'unknown'")
         assert unknown == [("race.write",)], "whether it took effect is for a person to say"
     async with Interlock.open(home, housekeeping=False) as again:
         assert invocations(again) == after, "an end never changes"

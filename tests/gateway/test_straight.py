@@ -345,7 +345,7 @@ async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | No
         await lock.journal.drain()
         # What the process takes up differs from run to run.
         metrics = [one for one in lock.gateway.telemetry.metrics.render().splitlines() if b'"memory"' not in one]
-        rows = lock.journal.read("SELECT kind, call, body FROM journal ORDER BY seq", ())
+        rows = lock.journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq", ())
         alerts = sorted(lock.gateway.telemetry.metrics.signals.items())
         assert seen.whole + seen.begun == 0 if aside else seen.left + seen.whole + seen.begun == len(made)
     return told, metrics, rows, alerts

@@ -238,7 +238,7 @@ async def test_a_write_whose_post_hook_is_cut_short_is_known_to_be_done(home: Pa
         assert ((again.error.details or {})["executed"], again.error.retryable) == (True, False)
         assert sample.world.counters == {"a": 1}
         # Its effect can be undone.
-        ((call,),) = lock.journal.read("SELECT call FROM reservation WHERE key = 'k'")
+        ((call,),) = lock.journal.reader.all("SELECT call FROM reservation WHERE key = 'k'")
         assert (await lock.undo(call, key="u")).ok
         assert sample.world.counters == {"a": 0}
 

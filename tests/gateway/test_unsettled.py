@@ -60,7 +60,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
     again = await lock.call("demo.strand", name="sibling", key="sibling")
     assert again.error is not None
     assert again.error.code == "E3409"
-    blocked = {str(row[0]) for row in lock.journal.read("SELECT call FROM reservation WHERE state = 'unknown'")}
+    blocked = {str(row[0]) for row in lock.journal.reader.all("SELECT call FROM reservation WHERE state = 'unknown'")}
     assert len(blocked) == 3
     assert sorted((one.name, one.severity, one.invocation_id) for one in heard) == sorted(
         ("OUTCOME_UNKNOWN", "critical", call) for call in blocked

@@ -142,7 +142,7 @@ class Player:
         Calls take shorter ways where nobody listens to events.
         """
         State.clear()
-        (before,) = self.lock.journal.read("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
+        (before,) = self.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         events: list[Event] = []
         counted = self._metrics()
         stop = self.lock.listen(events.append) if listen else lambda: None
@@ -156,7 +156,7 @@ class Player:
         await self.lock.journal.commit(lambda _: None)
         stop()
         late.cancel()
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE seq > ? ORDER BY seq", (before,))
+        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE seq > ? ORDER BY seq", (before,))
         after = self._metrics()
         played = {
             "answers": answers,
@@ -190,7 +190,7 @@ class Player:
             self._clock.advance(5)
 
     async def _decide(self, step: Decision) -> None:
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = 'pending' ORDER BY seq DESC LIMIT 1")
+        rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'pending' ORDER BY seq DESC LIMIT 1")
         decide = self.lock.approvals.approve if step.approve else self.lock.approvals.deny
         await decide(json.loads(rows[0][0])["approvalTicketId"], by=REVIEWER)
 

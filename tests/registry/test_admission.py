@@ -215,10 +215,16 @@ PART_OF_03 = pytest.mark.part_of("REG-03", rest="on a Postgres store, which does
 async def test_registering_identical_content_again_changes_nothing(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         [first] = await lock.add(made(declared()))
-        before = lock.journal.read("SELECT * FROM tool_version"), lock.journal.read("SELECT seq FROM journal")
+        before = (
+            lock.journal.reader.all("SELECT * FROM tool_version"),
+            lock.journal.reader.all("SELECT seq FROM journal"),
+        )
         [again] = await lock.add(made(declared()))
         assert (first.new, again.new) == (True, False)
-        assert before == (lock.journal.read("SELECT * FROM tool_version"), lock.journal.read("SELECT seq FROM journal"))
+        assert before == (
+            lock.journal.reader.all("SELECT * FROM tool_version"),
+            lock.journal.reader.all("SELECT seq FROM journal"),
+        )
 
 
 @pytest.mark.supports("REG-02")

@@ -96,7 +96,7 @@ async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_des
         rows = {row.address: row for row in lock.catalog.rows()}
         assert {row.origin for row in rows.values()} == {"upstream:desk"}
         assert sorted(rows) == [f"desk.{name}" for name in ("echo", "exit", "grow", "hang", "shuffle", "state")]
-        found = lock.journal.read("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
+        found = lock.journal.reader.all("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
         assert [before_ms <= at_ms <= lock.clock.now_ms() for (at_ms,) in found] == [True]
 
         # It announces that it only reads. Nobody has said that this is to be believed.
@@ -175,8 +175,10 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
 
         def kept() -> list[Any]:
             return [
-                *lock.journal.read("SELECT address, version, digest, state, published_ms FROM tool_version ORDER BY 1"),
-                *lock.journal.read("SELECT name, state, pinned, discovered_ms FROM upstream_tool ORDER BY 1"),
+                *lock.journal.reader.all(
+                    "SELECT address, version, digest, state, published_ms FROM tool_version ORDER BY 1"
+                ),
+                *lock.journal.reader.all("SELECT name, state, pinned, discovered_ms FROM upstream_tool ORDER BY 1"),
             ]
 
         async with at(port, server) as url:

@@ -49,10 +49,10 @@ def which(version: str) -> Tool[..., Any]:
 
 
 async def refused(lock: Interlock, candidate: Tool[..., Any]) -> Failure:
-    before = lock.catalog.rows(), lock.journal.read("SELECT * FROM tool_alias")
+    before = lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias")
     with pytest.raises(Failure) as caught:
         await lock.add(candidate)
-    assert before == (lock.catalog.rows(), lock.journal.read("SELECT * FROM tool_alias"))
+    assert before == (lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias"))
     return caught.value
 
 

@@ -102,7 +102,7 @@ def state(lock: Interlock, version: str = "1.0.0") -> str:
 
 
 def recorded(lock: Interlock, version: str = "1.0.0") -> list[Json]:
-    rows = lock.journal.read(
+    rows = lock.journal.reader.all(
         "SELECT body FROM journal WHERE kind = 'registry' AND call = ? ORDER BY seq", (f"demo.answer@{version}",)
     )
     return [orjson.loads(row[0]) for row in rows]
@@ -261,7 +261,9 @@ async def test_calls_of_a_removed_version_still_find_their_declaration(tmp_path:
         time.pass_days(91)
         assert await events(lock, time) == ["TOOL_VERSION_REMOVED"]
     async with opened(tmp_path, time) as lock:
-        rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call.invocation_id,))
+        rows = lock.journal.reader.all(
+            "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call.invocation_id,)
+        )
         past = orjson.loads(rows[0][0])
         version = lock.catalog.versions(past["toolId"])[past["version"]]
         assert version.row.state == "removed"

@@ -432,7 +432,7 @@ async def test_a_finished_key_is_answered_though_the_code_is_gone(tmp_path: Path
             assert (refused.error and refused.error.code) == "E3108", asked
         undone = await lock.undo(again.metadata["original_invocation_id"], key="undo")
         assert (undone.error and undone.error.code) == "E3108"
-        held = lock.journal.read("SELECT count(*) FROM reservation")[0][0]
+        held = lock.journal.reader.all("SELECT count(*) FROM reservation")[0][0]
         assert held == 1, "a call that cannot run takes no key"
 
 

@@ -96,7 +96,7 @@ async def test_a_read_only_tool_runs_its_examples_and_no_other_input_reaches_it(
         assert len(answer.trial.outcomes) > 10
         assert seen == [("cash", 250), ("bank", 250)]
         # Nothing of the trial is in the home's own journal.
-        assert [row[0] for row in lock.journal.read("SELECT kind FROM journal")] == ["registry"]
+        assert [row[0] for row in lock.journal.reader.all("SELECT kind FROM journal")] == ["registry"]
 
 
 async def test_a_write_tool_with_a_preview_is_only_previewed(tmp_path: Path) -> None:

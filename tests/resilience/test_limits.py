@@ -133,7 +133,7 @@ async def test_a_call_under_several_limits_is_counted_by_all_or_by_none(journal:
     both = covering(RateLimit(per="caller", limit=1, window_s=60), RateLimit(per="tenant", limit=3, window_s=60))
     assert await refused(journal, both) is None
     assert await refused(journal, both) is not None
-    assert journal.read("SELECT COUNT(*) FROM rate WHERE bucket = ?", (wide[0].key,)) == [(1,)]
+    assert journal.reader.all("SELECT COUNT(*) FROM rate WHERE bucket = ?", (wide[0].key,)) == [(1,)]
     assert await refused(journal, wide) is None
     assert await refused(journal, wide) is None
     time.advance(30)
@@ -170,10 +170,10 @@ async def test_logs_do_not_grow_beyond_what_a_window_needs(journal: Journal, tim
     for _ in range(100):
         time.advance(0.5)
         assert await refused(journal, among) is None
-    assert journal.read("SELECT COUNT(*) FROM rate")[0][0] <= len(among) * (limits.PRUNE_EVERY + 5)
+    assert journal.reader.all("SELECT COUNT(*) FROM rate")[0][0] <= len(among) * (limits.PRUNE_EVERY + 5)
     time.advance(86_400)
     await journal.commit(limits.evict)
-    assert journal.read("SELECT COUNT(*) FROM rate") == [(0,)]
+    assert journal.reader.all("SELECT COUNT(*) FROM rate") == [(0,)]
 
 
 NODE = """
@@ -245,7 +245,7 @@ async def test_a_service_that_asks_to_be_left_alone_is_until_it_is_ready(journal
     time.advance(0.001)
     assert await failure("bank") is None
     await journal.commit(limits.evict)
-    assert journal.read("SELECT COUNT(*) FROM suspension") == [(0,)]
+    assert journal.reader.all("SELECT COUNT(*) FROM suspension") == [(0,)]
 
 
 async def test_no_service_can_ask_to_be_left_alone_for_ever(journal: Journal, time: FakeClock) -> None:

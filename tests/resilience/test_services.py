@@ -79,7 +79,7 @@ def listener() -> tuple[list[tuple[str, str, str]], Callable[[str, str, str], No
 
 
 def recorded(journal: Journal) -> list[tuple[str, str]]:
-    rows = journal.read("SELECT body FROM journal WHERE kind = 'registry' AND call = 'bank' ORDER BY seq")
+    rows = journal.reader.all("SELECT body FROM journal WHERE kind = 'registry' AND call = 'bank' ORDER BY seq")
     bodies = [orjson.loads(body) for (body,) in rows]
     return [(body["from"], body["to"]) for body in bodies if body["event"] == "service.breaker"]
 
@@ -115,7 +115,7 @@ async def test_every_change_is_told_and_on_record(journal: Journal, time: FakeCl
     told, listen = listener()
     services = Services(journal, time.clock, listen=listen)
     await trip(services)
-    row = journal.read("SELECT service, state, until_ms - since_ms, reason FROM breaker")
+    row = journal.reader.all("SELECT service, state, until_ms - since_ms, reason FROM breaker")
     assert row == [("bank", "open", 60_000, "E3502 upstream unavailable")]
     time.advance(60)
     assert call(services, DOWN) is None
@@ -128,7 +128,7 @@ async def test_every_change_is_told_and_on_record(journal: Journal, time: FakeCl
     changes.append(("half_open", "closed"))
     assert told == [("bank", *change) for change in changes]
     assert recorded(journal) == changes
-    assert journal.read("SELECT * FROM breaker") == []
+    assert journal.reader.all("SELECT * FROM breaker") == []
 
 
 @SHARED
@@ -233,7 +233,7 @@ async def test_a_look_while_a_change_is_being_written_takes_it_for_nobody_elses(
         assert services.snapshot()[0].state == "half_open"
         await asyncio.sleep(0)
     await services.settle()
-    assert journal.read("SELECT state FROM breaker") == [("half_open",)]
+    assert journal.reader.all("SELECT state FROM breaker") == [("half_open",)]
     entry.abandoned()
 
 

@@ -36,7 +36,7 @@ async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_p
         lock.gateway.telemetry.alerts.listeners.append(heard.append)
         await lock.add(sample.increment)
         assert (await lock.call("demo.increment", name="a", key="k")).pending
-        (chain,) = lock.journal.read("SELECT chain FROM ticket")[0]
+        (chain,) = lock.journal.reader.all("SELECT chain FROM ticket")[0]
         edit(home, "UPDATE ticket SET chain = ?", "not JSON")
 
         await until(lambda: bool(heard))
@@ -51,8 +51,8 @@ async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_p
 
         # The other jobs go on: what is written now is signed though nothing more is written.
         await lock.journal.append("read", "c", b'{"kind":"read","call":"c"}')
-        head = lock.journal.read("SELECT MAX(seq) FROM journal")[0][0]
-        await until(lambda: lock.journal.read("SELECT MAX(seq) FROM anchor")[0][0] >= head)
+        head = lock.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
+        await until(lambda: lock.journal.reader.all("SELECT MAX(seq) FROM anchor")[0][0] >= head)
 
         edit(home, "UPDATE ticket SET chain = ?", chain)
         await until(lambda: not lock.supervisor.failing)

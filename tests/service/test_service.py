@@ -89,21 +89,21 @@ def acts(service: Service) -> list[tuple[str, Callable[[Caller], Any]]]:
 
 
 async def test_every_act_needs_its_own_scope_and_no_other_will_do(place: Place) -> None:
-    head = place.lock.journal.read("SELECT MAX(seq) FROM journal")
+    head = place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")
     for scope, act in acts(place.service):
         also = {"policy:admin"} if scope == "policy:read" else set[str]()
         lacking = Caller(id="local:bob", scopes=ALL - {scope} - also)
         failure = await refusal(functools.partial(act, lacking))
         assert failure.code == "E3206", (scope, failure)
     # What was refused has changed and shown nothing.
-    assert place.lock.journal.read("SELECT MAX(seq) FROM journal") == head
+    assert place.lock.journal.reader.all("SELECT MAX(seq) FROM journal") == head
 
 
 # Tenants
 
 
 async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_whole_place(place: Place) -> None:
-    before = place.lock.home.policy.read_text(), place.lock.journal.read("SELECT MAX(seq) FROM journal")
+    before = place.lock.home.policy.read_text(), place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")
     for scope, act in acts(place.service):
         if scope.partition(":")[0] in ("tools", "policy"):
             failure = await refusal(functools.partial(act, ELSEWHERE))
@@ -113,7 +113,7 @@ async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_w
     assert (await refusal(lambda: place.lock.upstreams.remove("bank", by=person))).code == "E3206"
     settle = functools.partial(reconcile, place.lock.journal, seal=place.lock.gateway.kept.sealed_outcome)
     assert (await refusal(lambda: settle(person, "x", happened=True))).code == "E3206"
-    assert before == (place.lock.home.policy.read_text(), place.lock.journal.read("SELECT MAX(seq) FROM journal"))
+    assert before == (place.lock.home.policy.read_text(), place.lock.journal.reader.all("SELECT MAX(seq) FROM journal"))
 
 
 async def test_an_auditor_sees_the_traces_of_their_own_tenant(home: Path) -> None:
@@ -197,7 +197,7 @@ async def test_records_are_found_by_tool_caller_time_and_kind(place: Place) -> N
 async def test_pages_together_are_the_whole_whatever_was_asked_for(
     place: Place, kinds: list[Any], limit: int, data: st.DataObject
 ) -> None:
-    start = place.lock.journal.read("SELECT MAX(seq) FROM journal")[0][0]
+    start = place.lock.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
 
     def unit(transaction: Any) -> None:
         for kind in kinds:
@@ -272,7 +272,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, telemetry = place.service, place.lock.gateway.telemetry
-    before = place.lock.journal.read("SELECT count(*) FROM journal")
+    before = place.lock.journal.reader.all("SELECT count(*) FROM journal")
     told = asyncio.Queue[str]()
     telemetry.alerts.listeners.append(lambda alert: told.put_nowait(alert.facts["reason"]))
     service.authentication.refusals = Refusals(telemetry, tell_every_s=0.5)
@@ -289,7 +289,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     await service.close()
     assert [told.get_nowait(), told.get_nowait()] == ["1 × E3203", "2 × E3203"]
     assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in telemetry.metrics.render()
-    assert place.lock.journal.read("SELECT count(*) FROM journal") == before
+    assert place.lock.journal.reader.all("SELECT count(*) FROM journal") == before
 
 
 async def test_an_outage_of_ours_is_nobodys_attempt(place: Place) -> None:

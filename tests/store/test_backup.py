@@ -29,7 +29,7 @@ async def test_what_is_written_while_a_database_is_copied_is_not_in_the_copy(
     home, target, steps = Home(tmp_path / "home"), tmp_path / "copy", list[int]()
     async with Interlock.open(home.path, housekeeping=False) as lock:
         await lock.add(sample.add)
-        before = lock.journal.read("SELECT MAX(seq) FROM journal")[0][0]
+        before = lock.journal.reader.all("SELECT MAX(seq) FROM journal")[0][0]
 
         def write(done: int, total: int) -> None:
             steps.append(done)
@@ -134,7 +134,7 @@ async def test_a_home_that_is_being_copied_to_is_not_opened_meanwhile(tmp_path: 
     with copied(home, target), pytest.raises(Failure, match="was not finished"):
         await Interlock.open(target, housekeeping=False)
     async with Interlock.open(target, housekeeping=False) as lock:
-        assert lock.journal.read("SELECT COUNT(*) FROM tool_version") == [(1,)]
+        assert lock.journal.reader.all("SELECT COUNT(*) FROM tool_version") == [(1,)]
 
 
 async def test_what_came_to_its_target_meanwhile_is_not_written_over(tmp_path: Path) -> None:

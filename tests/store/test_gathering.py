@@ -114,7 +114,7 @@ async def test_whoever_is_alone_is_on_disk_before_the_loop_turns(
     second, third = journal.append("k", "two", b"{}"), journal.append("k", "three", b"{}")
     assert not second.done(), "one turn's next may have company, and has"
     await asyncio.gather(second, third)
-    assert [call for (call,) in journal.read("SELECT call FROM journal ORDER BY seq")] == ["one", "two", "three"]
+    assert [call for (call,) in journal.reader.all("SELECT call FROM journal ORDER BY seq")] == ["one", "two", "three"]
 
 
 async def test_those_who_call_one_after_the_other_let_others_run(
@@ -185,7 +185,7 @@ async def test_whoever_writes_much_applies_the_log_before_a_commit_of_somebody_e
         assert (tmp_path / "interlock.db").stat().st_size == before
         await journal.commit_large(piece(number))
     assert (tmp_path / "interlock.db").stat().st_size > before + (journals.APPLY_EVERY - 1) * len(body)
-    assert journal.read("SELECT count(*) FROM payload_piece") == [(journals.APPLY_EVERY,)]
+    assert journal.reader.all("SELECT count(*) FROM payload_piece") == [(journals.APPLY_EVERY,)]
 
 
 async def test_a_log_that_cannot_be_applied_now_stops_nobody(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

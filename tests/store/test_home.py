@@ -224,7 +224,7 @@ async def test_records_that_no_other_follow_are_signed_by_any_later_commit(
     assert journal.unsigned
     await journal.commit(nothing)
     assert not journal.unsigned
-    assert journal.read("SELECT seq FROM anchor") == [(1,)]
+    assert journal.reader.all("SELECT seq FROM anchor") == [(1,)]
     await journal.close()
 
 

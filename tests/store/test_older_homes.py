@@ -102,13 +102,13 @@ async def test_a_populated_home_of_an_earlier_schema_goes_on_as_it_was(tmp_path:
     async with Interlock.open(home.path, clock=clock.clock, housekeeping=False) as lock:
         lock.catalog.attach(keep)
         lock.catalog.attach(work)
-        assert lock.journal.read("SELECT version_num FROM alembic_version") == [(REVISIONS[-1],)]
-        assert lock.journal.read("SELECT count(*) FROM journal")[0] >= records
+        assert lock.journal.reader.all("SELECT version_num FROM alembic_version") == [(REVISIONS[-1],)]
+        assert lock.journal.reader.all("SELECT count(*) FROM journal")[0] >= records
         for name in ("small", "large"):
             again = await lock.call("old.keep", name=name, key=name, session="s")
             assert (again.ok, again.source) == (True, "replay"), again.error
             assert again.value == (name if name == "small" else name * 5000) or again.persistence.ref
-        (call,) = lock.journal.read("SELECT call FROM reservation WHERE key = 'later'")[0]
+        (call,) = lock.journal.reader.all("SELECT call FROM reservation WHERE key = 'later'")[0]
         assert (await lock.undo(call, key="u")).ok
         assert (await lock.call("old.keep", name="new", key="new", session="s")).ok
     verdict = verify(home)

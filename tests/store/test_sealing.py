@@ -263,10 +263,10 @@ async def test_sealing_again_does_the_same_each_time_it_runs_though_the_key_chan
         unit = seal_again(box, place, place.before)
         for _ in range(2):
             assert await lock.journal.commit(unit) == b"\x00"
-            assert lock.journal.read("SELECT state FROM session") == [(before,)]
+            assert lock.journal.reader.all("SELECT state FROM session") == [(before,)]
             box.rotate()
         assert await lock.journal.commit(seal_again(box, place, place.before)) == b"\x00"
-        ((after,),) = lock.journal.read("SELECT state FROM session")
+        ((after,),) = lock.journal.reader.all("SELECT state FROM session")
     assert key_id_of(after) == box.current
     assert box.open(after, purpose="session", about="00") == b"{}"
 

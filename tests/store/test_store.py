@@ -83,7 +83,7 @@ async def test_housekeeping_lets_go_of_what_has_expired(lock: Interlock) -> None
     await lock.call("demo.increment", name="a", key="k")
     await lock.journal.commit(lambda tx: tx.execute("UPDATE reservation SET expires_ms = 0") and None)
     await lock.maintain()
-    assert lock.journal.read("SELECT COUNT(*) FROM reservation")[0][0] == 0
+    assert lock.journal.reader.all("SELECT COUNT(*) FROM reservation")[0][0] == 0
 
 
 async def test_list_settings_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_re
         lock.catalog.attach(repeat)
         said = (await lock.call("note.repeat", {"text": "EMP-77 opened CASE/XY"})).unwrap()
         assert said == {"said": "[STAFF_REDACTED] opened [CASE]", "badge": "[REDACTED]"}
-        bodies = b"".join(bytes(body) for (body,) in lock.journal.read("SELECT body FROM journal"))
+        bodies = b"".join(bytes(body) for (body,) in lock.journal.reader.all("SELECT body FROM journal"))
         assert b"EMP-77" not in bodies
         assert b"CASE/XY" not in bodies
         assert b"blue" not in bodies

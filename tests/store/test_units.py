@@ -70,8 +70,8 @@ WAYS: dict[str, Callable[[Transaction], Any]] = {
 
 
 def present(journal: Journal, name: str) -> tuple[int, int]:
-    ((facts,),) = journal.read("SELECT COUNT(*) FROM fact WHERE name = ?", (name,))
-    ((rows,),) = journal.read("SELECT COUNT(*) FROM journal WHERE call = ?", (name,))
+    ((facts,),) = journal.reader.all("SELECT COUNT(*) FROM fact WHERE name = ?", (name,))
+    ((rows,),) = journal.reader.all("SELECT COUNT(*) FROM journal WHERE call = ?", (name,))
     return facts, rows
 
 

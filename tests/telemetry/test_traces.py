@@ -259,7 +259,7 @@ async def test_a_traced_call_is_on_record_like_any_other(home: Path) -> None:
         for session in ("wide", "größe"):
             result = await one.lock.call("demo.increment", name="n", key=f"k{len(session)}", session=session)
             assert result.ok
-            body = one.lock.journal.read(
+            body = one.lock.journal.reader.all(
                 "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,)
             )
             record: Json = orjson.loads(body[0][0])

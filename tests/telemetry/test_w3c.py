@@ -99,7 +99,7 @@ async def test_a_traceparent_gives_the_call_its_trace_and_a_bad_one_a_new_trace(
         attach(lock)
         sent = await lock.call("demo.add", a=1, trace_id=f"{GOOD} vendor=value")
         assert sent.trace_id == TRACE
-        assert lock.journal.read("SELECT body FROM journal WHERE call = ?", (sent.invocation_id,))[0][0].count(
+        assert lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (sent.invocation_id,))[0][0].count(
             TRACE.encode()
         )
         refused = await lock.call("demo.add", a="x", trace_id=GOOD)

@@ -294,7 +294,7 @@ async def test_what_an_upstream_gives_back_of_a_secret_is_not_passed_on(tmp_path
             told = repr((result.document(), result.error and result.error.details))
             assert "s3cret-token" not in told
             assert "czNjcmV0LXRva2Vu" not in told
-        records = b"".join(bytes(row[0]) for row in lock.journal.read("SELECT body FROM journal"))
+        records = b"".join(bytes(row[0]) for row in lock.journal.reader.all("SELECT body FROM journal"))
         assert b"s3cret-token" not in records
 
 
@@ -670,7 +670,7 @@ async def test_two_processes_that_look_at_once_agree_on_one_book(tmp_path: Path)
         await asyncio.gather(here.refresh("far", by=one.caller, overlay=overlay), there.refresh("far"))
         assert here.get("far").overlay == overlay, "a look that began before does not undo it"
         await there.remove("near", by=one.caller)
-        rows = one.journal.read("SELECT address, COUNT(*) FROM tool_version GROUP BY address, version")
+        rows = one.journal.reader.all("SELECT address, COUNT(*) FROM tool_version GROUP BY address, version")
         assert {count for _, count in rows} == {1}
 
 
@@ -739,7 +739,7 @@ async def test_killed_in_the_middle_nothing_is_half_registered(tmp_path: Path) -
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         assert (lock.upstreams.list(), lock.catalog.addresses()) == ([], [])
-        assert lock.journal.read("SELECT COUNT(*) FROM upstream_tool") == [(0,)]
+        assert lock.journal.reader.all("SELECT COUNT(*) FROM upstream_tool") == [(0,)]
 
 
 # Failing over
@@ -784,7 +784,7 @@ async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_a
         ada = replace(lock.caller, id="local:ada")
         assert code_of(await lock.call("far.thing", caller=ada)) == "E3502", "an answer is that of who asked"
         assert code_of(await lock.call("far.strict")) == "E3502"
-        (record,) = lock.journal.read(
+        (record,) = lock.journal.reader.all(
             "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (old.invocation_id,)
         )
         assert orjson.loads(record[0])["source"] == "cache"

@@ -668,9 +668,9 @@ class Journal:
 
     # Reading
 
-    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Rows of a query, on a connection of its own. Short queries only: it runs where it is called."""
-        return self._reader.all(statement, parameters)
+    async def read(self, work: Callable[[Reader], T]) -> T:
+        """What a function finds that only reads. It reads on the event loop, so it must be short."""
+        return work(self._reader)
 
     async def close(self) -> None:
         """Write what is queued, anchor the head, let go of the file. Whoever asks again waits for the same end."""

@@ -146,6 +146,10 @@ class Store(Protocol):
         """Whether records at the end of the journal are not signed yet."""
         ...
 
+    async def read(self, work: Callable[[Reader], T]) -> T:
+        """What a function finds that only reads, and not much. The caller may have to wait for the database."""
+        ...
+
     async def commit(self, unit: Unit[T]) -> T:
         """Run a unit durably and return its value; raises its error, or E3801 or E3803 when nothing can be written."""
         ...

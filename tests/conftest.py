@@ -20,7 +20,9 @@ from interlock import Interlock
 from interlock.data import canonical
 from interlock.store.journal import Journal
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
+from tests.support import surroundings
 
+surroundings.settle()
 LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import surroundings
+
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 20.0
 
@@ -166,7 +168,8 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
     import tempfile
 
     tmp_path_factory.getbasetemp()  # pytest's own directories stay where they are
-    with tempfile.TemporaryDirectory(prefix="il", dir="/tmp") as place, pytest.MonkeyPatch.context() as patch:
+    around = surroundings.memory() or "/tmp"
+    with tempfile.TemporaryDirectory(prefix="il", dir=around) as place, pytest.MonkeyPatch.context() as patch:
         Path(place).chmod(0o711)  # servers that run as another user keep their files below it
         patch.setenv("TMPDIR", place)
         patch.setattr(tempfile, "tempdir", place)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.needs import missing
+from tests.support import surroundings
 
 ROOT = Path(__file__).parents[3]
 CACHE = Path.home() / ".cache" / "interlock-tests"
@@ -71,7 +72,9 @@ def _once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]
 
 
 def _run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env={**surroundings.outside(), **(env or {})}, capture_output=True, check=False
+    )
     if done.returncode == 0:
         return
     words = f"servers cannot be installed: {done.stderr.decode()[-500:]}"

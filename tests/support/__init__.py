@@ -1,0 +1,1 @@
+"""What tests share: data directories, wires, servers, clients, and the checks around every test."""

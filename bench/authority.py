@@ -90,10 +90,10 @@ async def _cached(lock: Interlock, token: str, plan: Plan) -> Figure:
     caller = await lock.caller_of(token)
 
     async def decide() -> Any:
-        found = lock.tokens.known(token)
+        found = lock.tokens.verifier.known(token)
         assert found is not None
         assert found.capability is not None
-        lock.tokens.check(found.capability)
+        lock.tokens.verifier.check(found.capability)
         found.capability.covers("bench.add", "1.0.0")
         now_ms = time.time_ns() // 10**6
         question = Question(
@@ -188,7 +188,7 @@ async def _rates(plan: Plan) -> Table:
             issue_us = (time.process_time() - began) / count * 1e6
             began = time.process_time()
             for token in issued:
-                await tokens.verify(token)
+                await tokens.verifier.verify(token)
             verify_us = (time.process_time() - began) / count * 1e6
             rates = (f"{1e6 / issue_us:,.0f}", number(verify_us), f"{1e6 / verify_us:,.0f}")
             rows.append((algorithm, number(issue_us), *rates))

@@ -79,7 +79,7 @@ async def test_a_token_is_passed_on_through_the_issuer(world: World) -> None:
         token, subject=HELPER, by=OPERATOR, scopes=["a:read"], tools=[ToolGrant("demo.add", "~1.2.0")], ttl_s=60,
         constraints={"max_uses": 1},
     )  # fmt: skip
-    caller = await world.tokens.verify(below)
+    caller = await world.tokens.verifier.verify(below)
     assert (caller.id, caller.agent, caller.scopes) == (USER, HELPER, {"a:read"})
     capability = caller.capability
     assert capability is not None
@@ -96,7 +96,7 @@ async def test_a_holder_passes_his_token_on_without_asking_anybody(world: World)
     below = delegate_offline(
         token, private=private_key("agent"), subject=HELPER, clock=world.clock.clock, scopes=["a:read"], ttl_s=60
     )
-    caller = await world.tokens.verify(below)
+    caller = await world.tokens.verifier.verify(below)
     assert (caller.id, caller.agent, caller.scopes) == (USER, HELPER, {"a:read"})
     assert caller.capability is not None
     assert caller.capability.issuer == "interlock"
@@ -105,10 +105,10 @@ async def test_a_holder_passes_his_token_on_without_asking_anybody(world: World)
     # And on, from either kind, by either way.
     first, second = map(did_of, DEPUTIES[:2])
     again = delegate_offline(below, private=private_key("helper"), subject=first, clock=world.clock.clock)
-    assert (await world.tokens.verify(again)).agent == first
+    assert (await world.tokens.verifier.verify(again)).agent == first
     signed = await world.tokens.delegate(again, subject=second, by=OPERATOR)
     assert len(chain_of(signed)) == 5
-    assert (await world.tokens.verify(signed)).agent == second
+    assert (await world.tokens.verifier.verify(signed)).agent == second
 
 
 async def test_a_token_comes_back_to_nobody_who_passed_it_on(world: World) -> None:
@@ -129,12 +129,14 @@ async def test_a_token_is_passed_on_to_no_person(world: World) -> None:
     token = await world.issue(scopes=["tokens:issue"])
     with pytest.raises(Failure) as asked:
         await world.tokens.delegate(token, subject=carol, by=OPERATOR)
-    by_token = await world.issue_refusal(subject=carol, user=None, scopes=[], by=await world.tokens.verify(token))
+    by_token = await world.issue_refusal(
+        subject=carol, user=None, scopes=[], by=await world.tokens.verifier.verify(token)
+    )
     offline = delegate_offline(token, private=private_key("agent"), subject=carol, clock=world.clock.clock)
     assert (asked.value.code, by_token, await world.refusal(offline)) == ("E3206", "E3206", "E3206")
     # Whom a token is for already, it need not be issued for again.
-    held = await world.tokens.verify(await world.issue(subject=USER, user=None, scopes=["tokens:issue"]))
-    again = await world.tokens.verify(await world.issue(user=USER, scopes=[], by=held))
+    held = await world.tokens.verifier.verify(await world.issue(subject=USER, user=None, scopes=["tokens:issue"]))
+    again = await world.tokens.verifier.verify(await world.issue(user=USER, scopes=[], by=held))
     assert (again.id, again.agent, again.kind) == (USER, AGENT, "agent")
 
 
@@ -195,10 +197,10 @@ async def test_a_wider_child_is_refused_at_issue_and_the_widening_is_named(
 @pytest.mark.proves("AUTH-08")
 async def test_a_forged_wider_child_signed_by_a_valid_agent_key_is_refused(world: World, more: Json) -> None:
     token = await world.issue(**GRANT)
-    assert (await world.tokens.verify(passed_on(world, token))).agent == HELPER
+    assert (await world.tokens.verifier.verify(passed_on(world, token))).agent == HELPER
     forged = passed_on(world, token, **more)
     with pytest.raises(Failure) as refused:
-        await world.tokens.verify(forged)
+        await world.tokens.verifier.verify(forged)
     assert refused.value.code == "E3203"
     assert "holds more than the one above it" in refused.value.message
 
@@ -248,7 +250,7 @@ async def test_a_chain_has_at_most_eight_links(world: World) -> None:
     for deputy in DEPUTIES:
         token = await world.tokens.delegate(token, subject=did_of(deputy), by=OPERATOR)
     assert len(chain_of(token)) == DEEPEST
-    assert (await world.tokens.verify(token)).agent == did_of(DEPUTIES[-1])
+    assert (await world.tokens.verifier.verify(token)).agent == did_of(DEPUTIES[-1])
     with pytest.raises(Failure) as refused:
         await world.tokens.delegate(token, subject=HELPER, by=OPERATOR)
     assert refused.value.code == "E3004"
@@ -281,32 +283,32 @@ async def test_revoking_a_link_voids_it_and_everything_below(world: World, level
     deputy = did_of(DEPUTIES[0])
     third = delegate_offline(second, private=private_key("helper"), subject=deputy, clock=world.clock.clock)
     links = chain_of(third)
-    held = {token: (await world.tokens.verify(token)).capability for token in (first, second, third)}
+    held = {token: (await world.tokens.verifier.verify(token)).capability for token in (first, second, third)}
     await world.tokens.revoke(links[level].jti, reason="no longer needed", by=OPERATOR)
     for depth, token in enumerate((first, second, third), start=1):
         capability = held[token]
         assert capability is not None
         if level <= depth:
             with pytest.raises(Failure) as void:
-                world.tokens.check(capability)
+                world.tokens.verifier.check(capability)
             assert void.value.code == "E3201"
             assert "revoked" in void.value.message
             assert await world.refusal(token) == "E3201"
         else:
-            world.tokens.check(capability)
-            await world.tokens.verify(token)
+            world.tokens.verifier.check(capability)
+            await world.tokens.verifier.verify(token)
 
 
 @pytest.mark.parametrize("what", ["token", "user", "agent", "holder key"])
 async def test_tokens_identities_and_keys_can_be_revoked_by_what_names_them(world: World, what: str) -> None:
     token, bystander = await world.issue(), await world.issue(subject=HELPER, user=None)
     below = delegate_offline(token, private=private_key("agent"), subject=HELPER, clock=world.clock.clock)
-    capability = (await world.tokens.verify(below)).capability
+    capability = (await world.tokens.verifier.verify(below)).capability
     assert capability is not None
     ref = {"token": token, "user": USER, "agent": AGENT, "holder key": capability.keys[-1]}[what]
     await world.tokens.revoke(ref, reason="lost", by=OPERATOR)
     assert await world.refusal(below) == "E3201"
-    assert (await world.tokens.verify(bystander)).agent == HELPER
+    assert (await world.tokens.verifier.verify(bystander)).agent == HELPER
     assert token not in str(world.acts())
 
 
@@ -314,12 +316,12 @@ async def test_a_key_takes_down_what_the_issuer_passed_on_from_what_it_signed(wo
     token = await world.issue()
     below = delegate_offline(token, private=private_key("agent"), subject=HELPER, clock=world.clock.clock)
     again = await world.tokens.delegate(below, subject=did_of(DEPUTIES[0]), by=OPERATOR)
-    capability = (await world.tokens.verify(again)).capability
+    capability = (await world.tokens.verifier.verify(again)).capability
     assert capability is not None
     assert set(capability.keys) == {world.keys.active().kid, f"{AGENT}#{AGENT.rpartition(':')[2]}"}
     await world.tokens.revoke(capability.keys[1], reason="leaked", by=OPERATOR)
     assert await world.refusal(again) == "E3201"
-    assert (await world.tokens.verify(token)).agent == AGENT
+    assert (await world.tokens.verifier.verify(token)).agent == AGENT
     for via in ("x", [1], None):
         header, claims = parts(token)
         assert await world.refusal(sign(header, claims | {"via": via}, world.keys.active().private)) == "E3203"
@@ -332,9 +334,9 @@ async def test_a_forgery_gets_nobody_s_token_revoked(world: World) -> None:
         await world.tokens.revoke(forged, reason="trust me", by=OPERATOR)
     assert refused.value.code == "E3202"
     with pytest.raises(Failure) as scope:
-        await world.tokens.revoke(token, reason="trust me", by=await world.tokens.verify(token))
+        await world.tokens.revoke(token, reason="trust me", by=await world.tokens.verifier.verify(token))
     assert scope.value.code == "E3206"
-    assert (await world.tokens.verify(token)).agent == AGENT
+    assert (await world.tokens.verifier.verify(token)).agent == AGENT
 
 
 @pytest.mark.parametrize("what", ["link", "identity", "update", "key"])
@@ -342,8 +344,8 @@ async def test_another_process_on_the_home_notices_within_50_ms(world: World, wh
     token = await world.issue()
     other = World(world.home.path, world.clock)
     try:
-        caller = await other.tokens.verify(token)
-        assert other.tokens.known(token) is caller
+        caller = await other.tokens.verifier.verify(token)
+        assert other.tokens.verifier.known(token) is caller
         if what == "link":
             await world.tokens.revoke(chain_of(token)[0].jti, reason="lost", by=OPERATOR)
         elif what == "identity":
@@ -353,13 +355,13 @@ async def test_another_process_on_the_home_notices_within_50_ms(world: World, wh
         else:
             await world.tokens.revoke(world.keys.active().kid, reason="leaked", by=OPERATOR)
         world.clock.advance(0.05)
-        assert other.tokens.known(token) is None
+        assert other.tokens.verifier.known(token) is None
         assert caller.capability is not None
         if what == "update":
-            assert (await other.tokens.verify(token)).trust == 1
+            assert (await other.tokens.verifier.verify(token)).trust == 1
             return
         with pytest.raises(Failure) as void:
-            other.tokens.check(caller.capability)
+            other.tokens.verifier.check(caller.capability)
         assert void.value.code == "E3201"
     finally:
         await other.journal.close()
@@ -453,7 +455,7 @@ def test_no_descendant_holds_more_and_revoking_a_link_voids_exactly_its_subtree(
                 if token is None:
                     assert code in ("E3206", "E3004")
                     continue
-                caller, code = await outcome(world.tokens.verify(token))
+                caller, code = await outcome(world.tokens.verifier.verify(token))
                 if caller is None:
                     # Only a forger gets as far as a token that does not verify, or who signs for a person by himself.
                     assert (step.way, code) in (("forge", "E3203"), ("forge", "E3206"), ("offline", "E3206"))
@@ -467,7 +469,7 @@ def test_no_descendant_holds_more_and_revoking_a_link_voids_exactly_its_subtree(
             void = links[doomed % len(links)].jti
             await world.tokens.revoke(void, reason="chosen", by=OPERATOR)
             for token in tokens:
-                _, code = await outcome(world.tokens.verify(token))
+                _, code = await outcome(world.tokens.verifier.verify(token))
                 assert code == ("E3201" if void in [link.jti for link in chain_of(token)] else None)
 
     with tempfile.TemporaryDirectory() as home:
@@ -495,14 +497,14 @@ def test_passing_a_token_on_raises_no_trust_adds_no_group_and_makes_no_person(
             for one in people:
                 await world.identities.update(one, by="test")
             token = await world.issue(subject=people[0].did, user=None)
-            before = await world.tokens.verify(token)
+            before = await world.tokens.verifier.verify(token)
             assert (before.kind, before.trust, before.groups) == (kinds[0], trusts[0], groups[0])
             for above, one in pairwise(people):
                 token, code = await outcome(world.tokens.delegate(token, subject=one.did, by=OPERATOR))
                 if token is None:
                     assert (one.kind, code) == ("human", "E3206")
                     return
-                caller = await world.tokens.verify(token)
+                caller = await world.tokens.verifier.verify(token)
                 assert caller.kind != "human"
                 assert caller.trust <= one.trust
                 assert caller.groups <= one.groups

@@ -183,7 +183,7 @@ async def test_a_holder_with_a_did_web_passes_his_token_on(world: World) -> None
         await world.identities.register(Identity(did=did, name="web"), by="operator")
         token = await world.issue(subject=did)
         below = delegate_offline(token, private=private_key("web"), subject=HELPER, clock=world.clock.clock)
-        assert (await world.tokens.verify(below)).agent == HELPER
+        assert (await world.tokens.verifier.verify(below)).agent == HELPER
         forged = delegate_offline(token, private=private_key("mallory"), subject=HELPER, clock=world.clock.clock)
         assert await world.refusal(forged) == "E3202"
         assert served.asked == 1

@@ -89,8 +89,8 @@ class World:
     async def refusal(self, token: str) -> str:
         """The code with which a token is refused."""
         with pytest.raises(Failure) as refused:
-            await self.tokens.verify(token)
-        assert self.tokens.known(token) is None
+            await self.tokens.verifier.verify(token)
+        assert self.tokens.verifier.known(token) is None
         return refused.value.code
 
     async def refusal_after_a_while(self, token: str) -> str:
@@ -173,19 +173,19 @@ async def test_a_good_token_speaks_for_the_user_through_the_agent(tmp_path: Path
         assert claims["sub"] == AGENT
         assert claims["tools"] == [{"tool_id": "demo.*", "version_range": "^1.0.0"}]
         assert claims["act"]["sub"] == USER
-        caller = await world.tokens.verify(token)
+        caller = await world.tokens.verifier.verify(token)
         assert (caller.id, caller.agent, caller.kind) == (USER, AGENT, "agent")
         assert (caller.trust, caller.groups, caller.tenant) == (40, {"staff"}, "local")
         assert caller.scopes == {"a:read", "a:write"}
         assert caller.capability is not None
         assert caller.capability.covers("demo.add", "1.5.0")
         assert caller.capability.leaf.constraints == {"max_uses": 3}
-        assert world.tokens.known(token) is caller
-        world.tokens.check(caller.capability)
+        assert world.tokens.verifier.known(token) is caller
+        world.tokens.verifier.check(caller.capability)
 
 
 async def test_a_person_with_a_token_of_his_own_acts_for_himself(world: World) -> None:
-    caller = await world.tokens.verify(await world.issue(subject=USER, user=None))
+    caller = await world.tokens.verifier.verify(await world.issue(subject=USER, user=None))
     assert (caller.id, caller.agent, caller.acting) == (USER, None, USER)
 
 
@@ -311,14 +311,14 @@ async def test_a_kid_is_a_name_in_a_table_and_nothing_else(world: World, kid: An
 @pytest.mark.proves("AUTH-01")
 async def test_a_token_counts_between_its_times_to_the_millisecond(world: World) -> None:
     token = await world.issue(ttl_s=60)
-    caller = await world.tokens.verify(token)
+    caller = await world.tokens.verifier.verify(token)
     assert caller.capability is not None
     world.clock.advance(59.999)
-    assert (await world.tokens.verify(token)).id == USER
+    assert (await world.tokens.verifier.verify(token)).id == USER
     world.clock.advance(0.001)
     assert await world.refusal(token) == "E3201"
     with pytest.raises(Failure) as expired:
-        world.tokens.check(caller.capability)
+        world.tokens.verifier.check(caller.capability)
     assert expired.value.code == "E3201"
 
 
@@ -431,18 +431,18 @@ async def test_older_keys_verify_until_they_are_retired(world: World) -> None:
     second = await world.tokens.rotate_key("EdDSA", by=OPERATOR)
     new = await world.issue()
     assert parts(new)[0]["kid"] == second.kid
-    caller = await world.tokens.verify(old)
+    caller = await world.tokens.verifier.verify(old)
     with pytest.raises(Failure) as signing:
         await world.tokens.retire_key(second.kid, reason="old", by=OPERATOR)
     assert signing.value.code == "E3411"
     await world.tokens.retire_key(first.kid, reason="old", by=OPERATOR)
-    assert world.tokens.known(old) is None
+    assert world.tokens.verifier.known(old) is None
     assert await world.refusal(old) == "E3202"
     assert caller.capability is not None
     with pytest.raises(Failure) as void:
-        world.tokens.check(caller.capability)
+        world.tokens.verifier.check(caller.capability)
     assert void.value.code == "E3201"
-    assert (await world.tokens.verify(new)).agent == AGENT
+    assert (await world.tokens.verifier.verify(new)).agent == AGENT
     assert [key["kid"] for key in world.keys.jwks()["keys"]] == [second.kid]
 
 
@@ -451,7 +451,7 @@ async def test_revoking_the_key_that_signs_puts_another_in_its_place(world: Worl
     await world.tokens.revoke(first.kid, reason="it leaked", by=OPERATOR)
     assert await world.refusal(old) == "E3202"
     assert world.keys.active().kid != first.kid
-    assert (await world.tokens.verify(await world.issue())).agent == AGENT
+    assert (await world.tokens.verifier.verify(await world.issue())).agent == AGENT
 
 
 def test_no_key_has_a_name_that_a_command_line_takes_for_an_option(
@@ -524,7 +524,7 @@ async def test_another_issuer_is_trusted_by_name_audience_algorithm_and_key(tmp_
     trusted = TrustedIssuers([TrustedIssuer.read({**FOREIGN, "jwks": str(jwks)})], clock=FakeClock().clock)
     async with opened(tmp_path / "home", trusted=trusted) as world:
         good = foreign_token(world, private)
-        caller = await world.tokens.verify(good)
+        caller = await world.tokens.verifier.verify(good)
         assert (caller.id, caller.agent) == (AGENT, AGENT)
         assert caller.capability is not None
         assert caller.capability.issuer == FOREIGN["iss"]
@@ -544,7 +544,7 @@ async def test_another_issuer_is_trusted_by_name_audience_algorithm_and_key(tmp_
         # A key set is read again when it changes, and one that is gone or broken verifies nothing.
         jwks.write_text(json.dumps(jwks_of(f3=private)))
         assert await world.refusal(foreign_token(world, private, jti="x")) == "E3202"
-        assert (await world.tokens.verify(foreign_token(world, private, kid="f3"))).id == AGENT
+        assert (await world.tokens.verifier.verify(foreign_token(world, private, kid="f3"))).id == AGENT
         await world.tokens.revoke(f"{FOREIGN['iss']}#f3", reason="told so", by=OPERATOR)
         assert await world.refusal(foreign_token(world, private, kid="f3")) == "E3201"
         jwks.write_text("{")
@@ -564,7 +564,7 @@ async def test_claims_that_are_not_understood_are_refused_whoever_signed_the_tok
             "auth_time": 1,
             "realm_access": {"roles": []},
         }
-        assert (await world.tokens.verify(foreign_token(world, private, **informing))).id == AGENT
+        assert (await world.tokens.verifier.verify(foreign_token(world, private, **informing))).id == AGENT
         ours = await world.issue()
         for claim in ("cnf", "may_act", "authorization_details", "scope", "proof", "anything"):
             stated: Json = {claim: {"jkt": "x"}}
@@ -712,28 +712,28 @@ async def test_a_subject_must_be_known_to_the_registry(tmp_path: Path) -> None:
     registry.known = {USER: Identity(did=USER, kind="human"), AGENT: Identity(did=AGENT, trust=7)}
     async with opened(tmp_path / "home", registry=registry) as world:
         token = await world.issue()
-        assert (await world.tokens.verify(token)).trust == 7
+        assert (await world.tokens.verifier.verify(token)).trust == 7
         for gone in (USER, AGENT):
             kept = registry.known.pop(gone)
             assert await world.refusal_after_a_while(token) == "E3207"
             registry.known[gone] = Identity(did=gone, state="revoked")
             assert await world.refusal_after_a_while(token) == "E3207"
             registry.known[gone] = kept
-        assert (await world.tokens.verify(token)).agent == AGENT
+        assert (await world.tokens.verifier.verify(token)).agent == AGENT
         registry.reachable = False
         assert await world.refusal_after_a_while(token) == "E3001"
 
 
 async def test_identities_are_registered_updated_and_revoked_for_good(world: World) -> None:
     token = await world.issue()
-    assert (await world.tokens.verify(token)).trust == 40
+    assert (await world.tokens.verifier.verify(token)).trust == 40
     await world.identities.update(Identity(did=AGENT, name="agent", trust=90), by="operator")
     world.clock.advance(0.05)
-    assert world.tokens.known(token) is None
-    assert (await world.tokens.verify(token)).trust == 90
+    assert world.tokens.verifier.known(token) is None
+    assert (await world.tokens.verifier.verify(token)).trust == 90
     await world.identities.revoke(AGENT, reason="it misbehaved", by="operator")
     world.clock.advance(0.05)
-    assert world.tokens.known(token) is None
+    assert world.tokens.verifier.known(token) is None
     assert await world.refusal(token) == "E3201"
     with pytest.raises(Failure) as again:
         await world.identities.register(Identity(did=AGENT), by="operator")
@@ -785,8 +785,10 @@ async def test_what_would_not_verify_is_not_issued(world: World, given: Json, co
 
 
 async def test_whoever_issues_by_a_token_of_his_own_passes_it_on(world: World) -> None:
-    caller = await world.tokens.verify(await world.issue(scopes=["a:read", "tokens:issue"]))
-    below = await world.tokens.verify(await world.tokens.issue(subject=HELPER, scopes=["a:read"], ttl_s=60, by=caller))
+    caller = await world.tokens.verifier.verify(await world.issue(scopes=["a:read", "tokens:issue"]))
+    below = await world.tokens.verifier.verify(
+        await world.tokens.issue(subject=HELPER, scopes=["a:read"], ttl_s=60, by=caller)
+    )
     assert below.capability is not None
     assert [link.subject for link in below.capability.links] == [USER, AGENT, HELPER]
     assert await world.issue_refusal(user=None, subject=HELPER, by=caller, scopes=["b:write"]) == "E3206"
@@ -837,10 +839,10 @@ async def test_a_key_that_is_lost_is_told_from_one_that_is_retired_or_was_never_
     for kid, path in files.items():
         path.touch(mode=0o600)
         path.write_bytes(kept[kid])
-    assert (await world.tokens.verify(of_first)).agent == AGENT
+    assert (await world.tokens.verifier.verify(of_first)).agent == AGENT
     await world.tokens.retire_key(first.kid, reason="old", by=OPERATOR)
     assert await world.refusal(of_first) == "E3202"
-    assert (await world.tokens.verify(of_second)).agent == AGENT
+    assert (await world.tokens.verifier.verify(of_second)).agent == AGENT
     assert world.keys.active().kid == third.kid
 
 
@@ -852,7 +854,7 @@ async def test_a_key_that_others_can_read_leaves_tokens_unchecked_and_does_not_c
     keys = IssuerKeys(world.home.keys / "issuer", clock=world.clock.clock)
     later = Tokens(journal=world.journal, clock=world.clock.clock, keys=keys, registry=world.identities)
     with pytest.raises(Failure) as refused:
-        await later.verify(token)
+        await later.verifier.verify(token)
     assert (refused.value.code, newest.name in refused.value.message) == ("E3001", True)
     newest.chmod(0o600)
-    assert (await later.verify(token)).agent == AGENT
+    assert (await later.verifier.verify(token)).agent == AGENT

@@ -284,7 +284,7 @@ async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(he
 
 
 def _ann(here: Place) -> Any:
-    return here.lock.tokens.known(here.bearer["authorization"].removeprefix("Bearer "))
+    return here.lock.tokens.verifier.known(here.bearer["authorization"].removeprefix("Bearer "))
 
 
 async def test_nobody_agrees_to_their_own_call(here: Place) -> None:

@@ -253,10 +253,10 @@ async def trusting(lock: Interlock, name: str) -> None:
     if await lock.identities.look_up(did) is None:
         await lock.identities.register(Identity(did=did, name=name), by="test")
     token = await lock.tokens.issue(subject=did, by=OPERATOR)
-    await lock.tokens.verify(token)
+    await lock.tokens.verifier.verify(token)
     await lock.tokens.revoke(token, reason="over", by=OPERATOR)
     with pytest.raises(Failure):
-        await lock.tokens.verify(token)
+        await lock.tokens.verifier.verify(token)
 
 
 AGENTS: dict[str, str] = {}

@@ -485,10 +485,10 @@ async def test_the_line_is_taken_again_by_a_caller_whose_token_was_verified_anew
     ]
     for _ in range(2):
         assert (await lock.call("line.tell", words="a", token=token)).ok
-    before = lock.tokens.known(token)
+    before = lock.tokens.verifier.known(token)
     await lock.tokens.revoke(others, reason="lost", by=lock.caller)
     assert (await lock.call("line.tell", words="a", token=token)).ok
-    assert lock.tokens.known(token) is not before
+    assert lock.tokens.verifier.known(token) is not before
     seen = watch(lock)
     assert (await lock.call("line.tell", words="a", token=token)).ok
     assert (seen.left, seen.whole) == (0, 1)

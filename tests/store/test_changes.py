@@ -75,14 +75,14 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         await lock.identities.register(Identity(did=AGENT, name="agent"), by=by.id)
         await lock.tokens.rotate_key(by=by, first=True)
         token = await lock.tokens.issue(subject=AGENT, by=by)
-        caller = await lock.tokens.verify(token)
+        caller = await lock.tokens.verifier.verify(token)
         version = lock.catalog.resolve("demo.balance")
         services, config = (
             lock.gateway.execution.services,
             CircuitBreakerConfig.model_validate({"failure_threshold": 1}),
         )
         services.enter("bank", config).done()
-        assert lock.tokens.known(token) == caller
+        assert lock.tokens.verifier.known(token) == caller
         assert not lock.gateway.quarantine.holds(version.row.digest)
         assert lock.upstreams.unanswered() == frozenset()
         assert [one.row.address for one in lock.catalog.newest()] == ["demo.balance"]
@@ -97,10 +97,10 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
                 return failure.code == "E3501"
             return False
 
-        await until(lambda: lock.tokens.known(token) is None)
+        await until(lambda: lock.tokens.verifier.known(token) is None)
         assert caller.capability is not None
         with pytest.raises(Failure) as void:
-            lock.tokens.check(caller.capability)
+            lock.tokens.verifier.check(caller.capability)
         assert void.value.code == "E3201"
         await until(lambda: lock.gateway.quarantine.holds(version.row.digest))
         await until(lambda: [one.row.address for one in lock.catalog.newest()] == ["demo.balance", "demo.post"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlock.api.failed_authentication import Refusals
-from interlock.authority.tokens import token_digest
+from interlock.authority.verifier import token_digest
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Authentication:
 
     def recall(self, digest: bytes) -> Caller | None:
         """The same by the digest of the token (`bearer`)."""
-        return self._authority.tokens.recall(digest)
+        return self._authority.tokens.verifier.recall(digest)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """The caller of an `Authorization` header. E3212 without one; E3201, E3202, E3203 or E3207 for a bad one."""
@@ -41,7 +41,7 @@ class Authentication:
         """The reason why the token of an authenticated caller no longer holds; None while it does."""
         try:
             if caller.capability is not None:
-                self._authority.tokens.check(caller.capability)
+                self._authority.tokens.verifier.check(caller.capability)
         except Failure as failure:
             self.refusals.note(failure)
             return failure

@@ -74,12 +74,12 @@ class Authority:
 
     async def caller_of(self, token: str) -> Caller:
         """The holder of a token, with the authority it carries; raises E3201, E3202, E3203 or E3207."""
-        return self.tokens.known(token) or await self.tokens.verify(token)
+        return self.tokens.verifier.known(token) or await self.tokens.verifier.verify(token)
 
     async def revive(self, asked: Caller) -> Caller:
         """The caller of a call that waited, with the authority they have now."""
         if asked.capability is not None:
-            return await self.tokens.renew(asked.capability)
+            return await self.tokens.verifier.renew(asked.capability)
         if not asked.id.startswith("local:"):
             return asked  # the program that uses the library described this caller; its description stands
         known = self.policy.principal(asked.id)

@@ -139,10 +139,10 @@ class Interlock(Parts):
             raise TypeError('arguments are named, or one mapping: lock.call("demo.post", account="cash")') from None
         wanted = spec if version is None else version
         if token is not None:
-            caller = self.tokens.known(token)
+            caller = self.tokens.verifier.known(token)
             if caller is None:
                 try:
-                    caller = await self.tokens.verify(token)
+                    caller = await self.tokens.verifier.verify(token)
                 except Failure as failure:
                     # Refused like any call: as a result, and on record.
                     return await self.gateway.decline(Request(tool=name, arguments={}, caller=None, door=door), failure)

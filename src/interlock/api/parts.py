@@ -88,7 +88,7 @@ class Parts:
             journal=self.journal,
             catalog=self.catalog,
             engine=self.engine,
-            tokens=self.tokens,
+            verifier=self.tokens.verifier,
             box=self.box,
             channels=self._channels_of,
             lend=authority.lend,

@@ -477,8 +477,8 @@ def _check_key(home: Home) -> Iterator[Finding]:
 
 
 def _check_issuer(home: Home) -> Iterator[Finding]:
+    from interlock.authority.chains import SIGNED_BY
     from interlock.authority.keys import IssuerKeys
-    from interlock.authority.tokens import SIGNED_BY
     from interlock.core.clock import Clock
     from interlock.core.errors import Failure
     from interlock.store import facts

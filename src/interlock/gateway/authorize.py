@@ -15,7 +15,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.approval_gate import Gate, gate
 from interlock.authority.facts import as_written
 from interlock.authority.policy import Engine, Question
-from interlock.authority.tokens import Tokens
+from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
 from interlock.call.context import Caller
 from interlock.call.phases import Call, Checked, Decision, Granted, Read, Requested
@@ -48,7 +48,7 @@ class Authorizer:
         *,
         seal: object,
         engine: Engine,
-        tokens: Tokens,
+        verifier: Verifier,
         asking: Asking,
         allowances: Allowances,
         observer: Observer,
@@ -59,7 +59,7 @@ class Authorizer:
         self._hooks = hooks
         self._seal = seal
         self._engine = engine
-        self._tokens = tokens
+        self._verifier = verifier
         self._asking = asking
         self._allowances = allowances
         self._loops = allowances.loops
@@ -113,8 +113,8 @@ class Authorizer:
         caller, tool = read.caller, read.tool
         capability = caller.capability
         if capability is not None:
-            if not self._tokens.is_sound(capability, read.started, read.started_ms):
-                self._tokens.check(capability)
+            if not self._verifier.is_sound(capability, read.started, read.started_ms):
+                self._verifier.check(capability)
             if capability.constrained or self._covered.get((capability.digest, tool.digest)) is not False:
                 return None
         decision = self._engine.plain(caller, tool.digest, read.started, read.started_ms)
@@ -191,7 +191,7 @@ class Authorizer:
     def _check_token(self, checked: Checked, capability: Capability) -> None:
         """The token is good now, and every link of its chain covers this tool, version and resource."""
         tool = checked.tool
-        self._tokens.check(capability)
+        self._verifier.check(capability)
         known = (capability.digest, tool.digest)
         bound = self._covered.get(known)
         if bound is None or capability.within is not None:

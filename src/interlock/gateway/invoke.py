@@ -22,7 +22,7 @@ import orjson
 from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
-from interlock.authority.tokens import Tokens
+from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
 from interlock.call.phases import Call, Checked, Granted, Lease, Ran, Read, Request, Requested, Verified
 from interlock.call.prepared import Prepared
@@ -81,7 +81,7 @@ class Gateway:
         journal: Store,
         catalog: Catalog,
         engine: Engine,
-        tokens: Tokens,
+        verifier: Verifier,
         box: Box,
         channels: Channels,
         lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
@@ -149,7 +149,7 @@ class Gateway:
         self._authorizer = Authorizer(
             seal=seal,
             engine=engine,
-            tokens=tokens,
+            verifier=verifier,
             asking=self.asking,
             allowances=allowances,
             observer=self.observer,

@@ -322,7 +322,7 @@ class _Handler:
         self._counted = counted
         self._authorization = authorization
         self._digest = bearer(authorization) or b""
-        self._recall = route.service.lock.tokens.recall
+        self._recall = route.service.lock.tokens.verifier.recall
         self.max_body = route.max_body
         sent = headers or {}
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]

@@ -28,6 +28,7 @@ LIBRARY_THREADS = {
     "interlock-check": "a pool of the process, shared by all homes, that runs the `def` handlers of tools",
     "interlock-input": "one thread of the process, shared by all homes, that walks over large inputs",
     "interlock-walk": "two threads of the process, shared by all homes, that walk over large data",
+    "interlock-definition": "one thread of the process, shared by all homes, that reads the definitions of tools",
     "interlock-lookup": "threads of the process that look up names",
     "interlock-ready": "threads of the process that check whether the server is ready",
     "interlock-disk": "threads of the process that read and write files and databases",

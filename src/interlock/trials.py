@@ -8,6 +8,7 @@ tool with neither is run for real only when its author asks.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
@@ -20,6 +21,7 @@ from interlock.contract.cases import Case, cases_of
 from interlock.contract.contract import Contract, contract_of
 from interlock.contract.declare import Tool
 from interlock.core.errors import ErrorCode, Failure
+from interlock.core.threads import DEFINITIONS
 from interlock.data.canonical import encode
 from interlock.data.explain import brief
 from interlock.data.schema import Json
@@ -88,7 +90,7 @@ async def try_tool(
             result = await gateway.invoke(request)
         return result
 
-    contract = contract_of(tool.manifest)
+    contract = await DEFINITIONS.run(contract_of, tool.manifest)
     mode = mode_of(contract, live=live)
     outcomes: list[Outcome] = []
     if mode == "none":
@@ -96,16 +98,17 @@ async def try_tool(
         return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
     if "compensate" in tool.handlers:
         outcomes.extend(_undoable(tool))
-    for case in cases_of(contract):
+    for case in await DEFINITIONS.run(cases_of, contract):
+        await asyncio.sleep(0)  # others have their turn between two cases
         if case.expect == "pair":
             if mode != "fixture":
                 outcomes.append(await _run_pair(run, contract, case, mode, make))
         elif case.expect == "example":
-            outcomes.extend(await _run_example(gateway, run, tool, case, mode, make))
+            outcomes.extend(await _run_example(gateway, run, contract, case, mode, make))
         else:
             outcomes.append(await _check(gateway, contract, case, make))
     if mode == "fixture":
-        outcomes.extend(await _run_in_fixture(run, tool, make))
+        outcomes.extend(await _run_in_fixture(run, tool, contract, make))
     return Trial(contract.ref, mode, tuple(outcomes))
 
 
@@ -121,9 +124,8 @@ async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callabl
 
 
 async def _run_example(
-    gateway: Gateway, run: Run, tool: Tool[..., Any], case: Case, mode: Mode, make: Callable[..., Request]
+    gateway: Gateway, run: Run, contract: Contract, case: Case, mode: Mode, make: Callable[..., Request]
 ) -> list[Outcome]:
-    contract = contract_of(tool.manifest)
     if mode == "fixture":
         return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
     dry = mode == "preview"
@@ -187,8 +189,9 @@ async def _undone(run: Run, contract: Contract, name: str, request: Request, don
     return [Outcome(f"{name} undone", result.ok, _why(result))]
 
 
-async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
-    contract = contract_of(tool.manifest)
+async def _run_in_fixture(
+    run: Run, tool: Tool[..., Any], contract: Contract, make: Callable[..., Request]
+) -> list[Outcome]:
     try:
         async with _entered(tool.handlers["fixture"]) as arguments:
             request = make(str(contract.id), arguments, key="fixture")

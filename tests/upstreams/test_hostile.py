@@ -26,11 +26,13 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams import wire
+from interlock.upstreams import manifests, wire
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.http import HttpConfig, HttpUpstream
 from interlock.upstreams.manager import MAX_TOOLS
+from interlock.upstreams.manifests import MOST_PARTS
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.servers import (
     Answer,
     Got,
@@ -576,6 +578,48 @@ async def test_more_tools_than_anybody_could_look_at_are_not_taken_in(tmp_path: 
             await upstreams.add("far", "http", {}, by=lock.caller)
         assert refused.value.code == "E3407"
         assert upstreams.list() == []
+
+
+def many_properties(count: int) -> Json:
+    return {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "description": "A text."} for n in range(count)},
+    }
+
+
+async def test_a_tool_with_very_many_properties_never_holds_the_loop(tmp_path: Path) -> None:
+    server = Scripted()
+    large = many_properties(3000)
+    server.offers = [definition("say", input_schema=large, output_schema=large, hints={"readOnlyHint": True})]
+    async with opened(tmp_path, server) as (lock, upstreams), loop_is_free(held_s=0.2):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        assert states(upstreams)["say"] == "admitted"
+    # Another process meets it for the first time when it is called.
+    async with opened(tmp_path, server) as (lock, upstreams), loop_is_free(held_s=0.2):
+        for _ in range(2):
+            assert code_of(await lock.call("far.say", p0=[1])) == "E3301"
+            assert (await lock.call("far.say", p0="a", p2999="b")).ok
+
+
+async def test_schemas_that_are_too_large_to_look_at_are_refused_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Scripted()
+    large, small = many_properties(MOST_PARTS), definition("say")
+    nested: Json = {"type": "object", "properties": {}, "$defs": {"a": {"enum": [[n] for n in range(MOST_PARTS)]}}}
+    server.offers = [definition("wide", input_schema=large), definition("listed", input_schema=nested), small]
+    async with opened(tmp_path, server) as (lock, upstreams):
+        report = await upstreams.add("far", "http", {}, by=lock.caller)
+        assert states(upstreams) == {"wide": "refused", "listed": "refused", "say": "admitted"}
+        assert {one.reason for one in report.tools if one.state == "refused"} == {
+            f"its schemas have more than {MOST_PARTS:,} parts"
+        }
+        monkeypatch.setattr(manifests, "MOST_PARTS_OF_ALL", 2000)
+        many = [definition(f"many_{n}", input_schema=many_properties(900)) for n in range(3)]
+        server.offers = [*many, small]
+        await upstreams.refresh("far")
+        found = states(upstreams)
+        assert [found[one.name] for one in server.offers] == ["admitted", "admitted", "refused", "admitted"]
 
 
 async def test_a_changed_tool_does_not_come_back_by_going_away_first(tmp_path: Path) -> None:

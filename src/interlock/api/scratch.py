@@ -13,10 +13,12 @@ from interlock.api.requests import make_request
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.declare import Tool
+from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import contract_digest
 from interlock.store.home import Home
+from interlock.store.port import Unit
 from interlock.trials import Trial, try_tool
 
 if TYPE_CHECKING:
@@ -49,14 +51,17 @@ async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
 
 async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) -> Trial:
     """Run a tool's contract tests there. With `live`, write tools really run."""
-    digest = contract_digest(tool)
-    pretend = Evidence(digest, True, "trial", "")
-    await scratch.journal.commit(admission.publish(tool.manifest, digest, "library:", pretend, "trial"))
+    await scratch.journal.commit(await DEFINITIONS.run(_publication, tool))
     scratch.catalog.attach(tool)
     # Whoever tries a tool out holds what its callers must hold.
     scopes = scratch.caller.scopes.union(tool.manifest.required_scopes)
     make = partial(make_request, caller=replace(scratch.caller, scopes=scopes))
     return await try_tool(scratch.gateway, tool, make, live=live, agree=lambda pending: _agree(scratch, pending))
+
+
+def _publication(tool: Tool[..., Any]) -> Unit[bool]:
+    digest = contract_digest(tool)
+    return admission.publish(tool.manifest, digest, "library:", Evidence(digest, True, "trial", ""), "trial")
 
 
 async def _agree(scratch: Parts, pending: Result) -> None:

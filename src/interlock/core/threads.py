@@ -124,6 +124,9 @@ class Computing(Threads):
 INPUTS = Computing("input", 1)
 # CPU-bound work on results and records, which may be larger. Never use either for code that can hang.
 WALKS = Computing("walk", 2)
+# Reading and checking the definitions of tools, before they are admitted and before a large one is first called. What
+# an upstream offers takes seconds altogether, and no result waits for it.
+DEFINITIONS = Computing("definition", 1)
 # A name server that does not answer occupies a thread for as long as the system's resolver waits.
 LOOKUPS = Threads("lookup", 32)
 # Checks of this server's own health.

@@ -11,7 +11,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, cast
 
-from interlock.data.schema import Json, Schema, pointer, properties_of, resolve_ref
+from interlock.data.schema import Json, Schema, pointer, property_of, resolve_ref
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}\Z", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?\Z", re.ASCII)
@@ -64,11 +64,11 @@ def _coerce(root: Json, node: Any, value: Any, path: list[Any], changes: list[Co
 
 
 def _coerce_object(root: Json, part: Json, value: Json, path: list[Any], changes: list[Coercion]) -> Json:
-    known = properties_of(part)
-    coerced = {
-        name: _coerce(root, known.get(name, part.get("additionalProperties")), item, [*path, name], changes)
-        for name, item in value.items()
-    }
+    others = part.get("additionalProperties")
+    coerced: Json = {}
+    for name, item in value.items():
+        known = property_of(part, name)
+        coerced[name] = _coerce(root, others if known is None else known, item, [*path, name], changes)
     return coerced if any(coerced[name] is not item for name, item in value.items()) else value
 
 

@@ -184,7 +184,7 @@ class Schema:
         """Return the part of the schema that describes a path, as far as it can be followed."""
         node: Json = resolve_ref(self.document, self.document)
         for step in path:
-            child: Any = node.get("items") if isinstance(step, int) else properties_of(node).get(step)
+            child: Any = node.get("items") if isinstance(step, int) else property_of(node, step)
             if not isinstance(child, dict):
                 return {}
             node = resolve_ref(self.document, cast("Json", child))
@@ -368,6 +368,13 @@ def properties_of(node: Json) -> dict[str, Json]:
     if not isinstance(properties, dict):
         return {}
     return {name: cast("Json", part) for name, part in cast("Json", properties).items() if isinstance(part, dict)}
+
+
+def property_of(node: Json, name: str) -> Json | None:
+    """Return one of the properties that a schema lists, however many there are; None as in `properties_of`."""
+    properties: Any = node.get("properties")
+    part: Any = cast("Json", properties).get(name) if isinstance(properties, dict) else None
+    return cast("Json", part) if isinstance(part, dict) else None
 
 
 def pointer(path: Any) -> str:

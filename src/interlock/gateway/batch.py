@@ -18,6 +18,7 @@ from typing import Literal
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
+from interlock.core.threads import DEFINITIONS
 from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import Catalog
 
@@ -111,7 +112,10 @@ class Batch:
         """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
         try:
             capability = None if request.caller is None else request.caller.capability
-            tool = self._catalog.resolve(request.tool, request.version, capability).prepared
+            version = self._catalog.resolve(request.tool, request.version, capability)
+            if not version.at_hand:
+                await DEFINITIONS.run(version.compile)
+            tool = version.prepared
             manifest = tool.contract.manifest
             if tool.contract.mutation.mutation_class == "write_irreversible":
                 return False

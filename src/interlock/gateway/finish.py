@@ -728,7 +728,7 @@ class Closer:
     def redact(self, ran: Ran, value: Any) -> Verified:
         """The verified result with nothing in it that its reader may not see."""
         requested = ran
-        redactor = requested.tool.redactor or self._redactor_of(requested.tool)
+        redactor = requested.tool.redactor or self.redactor_of(requested.tool)
         if redactor.trivial:
             encoded, paths = encode(value), ()
         else:
@@ -765,7 +765,7 @@ class Closer:
             return None  # that there is a part is told, and nothing of it
         verify.check_size(requested.tool, value, self.most_bytes(requested.tool))
         caller = requested.request.caller
-        part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
+        part = self.redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return self._observer.without(requested, self._redactor.value(part.value).value)
 
     def told(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -783,7 +783,7 @@ class Closer:
             for change in changes
         )
 
-    def _redactor_of(self, tool: Prepared) -> SchemaRedactor:
+    def redactor_of(self, tool: Prepared) -> SchemaRedactor:
         found = self._redactors.get(tool.digest)
         if found is None:
             patterns = tool.contract.manifest.redact_results and self._settings.redacts(tool.contract.id.namespace)
@@ -797,7 +797,7 @@ class Closer:
 
     def _private_values(self, call: Call, tool: Prepared) -> PrivateValues:
         """Judges values: private by the name of their resource, by either schema or by themselves."""
-        schemas = (self._redactor_of(tool), self._observer.sink(call))
+        schemas = (self.redactor_of(tool), self._observer.sink(call))
 
         def private(resource: str, value: Any) -> bool:
             if self._redactor.names_secret(resource) or self._redactor.value(value).paths:

@@ -30,7 +30,7 @@ from interlock.call.results import Result
 from interlock.core.clock import Clock, new_id, new_ids
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
-from interlock.core.threads import INPUTS, WALKS, Threads
+from interlock.core.threads import DEFINITIONS, INPUTS, WALKS, Threads
 from interlock.data.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
 from interlock.data.canonical import canonical, decode, plain_form, private_copy
 from interlock.data.schema import Json
@@ -64,6 +64,7 @@ from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording
 
 T = TypeVar("T")
+Find = Callable[[str, str | None, Capability | None], Prepared | None]
 
 # Bytes of JSON that cannot hold very many private values.
 _FEW_PRIVATE = 1 << 14
@@ -288,7 +289,20 @@ class Gateway:
         if not joint.isascii():
             _refuse_unwritable(names)
         self.observer.emit("tool.invocation.planned", call)
-        return self._select(call, await self._write_input(call))
+        model_input = await self._write_input(call)
+        try:
+            return self._select(call, model_input, self._catalog.at_hand)
+        except _NotAtHandError:
+            version = self._catalog.resolve(request.tool, request.version, request.caller.capability)
+            await DEFINITIONS.run(version.compile)
+            requested = self._select(call, model_input, self._catalog.prepared)
+            await DEFINITIONS.run(self._compile_redaction, requested)
+            return requested
+
+    def _compile_redaction(self, requested: Requested) -> None:
+        """Compile what knows the private parts of a large contract, before the first call needs it."""
+        self.observer.sink(requested)
+        self._closer.redactor_of(requested.tool)
 
     async def _write_input(self, call: Call) -> bytes:
         """The input as it was sent, in canonical form. A large one is copied and written apart from the event loop."""
@@ -306,7 +320,7 @@ class Gateway:
         call.request = replace(request, arguments=given)
         return model_input
 
-    def _select(self, call: Call, model_input: bytes) -> Requested:
+    def _select(self, call: Call, model_input: bytes, find: Find) -> Requested:
         """The tool of a call, and its deadline."""
         request = call.request
         assert request.caller is not None
@@ -323,9 +337,11 @@ class Gateway:
             if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked where it was read
                 check_values(model_input, self._most_values)
             try:
-                tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
+                tool = find(request.tool, request.version, request.caller.capability)
             except Stranded as missing:
                 tool = self._answered_before(call, missing)
+            if tool is None:
+                raise _NotAtHandError
         call.tool = tool
         self.quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
@@ -605,6 +621,10 @@ class Gateway:
         await self.hooks.close()
         await self.pay()
         await self.telemetry.close()
+
+
+class _NotAtHandError(Exception):
+    """The contract of the called tool is large and was not compiled yet."""
 
 
 def _recorded(read: Read) -> Call:

@@ -95,8 +95,8 @@ class Straight:
             return None
         clock = self._clock
         try:
-            tool = self._catalog.prepared(request.tool, request.version, caller.capability)
-            if not tool.straight or tool.sink is None or tool.sink.guarded:
+            tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
+            if tool is None or not tool.straight or tool.sink is None or tool.sink.guarded:
                 return None
             taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:

@@ -6,6 +6,7 @@ deprecate or remove at any time: the store's reader of changes then invalidates 
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class Version:
         self._bind = bind
         self._bound: Tool[..., Any] | None = None
         self._prepared: Prepared | None = None
+        self._compiled = False
 
     @property
     def contract(self) -> Contract:
@@ -124,6 +126,20 @@ class Version:
                 raise Stranded(self, failure) from failure
             self._prepared = self._with(bound)
         return self._prepared
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether `prepared` returns at once. Otherwise a large contract has to be compiled first: see `compile`."""
+        return self._compiled or self._prepared is not None or len(self.content.manifest) < _LARGE
+
+    def compile(self) -> None:
+        """Compile the contract, on a thread apart from the event loop. The code behind it is bound on the loop."""
+        if self.row.origin.startswith(("upstream:", "library:")):  # nothing is imported for these
+            with contextlib.suppress(Failure):  # raised again by whoever asks for the version
+                _ = self.prepared
+        else:
+            _ = self.contract.input.fits
+        self._compiled = True
 
     def _with(self, bound: Tool[..., Any]) -> Prepared:
         notice = self.row.notice
@@ -277,14 +293,23 @@ class Catalog:
 
     def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
         """Return the version for a name, a range and a token, ready to be called."""
+        ready = self.at_hand(name, spec, capability)
+        return self.resolve(name, spec, capability).prepared if ready is None else ready
+
+    def at_hand(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared | None:
+        """Return the same, or None if a large contract has to be compiled first: see `Version.compile`."""
         if capability is not None and capability.narrows:
-            return self.resolve(name, spec, capability).prepared
+            version = self.resolve(name, spec, capability)
+            return version.prepared if version.at_hand else None
         if self._clock.monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
         ready = self._ready.get((name, spec))
         if ready is None or ready.notice is not None:
+            version = self._resolve(name, spec, capability)
+            if not version.at_hand:
+                return None
             # A version with a removal date is not cached: the date may pass.
-            ready = self._ready[(name, spec)] = self._resolve(name, spec, capability).prepared
+            ready = self._ready[(name, spec)] = version.prepared
         return ready
 
     def _find(self, name: str, spec: str | None, capability: Capability | None) -> Version:
@@ -430,6 +455,7 @@ def contract_digest(tool: Tool[..., Any]) -> str:
 
 
 _MOST_ADDRESSES = 20_000
+_LARGE = 16_384  # characters of a manifest that take some milliseconds to compile
 _ONE_BY_ONE = 100  # above this number of manifests, all are read in one statement
 
 

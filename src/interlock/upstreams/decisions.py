@@ -16,14 +16,15 @@ from interlock.contract.declare import Tool, from_upstream
 from interlock.contract.manifest import Manifest
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
+from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
-from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.catalog import Catalog, Version, contract_digest
 from interlock.store import tools as stored_tools
 from interlock.store.port import Reader
 from interlock.upstreams import repository
 from interlock.upstreams.manifests import Imported, definition_digest, import_all
-from interlock.upstreams.overlay import parse_overlay
+from interlock.upstreams.overlay import Overlay, parse_overlay
 from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
 from interlock.upstreams.schemas import visible
 
@@ -31,14 +32,21 @@ FIRST_VERSION = "1.0.0"
 TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
 
 
-def judge(
+async def judge(
     reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
 ) -> Sequence[Offered]:
-    """Decide on each definition: a first version, a next one, or unchanged."""
+    """Decide on each definition: a first version, a next one, or unchanged. They are read apart from the loop."""
     overlay = parse_overlay(known.overlay)
     if faults := overlay.faults(one.name for one in discovered.tools):
         listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
         raise Failure("E3105", f"overlay refused: {listing}")
+    offered = await DEFINITIONS.run(_imported, known, discovered, page, overlay)
+    taken = repository.foreign(reader, known.origin, {one.address for one in offered})
+    offered = _distinct(reader, offered)
+    return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
+
+
+def _imported(known: Upstream, discovered: Discovered, page: Page, overlay: Overlay) -> list[Offered]:
     imported = import_all(
         discovered.tools,
         upstream=known.name,
@@ -50,10 +58,7 @@ def judge(
         credentials=known.credentials,
         known={name: one.address.partition(".")[2] for name, one in page.tools.items()},
     )
-    offered = [_offered(known, one) for one in imported]
-    taken = repository.foreign(reader, known.origin, {one.address for one in offered})
-    offered = _distinct(reader, offered)
-    return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
+    return [_offered(known, one) for one in imported]
 
 
 def _distinct(reader: Reader, offered: list[Offered]) -> list[Offered]:
@@ -158,23 +163,29 @@ async def admit(
     catalog: Catalog, try_out: TryOut, offered: Sequence[Offered]
 ) -> tuple[Sequence[Offered], dict[str, Evidence]]:
     """Run the contract tests of new definitions, and check them against all eight conditions."""
-    fresh = [_next_version(catalog, one) for one in offered if one.manifest is not None]
+    fresh = [
+        await DEFINITIONS.run(_next_version, catalog.versions(one.address), one)
+        for one in offered
+        if one.manifest is not None
+    ]
     tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
     evidence = dict(zip((one.name for one in fresh), await try_out(tools) if tools else (), strict=True))
     judged: dict[str, Offered] = {}
     for one, tool in zip(fresh, tools, strict=True):
         published = catalog.versions(one.address)
-        verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence[one.name])
-        state = "admitted" if verdict.admitted else "refused"
-        reason = "" if verdict.admitted else verdict.failure(one.address).message
-        judged[one.name] = replace(one, state=state, reason=reason)
+        judged[one.name] = await DEFINITIONS.run(_examined, one, tool, published, evidence[one.name])
     return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
 
 
-def _next_version(catalog: Catalog, one: Offered) -> Offered:
+def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Version], evidence: Evidence) -> Offered:
+    verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence)
+    state = "admitted" if verdict.admitted else "refused"
+    return replace(one, state=state, reason="" if verdict.admitted else verdict.failure(one.address).message)
+
+
+def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:
     """Return the manifest with its version: the first, or the next after the published one."""
     manifest = cast("Manifest", one.manifest)
-    published = catalog.versions(one.address or manifest.address)
     if not published:
         return replace(one, address=manifest.address, version=manifest.version)
     latest = max(published, key=_numbers)

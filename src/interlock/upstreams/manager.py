@@ -29,6 +29,7 @@ from interlock.call.phases import Lease
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
+from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
@@ -250,7 +251,7 @@ class Upstreams:
             discovered = await self._discover(wanted, connector)
         finally:
             await connector.close()
-        offered = judge(self._journal.reader, wanted, discovered, Page(None, {}), {})
+        offered = await judge(self._journal.reader, wanted, discovered, Page(None, {}), {})
         return Report(name, (*offered, *refused(discovered, offered)), dict(discovered.about))
 
     async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
@@ -447,10 +448,12 @@ class Upstreams:
                 if overlay is not None:
                     known = replace(known, overlay=_plain(overlay))
                 page = repository.page(self._journal.reader, known.name)
-                judged = judge(self._journal.reader, known, discovered, page, accepted or {})
+                judged = await judge(self._journal.reader, known, discovered, page, accepted or {})
                 offered, evidence = await admit(self._catalog, self._try_out, judged)
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
-                unit = repository.settle(known, page, once(looked), evidence, by=by, new=new, lift=accepted or ())
+                unit = await DEFINITIONS.run(
+                    repository.settle, known, page, once(looked), evidence, by=by, new=new, lift=accepted or ()
+                )
                 try:
                     await self._journal.commit(unit)
                     break

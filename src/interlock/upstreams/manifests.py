@@ -41,6 +41,10 @@ class Imported:
     refused: str | None = None
 
 
+# Limits on the schemas of one definition and of everything that an upstream offers, in objects and lists. Admission
+# and the first call take time in proportion to them. An OpenAPI document of some megabytes can describe far more.
+MOST_PARTS = 20_000
+MOST_PARTS_OF_ALL = 1_000_000
 _UNPREFIXED = "default"
 _TIMEOUT_S = 30
 _LONGEST_DESCRIPTION = 2000
@@ -67,7 +71,15 @@ def import_all(
     shared = Counter(ids.values())
     seen: set[str] = set()
     imported: list[Imported] = []
+    left = MOST_PARTS_OF_ALL
     for one in definitions:
+        parts = _parts(one, min(left, MOST_PARTS))
+        if parts is None:
+            most = f"{MOST_PARTS:,} parts" if left > MOST_PARTS else f"{MOST_PARTS_OF_ALL:,} parts with those before it"
+            judged = classify(one, overlay, accept_hints=accept_hints)
+            imported.append(Imported(one, ids[one.name], "", judged, refused=f"its schemas have more than {most}"))
+            continue
+        left -= parts
         done = to_manifest(
             one,
             upstream=upstream,
@@ -86,6 +98,20 @@ def import_all(
         seen.add(one.name)
         imported.append(done)
     return imported
+
+
+def _parts(definition: Definition, most: int) -> int | None:
+    """Count the objects and lists of a definition's schemas; None if there are more than `most`."""
+    count = 0
+    waiting: list[Any] = [definition.input_schema, definition.output_schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list):
+            count += 1
+            if count > most:
+                return None
+            waiting.extend(cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
+    return count
 
 
 def to_manifest(

@@ -243,6 +243,8 @@ def settle(
     was admitted.
     """
     fresh = [one for one in looked if one.state == "admitted" and one.manifest is not None]
+    # Prepared here: while the unit runs, nobody else writes.
+    publications = {one.name: _publication(known, one, evidence[one.name], by) for one in fresh}
 
     def unit(transaction: Transaction) -> None:
         # INVARIANT: whatever forbids the change is found before anything is written.
@@ -256,8 +258,7 @@ def settle(
         for one in looked:
             before = judged_by.tools.get(one.name)
             if one.manifest is not None and one.state == "admitted":
-                proof = evidence[one.name]
-                admission.publish(one.manifest, proof.digest, known.origin, proof, by)(transaction)
+                publications[one.name](transaction)
                 if before is not None and before.address != one.address:
                     stored_tools.sunset(transaction, before.address)  # it has another name now
             elif before is not None:
@@ -269,6 +270,11 @@ def settle(
         bump_epoch(transaction)
 
     return unit
+
+
+def _publication(known: Upstream, one: Offered, proof: Evidence, by: str) -> Unit[bool]:
+    assert one.manifest is not None
+    return admission.publish(one.manifest, proof.digest, known.origin, proof, by)
 
 
 def removal(name: str, by: str) -> Unit[None]:

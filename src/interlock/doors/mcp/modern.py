@@ -221,9 +221,11 @@ class McpRoute(Route):
             raise _ForSdk
         address = self._names.address(name)
         try:
-            tool = self.service.lock.catalog.prepared(address, None, caller.capability)
+            tool = self.service.lock.catalog.at_hand(address, None, caller.capability)
         except Failure:
             raise _ForSdk from None
+        if tool is None:
+            raise _ForSdk  # its contract has to be compiled first
         form = self._listing.form(tool)
         if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
             raise _ForSdk  # the SDK checks headers, and relays what an upstream asks of a client that can be asked

@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from interlock import Interlock
+from interlock.store.connection import Connection
 from interlock.store.home import Home
-from interlock.store.journal import Transaction
+from interlock.store.transaction import Transaction
 
 _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
 _LAST = "SELECT seq, hash, call, body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
@@ -25,7 +26,7 @@ async def fill(home: Path, rows: int) -> None:
 
 
 def append(database: Path, rows: int) -> None:
-    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(database, isolation_level=None, factory=Connection)) as connection:
         # A scratch file needs no way back; without one the fill is several times faster.
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-262144"):
             connection.execute(f"PRAGMA {pragma}")

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.data import canonical
-from interlock.store.journal import Journal
+from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
 from tests.support import surroundings
 
@@ -134,7 +134,7 @@ async def leaves_no_task(leaves_nothing_behind: None) -> AsyncGenerator[None]:
 
 
 # Every unit of every test runs twice: see the contract at the head of store/journal.py.
-Journal.perform = staticmethod(rehearsal.rehearse)
+Writer.perform = staticmethod(rehearsal.rehearse)
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from types import FunctionType
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.store.journal import Transaction
 from interlock.store.port import Unit
+from interlock.store.transaction import Transaction
 
 broken: list[str] = []
 

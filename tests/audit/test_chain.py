@@ -837,7 +837,7 @@ async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp
     async with Interlock.open(tmp_path) as lock:
         await lock.add(echo)
         with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
-            lock.journal._connection.execute(statement)  # pyright: ignore[reportPrivateUsage]
+            lock.journal.writer._connection.execute(statement)  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(Failure, match="not authorized"):
             await lock.journal.commit(lambda transaction: transaction.execute(statement))
     assert verify(Home(tmp_path)).intact
@@ -860,7 +860,7 @@ async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, st
     async with Interlock.open(tmp_path) as lock:
         await lock.add(echo)
         lock.journal.anchor()
-        connection = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
+        connection = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
         connection.execute("BEGIN")
         before = connection.total_changes
         try:

@@ -22,7 +22,8 @@ from interlock import Caller, Interlock, Preview, tool
 from interlock.call.context import Context
 from interlock.contract.manifest import Effect
 from interlock.gateway.execute import Execution
-from interlock.store.journal import Journal, Transaction
+from interlock.store.transaction import Transaction
+from interlock.store.writer import Writer
 from interlock.testing import FakeClock
 from tests.crash.counter import Key, crash_here
 
@@ -80,12 +81,12 @@ def opening(home: str, clock: FakeClock) -> Any:
 
 def instrument() -> None:
     """Put a labelled point around every commit that moves a ticket, and before an approved call is executed."""
-    apply, append, run = Journal._apply, Transaction.append, Execution.run  # pyright: ignore[reportPrivateUsage]
+    apply, append, run = Writer._apply, Transaction.append, Execution.run  # pyright: ignore[reportPrivateUsage]
 
     def label(kind: str, body: bytes) -> str:
         return json.loads(body)["act"] if kind == "approval" else kind
 
-    def watched(self: Journal, batch: list[Any]) -> None:
+    def watched(self: Writer, batch: list[Any]) -> None:
         seen: list[str] = []
 
         def noted(self: Transaction, kind: str, call: str, body: bytes) -> None:
@@ -105,7 +106,7 @@ def instrument() -> None:
         crash_here("before execute")
         return await run(self, granted)
 
-    Journal._apply = watched  # pyright: ignore[reportPrivateUsage]
+    Writer._apply = watched  # pyright: ignore[reportPrivateUsage]
     Execution.run = looked_at
 
 

@@ -24,7 +24,8 @@ from interlock.gateway.authorize import Authorizer
 from interlock.gateway.execute import Execution
 from interlock.gateway.finish import Closer
 from interlock.gateway.invoke import Gateway
-from interlock.store.journal import Journal, Transaction
+from interlock.store.transaction import Transaction
+from interlock.store.writer import Writer
 from tests.crash.counter import crash_here, mark
 
 PHASES: dict[str, tuple[type, str]] = {
@@ -51,9 +52,9 @@ def instrument() -> None:
     """Put a labelled point before and after every phase and around every commit that holds an intent or a closing."""
     for phase, (owner, name) in PHASES.items():
         setattr(owner, name, _around(phase, getattr(owner, name)))
-    apply = Journal._apply  # pyright: ignore[reportPrivateUsage]
+    apply = Writer._apply  # pyright: ignore[reportPrivateUsage]
 
-    def watched(self: Journal, batch: list[Any]) -> None:
+    def watched(self: Writer, batch: list[Any]) -> None:
         kinds: set[str] = set()
         append = Transaction.append
 
@@ -73,7 +74,7 @@ def instrument() -> None:
         if "closed" in kinds:
             crash_here("closing: after commit")
 
-    Journal._apply = watched  # pyright: ignore[reportPrivateUsage]
+    Writer._apply = watched  # pyright: ignore[reportPrivateUsage]
 
 
 def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:

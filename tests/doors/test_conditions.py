@@ -384,7 +384,7 @@ async def test_a_condition_around_a_call_has_its_code_and_status(
     world: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     monkeypatch.setitem(vars(world.lock.settings), "max_background_per_caller", 0)
-    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.02)
+    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.02)
     await admit(world.lock, remembers)
     told(await AROUND[code](world), code)
 

@@ -26,10 +26,11 @@ from interlock.authority.keys import make_private
 from interlock.call.results import Result
 from interlock.registry import quarantine
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction
 from interlock.store.port import Changed, Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
+from interlock.store.transaction import Transaction
+from interlock.store.writer import Writer
 from tests.conftest import TOOLS
 from tests.gateway import checkpoint_tools
 from tests.gateway.test_idempotency import code
@@ -303,11 +304,11 @@ async def test_a_write_that_fails_at_any_step_has_not_happened_and_can_be_sent_a
         return sign(self, *given)
 
     async with opened(home) as lock:
-        monkeypatch.setattr(Journal, "perform", staticmethod(faults.perform))
+        monkeypatch.setattr(Writer, "perform", staticmethod(faults.perform))
         monkeypatch.setattr(Box, "seal", failing_seal)
         monkeypatch.setattr(Signer, "sign", failing_sign)
         journal: Any = lock.journal
-        journal._cursor = _Cursor(journal._cursor, faults)
+        journal.writer._cursor = _Cursor(journal.writer._cursor, faults)
         reached = 0
         for at in range(1, MOST_STEPS):
             name = f"{flow.__name__}-{at}"
@@ -348,7 +349,7 @@ async def test_others_in_the_batch_of_a_write_that_fails_hear_nothing_of_it(
             transaction.__class__ = Transaction
 
     async with opened(home) as lock:
-        monkeypatch.setattr(Journal, "perform", staticmethod(perform))
+        monkeypatch.setattr(Writer, "perform", staticmethod(perform))
         at = 0
         for at in range(1, MOST_STEPS):
             faults.arm(at)

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from interlock import Failure, Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
-from interlock.store.journal import Journal
+from interlock.store.writer import Writer
 from tests import sample
 from tests.crash.counter import effects
 from tests.crash.test_kill import prepare
@@ -76,15 +76,15 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    apply = Journal._apply  # pyright: ignore[reportPrivateUsage]
+    apply = Writer._apply  # pyright: ignore[reportPrivateUsage]
     failing = True
 
-    def limited(self: Journal, batch: list[Any]) -> None:
+    def limited(self: Writer, batch: list[Any]) -> None:
         if failing and any("_close_with" in getattr(one.work, "__qualname__", "") for one in batch):
             raise sqlite3.OperationalError("database or disk is full")
         apply(self, batch)
 
-    monkeypatch.setattr(Journal, "_apply", limited)
+    monkeypatch.setattr(Writer, "_apply", limited)
     result = await lock.call("demo.increment", name="a", key="k")
     assert code(result) == "E3409"
     assert result.error is not None
@@ -101,7 +101,7 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
 
 
 async def test_a_full_disk_is_told_with_the_advice_to_make_room(lock: Interlock) -> None:
-    journal = lock.journal._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+    journal = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
     journal.execute(f"PRAGMA max_page_count={journal.execute('PRAGMA page_count').fetchone()[0]}")
     failures = [(await lock.call("demo.increment", {"name": "a" * 20_000}, key=str(n))).error for n in range(20)]
     assert failures[-1] is not None
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_where_the_room_is_missing_for_reading_too(home: Pat
 async def test_a_home_that_cannot_be_written_when_it_is_opened_leaves_nothing_running(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.05)
     other = sqlite3.connect(home / "interlock.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Failure) as refused:
@@ -136,7 +136,7 @@ async def test_a_database_that_another_process_holds_refuses_writes_instead_of_r
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.05)
     other = sqlite3.connect(home / "interlock.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     result = await lock.call("demo.increment", name="a", key="k")

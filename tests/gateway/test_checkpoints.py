@@ -228,7 +228,7 @@ async def test_waiting_for_a_checkpoint_on_the_loop_itself_is_refused(lock: Inte
 
 @ARCHIVE
 async def test_a_store_that_cannot_be_written_is_told_to_the_tool(lock: Interlock) -> None:
-    journal = lock.journal._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+    journal = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
     pages = journal.execute("PRAGMA page_count").fetchone()[0]
 
     def limit(most: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
 from interlock.api import background
 from interlock.audit.chain import verify
-from interlock.store import journal
+from interlock.store import writer
 from interlock.store.home import Home
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
@@ -274,7 +274,7 @@ async def test_a_lost_session_does_not_free_the_key_of_an_effect_made_outside_it
 
 async def _run_three_that_cannot_be_recorded(lock: Interlock, home: Path, patch: pytest.MonkeyPatch) -> None:
     """Three writes make their effect while another process holds the journal's lock."""
-    patch.setattr(journal, "LOCK_PATIENCE_S", 0.05)
+    patch.setattr(writer, "LOCK_PATIENCE_S", 0.05)
     world.gate = asyncio.Event()
     started: list[str] = []
     stop = lock.listen(
@@ -431,13 +431,13 @@ async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
         raise ValueError("unit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lock.journal, "_commit_s", 1.0)  # slow enough for the writer's own thread
-        patch.setattr(lock.journal, "_roll_back", roll_back)
+        patch.setattr(lock.journal.writer, "commit_s", 1.0)  # slow enough for the writer's own thread
+        patch.setattr(lock.journal.writer, "_roll_back", roll_back)
         async with asyncio.timeout(10):
             with pytest.raises(Failure) as unwritable:
                 await lock.journal.commit(broken)
     assert unwritable.value.code == "E3801"
-    lock.journal._connection.execute("ROLLBACK")  # pyright: ignore[reportPrivateUsage] - the disk is well again
+    lock.journal.writer._connection.execute("ROLLBACK")  # pyright: ignore[reportPrivateUsage] - the disk is well again
     async with asyncio.timeout(10):
         assert await lock.journal.commit(lambda transaction: 1) == 1
         await lock.close()
@@ -461,16 +461,16 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(lock: Interlock, m
     def broken(transaction: Transaction) -> None:
         raise ValueError("unit")
 
-    real: sqlite3.Connection = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(lock.journal, "_connection", Failing())
+    real: sqlite3.Connection = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(lock.journal.writer, "_connection", Failing())
     async with asyncio.timeout(10):
         with pytest.raises(ValueError, match="unit"):
             await lock.journal.commit(broken)
         assert await lock.journal.commit(lambda transaction: 1) == 1
     assert (await lock.call("demo.increment", name="a", key="k")).ok
-    current = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
+    current = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage]
     monkeypatch.undo()
-    lock.journal._connection = current  # pyright: ignore[reportPrivateUsage] - the fixture closes what is in use
+    lock.journal.writer._connection = current  # pyright: ignore[reportPrivateUsage] - the fixture closes what is in use
 
 
 async def test_a_call_is_undone_once_however_much_time_has_passed_and_whatever_the_session(home: Path) -> None:

@@ -21,7 +21,7 @@ from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.gateway import idempotency
 from interlock.registry import quarantine
-from interlock.store.journal import Journal
+from interlock.store.writer import Writer
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
@@ -63,7 +63,7 @@ async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key
 ) -> None:
     """The journal has the answer already, but the task that asked has not seen it."""
     monkeypatch.setattr("interlock.store.journal.INLINE_BELOW_S", inline_s)
-    loop, perform, left = asyncio.get_running_loop(), Journal.perform, list[str]()
+    loop, perform, left = asyncio.get_running_loop(), Writer.perform, list[str]()
     request = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
 
     def leave() -> None:
@@ -80,7 +80,7 @@ async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key
             leave()
         return found
 
-    monkeypatch.setattr(Journal, "perform", staticmethod(performed))
+    monkeypatch.setattr(Writer, "perform", staticmethod(performed))
     caller = asyncio.create_task(lock.gateway.invoke(request))
     with pytest.raises(asyncio.CancelledError):
         await caller

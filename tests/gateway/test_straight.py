@@ -598,7 +598,7 @@ async def test_whoever_comes_to_listen_while_the_record_is_written_hears_of_it(l
 async def test_a_read_that_cannot_be_recorded_is_no_success(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
-    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.02)
+    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.02)
     if aside:
         bystander(lock)
     with held(lock):

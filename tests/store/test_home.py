@@ -23,8 +23,9 @@ from interlock import Failure, Interlock
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
+from interlock.store.anchors import ANCHOR_AFTER_S
 from interlock.store.home import Home, Instance
-from interlock.store.journal import ANCHOR_AFTER_S, Journal
+from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests import sample
@@ -219,7 +220,7 @@ async def test_records_that_no_other_follow_are_signed_by_any_later_commit(
 
     await journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
     assert not journal.unsigned
-    monkeypatch.setattr("interlock.store.journal.ANCHOR_AFTER_S", 0.0)
+    monkeypatch.setattr("interlock.store.anchors.ANCHOR_AFTER_S", 0.0)
     assert ANCHOR_AFTER_S > 0
     assert journal.unsigned
     await journal.commit(nothing)

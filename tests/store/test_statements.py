@@ -32,12 +32,14 @@ FOR_SQLITE = {
     "connection.py": "the driver",
     "expressions.py": "expressions that databases write in different ways",
     "home.py": "opens the file and brings it to the current schema",
-    "journal.py": "the writer",
+    "journal.py": "the queue of the writer, and short reads",
     "layout.py": "compares the schema in the file with the one that the migrations make",
     "readers.py": "opens connections for reading",
     "tables.py": "the definitions of the tables",
+    "transaction.py": "a transaction of the writer",
     "turns.py": "the queue of processes that wait for the lock of the file",
     "verify_reads.py": "reads files that may be damaged or edited",
+    "writer.py": "the writer",
 }
 # What only SQLite understands, and what it does otherwise than others: time and random values come from the program.
 OF_SQLITE_ONLY = re.compile(

@@ -19,7 +19,6 @@ import pytest
 
 from interlock.core import record_locks
 from interlock.core.clock import Clock
-from interlock.store import journal as journals
 from interlock.store import turns
 from interlock.store.home import Home
 from interlock.store.journal import Journal
@@ -33,13 +32,13 @@ LONG_S = 60.0
 WRITER = """
 import asyncio, sys
 from interlock.core.clock import Clock
-from interlock.store import journal, turns
+from interlock.store import journal, turns, writer
 from interlock.store.home import Home
 from interlock.store.signing import Signer
 
 async def main(path, how):
     home = Home(path)
-    journal.LOCK_PATIENCE_S = 3600.0
+    writer.LOCK_PATIENCE_S = 3600.0
     if how == "greedy":
         turns.STALLED_S = 3600.0  # a machine under load must not look like a stopped process
     made = journal.Journal(home, clock=Clock(), signer=Signer(home.keys))
@@ -167,7 +166,7 @@ def test_those_who_wait_have_their_turns_in_the_order_in_which_they_came(
 async def test_a_stopped_process_holds_nobody_up_and_has_its_turn_when_it_goes_on(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "LOCK_PATIENCE_S", 3600.0)
+    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 3600.0)
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     with writer(home, "by line") as process, closing(home.open_database()) as connection:
         assert process.stdin is not None

@@ -118,7 +118,7 @@ async def test_a_full_disk_is_alerted_when_a_call_meets_it_and_not_for_every_cal
     async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
         await lock.add(fortune)
         lock.gateway.telemetry.alerts.listeners.append(heard.append)
-        journal = lock.journal._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+        journal = lock.journal.writer._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
         journal.execute(f"PRAGMA max_page_count={journal.execute('PRAGMA page_count').fetchone()[0]}")
         codes: list[str] = []
         while len(codes) < 3:

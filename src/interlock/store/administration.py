@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 
 from interlock.core.errors import Failure
-from interlock.store import journal
+from interlock.store import transaction as units
 from interlock.store.connection import Connection
 from interlock.store.home import Home, store_failure
 from interlock.store.last_head import SignedHead, anchor_line, ends
@@ -85,11 +85,9 @@ def in_turn(connection: Administration) -> Generator[None]:
 def writing(connection: Administration, now_ms: int) -> Generator[Transaction]:
     """A transaction at the end of the chain. It is committed with the records that were appended, or rolled back."""
     with in_turn(connection):
-        transaction = journal.Transaction(connection, *ends(connection, None).head, now_ms)
+        transaction = units.Transaction(connection, *ends(connection, None).head, now_ms)
         yield transaction
-        connection.executemany(
-            "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
-        )
+        units.insert(connection.cursor(), transaction.rows)
 
 
 def anchor_head(transaction: Transaction, signer: Signer) -> bytes:

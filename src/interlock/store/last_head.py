@@ -37,8 +37,8 @@ UNSIGNED_MS = 10_000
 FACT = "last_head"
 
 _NEWEST = "SELECT seq, hash, at_ms, key_id, signature FROM anchor ORDER BY seq DESC LIMIT 1"
-_HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
-_PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
+HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
+PURGED_HEAD = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 _IN_SEGMENT = "SELECT CASE last_seq WHEN ?1 THEN hash ELSE ?2 END FROM segment WHERE ?1 BETWEEN first_seq AND last_seq"
 _UNSIGNED = "SELECT seq, body FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq"
 
@@ -144,7 +144,7 @@ class Ends:
 
 def ends(reader: Reader, last: SignedHead | None) -> Ends:
     """The ends of a journal. The head is read first: others may write on, and what they sign is no less signed."""
-    head = reader.one(_HEAD) or reader.one(_PURGED) or (0, GENESIS)
+    head = reader.one(HEAD) or reader.one(PURGED_HEAD) or (0, GENESIS)
     row = reader.one(_NEWEST)
     return Ends(head, None if row is None else SignedHead(*row), last)
 

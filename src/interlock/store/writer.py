@@ -1,0 +1,256 @@
+"""The writer of a journal: commits batches of units and records, in the process's turn.
+
+It may be called on any thread, by one at a time: whoever calls holds `lock`. What it is handed it answers, whatever
+goes wrong, so that nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from dataclasses import astuple
+from typing import Any, Generic, TypeGuard, TypeVar
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store import last_head, records
+from interlock.store.anchors import Anchors
+from interlock.store.home import Home, connect, no_room, store_failure
+from interlock.store.last_head import anchor_line
+from interlock.store.port import Unit
+from interlock.store.signing import Signer
+from interlock.store.timekeeping import StoreTime
+from interlock.store.transaction import Transaction, head_of, insert
+from interlock.store.turns import Turns
+
+T = TypeVar("T")
+_log = logging.getLogger("interlock.journal")
+
+LOCK_PATIENCE_S = 10.0
+
+# Errors of a statement. All others of the database are the store's: a full disk, a lock, a damaged file.
+_OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
+
+
+class Waiting(Generic[T]):
+    """A unit (or a single record) in the queue and who waits for it, if anybody does."""
+
+    __slots__ = ("error", "future", "large", "value", "work")
+
+    def __init__(
+        self, work: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None, large: bool = False
+    ) -> None:
+        self.work = work
+        self.future = future
+        self.large = large
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Writer:
+    """The connection of a process that writes to its home."""
+
+    @staticmethod
+    def perform(unit: Unit[Any], transaction: Transaction) -> Any:
+        """Run a unit. Tests put a rehearsal in this place, which holds every unit to its contract."""
+        return unit(transaction)
+
+    def __init__(self, home: Home, *, clock: Clock, signer: Signer) -> None:
+        self._home = home
+        self._clock = clock
+        self._connection = home.open_database()
+        # What every batch says to the database it says through this one; to make another takes its time.
+        self._cursor = self._connection.cursor()
+        self._anchors = Anchors(home, signer)
+        self.turns = Turns(home.turns)
+        self.lock = threading.Lock()
+        # How long a commit takes, on average of the last ones.
+        self.commit_s = 0.0
+        self._take_over()
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether records wait for a signature for longer than they should; any commit gives them one."""
+        return self._anchors.unsigned
+
+    def write(self, batch: list[Waiting[Any]], *, wait: bool = True) -> bool:
+        """Write a batch; whatever goes wrong, everybody who waits is answered and the writer goes on.
+
+        False, and nothing is written, if another process holds the database and the caller does not want to `wait`.
+        """
+        try:
+            return self._write(batch, LOCK_PATIENCE_S if wait else 0.0)
+        except Exception:  # noqa: BLE001 - a writer that died would leave everybody waiting for ever
+            _log.exception("the journal's writer failed")
+            _fail(batch, Failure("E3801", "the journal cannot be written"))
+            return True
+
+    def _write(self, batch: list[Waiting[Any]], patience_s: float) -> bool:
+        """Commit a batch. False only when the lock was not to be had in time and patience was zero."""
+        began = time.monotonic()
+        try:
+            if not self.turns.begin(self._cursor.execute, patience_s):
+                if patience_s == 0.0:
+                    return False
+                _fail(batch, Failure("E3803", "another process holds the journal", retry_after_ms=100))
+                return True
+            self._apply(batch)
+        except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
+            self._roll_back()
+            if _of_the_store(error):
+                _fail(batch, store_failure(error, "written"))
+            else:
+                self._write_singly(batch, error, patience_s)
+        except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
+            self._roll_back()
+            raise
+        if not batch[0].large:  # which takes longer, and says little of the next batch
+            self.commit_s = 0.8 * self.commit_s + 0.2 * (time.monotonic() - began)
+        return True
+
+    def _begin(self) -> None:
+        if not self.turns.begin(self._cursor.execute, LOCK_PATIENCE_S):
+            raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+
+    def _apply(self, batch: list[Waiting[Any]]) -> None:
+        cursor = self._cursor
+        transaction = Transaction(self._connection, *head_of(cursor), self.time.read())
+        timed = self.time.due
+        if timed:
+            self.time.write(cursor.execute, self._connection)
+        for waiting in batch:
+            unit = waiting.work
+            if not callable(unit):
+                transaction.append(*unit)
+                continue
+            if len(batch) == 1:
+                # What it raises ends the transaction, which undoes as much as a savepoint and costs nothing.
+                waiting.value, waiting.error = self.perform(unit, transaction), None
+                continue
+            try:
+                waiting.value, waiting.error = transaction.apart(self.perform, unit, transaction), None
+            except Exception as error:
+                if transaction.torn:
+                    raise
+                waiting.value, waiting.error = None, _answer(error)
+        insert(cursor, transaction.rows)
+        anchor = self._anchors.add_if_due(transaction, self.time)
+        cursor.execute("COMMIT")
+        if timed:
+            self.time.written()
+        if anchor is not None:
+            self._anchors.note(anchor)
+
+    def _write_singly(self, batch: list[Waiting[Any]], error: Exception, patience_s: float) -> None:
+        if len(batch) == 1:
+            batch[0].value, batch[0].error = None, _answer(error)
+            return
+        for waiting in batch:
+            self._write([waiting], patience_s or LOCK_PATIENCE_S)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            # A connection that cannot roll back is of no more use.
+            self._connection.close()
+            self._connection = connect(self._home.database)
+            self._cursor = self._connection.cursor()
+
+    def anchor(self) -> None:
+        """Sign and anchor the head now, if records are not signed yet."""
+        with self.lock:
+            self._begin()
+            try:
+                made = None
+                if self._anchors.pending:
+                    transaction = Transaction(self._connection, *head_of(self._cursor), self.time.read())
+                    made = self._anchors.add_if_due(transaction, self.time, now=True)
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise store_failure(error, "written") from None
+        if made is not None:
+            self._anchors.note(made)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.turns.close()
+        self._connection.close()
+
+    # Taking over
+
+    def _take_over(self) -> None:
+        """Make sure that this process can sign what it writes, and that what is there was written by Interlock."""
+        connection = self._connection
+        try:
+            # While others open the same home, one of them may hold the whole of it for a moment, even against readers.
+            connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
+            self.time = StoreTime(self._clock, connection)
+            ends = self._anchors.take_over(connection)
+            has_last_head = ends.last is not None and last_head.expected(connection)
+            # From here on this process writes, and waits for its turn to do so.
+            connection.execute("PRAGMA busy_timeout=0")
+            if not has_last_head:
+                self._keep_last_head(ends)
+            if ends.unsigned:
+                self.anchor()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, sqlite3.Error):
+                raise store_failure(error) from None
+            if isinstance(error, OSError):
+                words = f"the journal's signing key cannot be used: {error.strerror}"
+                raise no_room(error) or Failure("E3801", words) from None
+            raise
+
+    def _keep_last_head(self, ends: last_head.Ends) -> None:
+        """Keep a last signed head. A home of an earlier version gets one, and a record that says so."""
+        connection = self._connection
+        now_ms = self.time.read()
+        if ends.last is None:
+            first = ends.anchor
+            if first is None:
+                first = self._anchors.first(now_ms)
+            try:
+                last_head.write(self._home, anchor_line(*astuple(first)), first=True)
+            except OSError as error:
+                _log.warning("no last signed head can be kept beside the keys: %s", error.strerror)
+                return
+        fact = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
+        with self.lock:
+            self._begin()
+            if not ends.head[0]:
+                connection.execute(fact, (last_head.FACT, "from the beginning"))
+                connection.execute("COMMIT")
+                return
+            through, head = head_of(self._cursor)
+            transaction = Transaction(connection, through, head, now_ms)
+            if transaction.execute(fact, (last_head.FACT, f"from record {through} on")).rowcount:
+                facts = {"act": "last_head.begun", "through": through, "unsigned": ends.unsigned}
+                transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
+                insert(self._cursor, transaction.rows)
+            made = self._anchors.add_if_due(transaction, self.time, now=True)
+            connection.execute("COMMIT")
+        if made is not None:
+            self._anchors.note(made)
+
+
+def _fail(batch: list[Waiting[Any]], failure: Failure) -> None:
+    for waiting in batch:
+        waiting.value, waiting.error = None, failure
+
+
+def _of_the_store(error: Exception) -> TypeGuard[sqlite3.Error]:
+    return isinstance(error, sqlite3.Error) and not isinstance(error, _OF_A_STATEMENT)
+
+
+def _answer(error: Exception) -> Exception:
+    """The error as the answer to a unit: what the store says in its own words, and nothing that a future refuses."""
+    if _of_the_store(error):
+        return store_failure(error, "written")
+    return RuntimeError("a unit ran out of what it went through") if isinstance(error, StopIteration) else error

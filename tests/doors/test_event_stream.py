@@ -13,7 +13,6 @@ import httpx
 import orjson
 import pytest
 
-import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, Interlock, Preview, tool
 from interlock.api import events as streaming
 from interlock.api.service import Service
@@ -24,6 +23,7 @@ from interlock.data.schema import compile_validator
 from interlock.doors.server import Listening, serving
 from tests import sample
 from tests.authority.test_tokens import did_of
+from tests.support import source
 
 Json = dict[str, Any]
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
@@ -185,14 +185,13 @@ async def test_the_stream_holds_no_part_of_a_result(tmp_path: Path) -> None:
 @pytest.mark.supports("OBS-10")
 def test_no_event_is_told_that_has_no_class_and_no_schema() -> None:
     """Read in the code: every type of event that is written out where events are told."""
-    package = Path(interlock.__file__).parent
+    tellers = ("emit", "announce", "mention")
     told: set[str] = set()
-    for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                name, first = node.func.attr.lstrip("_"), node.args[0]
-                if name in ("emit", "announce", "mention") and isinstance(first, ast.Constant):
-                    told.add(str(first.value))
+    for _, node in source.nodes_with(*tellers):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            name, first = node.func.attr.lstrip("_"), node.args[0]
+            if name in tellers and isinstance(first, ast.Constant):
+                told.add(str(first.value))
     assert {"tool.invocation.planned", "tool.invocation.queued", "tool.alert", "tool.declared"} <= told
     assert told <= KINDS.keys()
 

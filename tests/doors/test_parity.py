@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-import interlock
 from interlock import Effect, Interlock, Preview, tool
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
@@ -45,6 +44,7 @@ from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
 from tests.gateway import artifact_tools
 from tests.gateway.test_interleavings import admit
+from tests.support import source
 
 Json = dict[str, Any]
 DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")
@@ -401,15 +401,13 @@ async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: Wa
 @pytest.mark.proves("OPS-05")
 def test_only_the_gateway_reaches_the_executors() -> None:
     """Read in the code: no door, service or command imports what runs tools, and none runs a tool by itself."""
-    package = Path(interlock.__file__).parent
     importers: set[str] = set()
-    for path in package.rglob("*.py"):
-        layer = path.relative_to(package).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlock.executors"):
-                importers.add(layer)
-            if isinstance(node, ast.Import) and any(one.name.startswith("interlock.executors") for one in node.names):
-                importers.add(layer)
+    for name, node in source.nodes_with("interlock.executors"):
+        layer = name.partition("/")[0]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlock.executors"):
+            importers.add(layer)
+        if isinstance(node, ast.Import) and any(one.name.startswith("interlock.executors") for one in node.names):
+            importers.add(layer)
     assert "gateway" in importers
     assert importers.isdisjoint({"doors", "service", "cli", "app", "upstreams", "trials.py", "testing.py"})
 

@@ -27,12 +27,13 @@ from interlock.doors.rest.invoke import FIELDS, LONGEST_MS, read
 from interlock.doors.rest.models import InvokeBody
 from interlock.http.asgi import MAX_BODY
 from tests.doors.test_rest import serving
+from tests.thorough import THOROUGH
 
 Json = dict[str, Any]
 # Its types say less than strict checking wants.
 schemathesis: Any = importlib.import_module("schemathesis")
 checks: Any = importlib.import_module("schemathesis.specs.openapi.checks")
-EXAMPLES = 5
+EXAMPLES = 100 if THOROUGH else 2  # of each operation, in each mode
 # Whether a well-formed request is met depends on what is in the home, which no schema knows; and every request here
 # carries a good token, so what happens without one is shown in test_rest.py.
 NOT_ITS_AFFAIR = [checks.positive_data_acceptance, checks.ignored_auth]

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-import interlock
 from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen, tool
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
@@ -33,6 +32,7 @@ from interlock.registry.catalog import Catalog
 from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
+from tests.support import source
 
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
 
@@ -75,21 +75,18 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     """A static look at the whole package: no other place seals a call, takes it for granted or calls an executor."""
-    package = Path(interlock.__file__).parent
     makers: set[str] = set()
     runners: set[str] = set()
-    for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr == "seal" and isinstance(node.ctx, ast.Store):
-                makers.add(str(path.relative_to(package)))
-            if not isinstance(node, ast.Call):
-                continue
-            name = ast.unparse(node.func)
-            if name == "cast" and ast.unparse(node.args[0]) == "'Granted'":
-                makers.add(str(path.relative_to(package)))
-            if name.endswith("_executor.run"):
-                runners.add(str(path.relative_to(package)))
+    for file, node in source.nodes_with("seal", "Granted", "_executor"):
+        if isinstance(node, ast.Attribute) and node.attr == "seal" and isinstance(node.ctx, ast.Store):
+            makers.add(file)
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name == "cast" and ast.unparse(node.args[0]) == "'Granted'":
+            makers.add(file)
+        if name.endswith("_executor.run"):
+            runners.add(file)
     assert makers == {"call/phases.py", "gateway/authorize.py"}  # the former sets no seal
     assert runners == {"gateway/execute.py"}
 

@@ -48,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.touched = None if found is None else changed.touched(found)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores: tests wait for processes, threads and clients for a part of their time."""
+    cores = len(os.sched_getaffinity(0))
+    return cores + max(1, cores // 2)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
     parser.addoption("--changed", action="store_true", help="run the tests that a change since main can touch")

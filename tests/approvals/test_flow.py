@@ -47,8 +47,8 @@ from interlock.gateway.hooks import Seen
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import AGENT, USER
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import AGENT, USER
 
 Json = dict[str, Any]
 Text = Annotated[str, Field(description="any text", examples=["hello"])]

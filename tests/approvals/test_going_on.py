@@ -27,8 +27,8 @@ from interlock import (
 from interlock.gateway.hooks import Seen
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import BEN, DAY, ask, code, opened, outbox, records, refusal, ticket_of
-from tests.gateway.test_interleavings import admit, until
 from tests.sample import Text
+from tests.support.calls import admit, until
 
 Json = dict[str, Any]
 Read = Annotated[str, Field(description="the version that was read", examples=["1"])]

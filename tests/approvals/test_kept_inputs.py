@@ -16,7 +16,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.approvals.test_flow import ANN, BEN, DAY, code, opened, outbox, ticket_of
 from tests.gateway.test_inputs import CANARY
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import records
 
 Json = dict[str, Any]
 SENT: Json = {"to": "carl"}

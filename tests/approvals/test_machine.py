@@ -21,7 +21,7 @@ from interlock.audit.chain import verify
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ADA, ANN, ANYTHING, BEN, BOT, CHANNELS, EVE, MAY, Text
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 T = TypeVar("T")
 ZOE = "local:zoe"

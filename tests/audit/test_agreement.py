@@ -25,7 +25,7 @@ from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ANN, BEN, ask, opened
 from tests.audit.test_chain import unguarded
-from tests.authority.test_tokens import AGENT, USER
+from tests.support.identities import AGENT, USER
 
 ROOT = Caller(id="local:root", scopes=frozenset({"tokens:issue"}))
 FORGED = "UPDATE ticket SET state = 'APPROVED', resolved_by = 'local:ghost', resolved_ms = created_ms WHERE id = '{}'"

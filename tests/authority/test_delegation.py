@@ -19,21 +19,9 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
 from interlock.call.context import CallerKind
 from interlock.core.errors import Failure
-from tests.authority.test_tokens import (
-    AGENT,
-    DEPUTIES,
-    HELPER,
-    NAMES,
-    OPERATOR,
-    USER,
-    World,
-    did_of,
-    opened,
-    parts,
-    private_key,
-    sign,
-)
+from tests.authority.test_tokens import DEPUTIES, NAMES, OPERATOR, World, opened, parts, sign
 from tests.authority.test_tokens import world as world  # the fixture
+from tests.support.identities import AGENT, HELPER, USER, did_of, private_key
 
 Json = dict[str, Any]
 T = TypeVar("T")

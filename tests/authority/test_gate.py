@@ -19,8 +19,8 @@ from interlock.contract.manifest import MutationClass
 from interlock.settings import load_settings
 from tests import sample
 from tests.authority.questions import contract
-from tests.gateway.test_interleavings import admit
 from tests.sample import Text
+from tests.support.calls import admit
 
 CLASSES = st.sampled_from(get_args(MutationClass))
 ENVIRONMENTS = st.sampled_from(["local", "dev", "test", "staging", "PROD", "prod", "production", "eu-west", ""])

@@ -24,7 +24,7 @@ from interlock.core.errors import Failure
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
 from tests.authority.questions import ALICE, capability, contract, question
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 TOOL = contract({"amount": {"type": "integer"}}, required_permissions=["bank:post"])
 AGENT = Caller(id="local:alice", agent="did:web:agent.example", kind="agent", trust=40, groups=frozenset({"staff"}))

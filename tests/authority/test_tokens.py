@@ -22,7 +22,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock.authority.dids import DidResolver, make_did_key
+from interlock.authority.dids import DidResolver
 from interlock.authority.identities import DidRegistry, Identity, LocalIdentities
 from interlock.authority.jws import LARGEST
 from interlock.authority.keys import (
@@ -44,22 +44,12 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests.support.identities import AGENT, HELPER, USER, did_of, private_key
 
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
 Json = dict[str, Any]
 
 
-@functools.cache
-def private_key(name: str, algorithm: Any = "EdDSA") -> Any:
-    """A key of this test run; making an RSA key takes longer than most tests."""
-    return make_private(algorithm)
-
-
-def did_of(name: str) -> str:
-    return make_did_key(private_key(name).public_key())
-
-
-USER, AGENT, HELPER = did_of("user"), did_of("agent"), did_of("helper")
 DEPUTIES = tuple(f"deputy{number}" for number in range(6))
 NAMES: dict[str, CallerKind] = {"user": "human", **dict.fromkeys(("agent", "helper", *DEPUTIES), "agent")}
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests import warm
 from tests.cli.conftest import Cli
-from tests.doors.contracts import Heard
 from tests.doors.test_contracts import sound
+from tests.support.wires import Heard
 
 
 @pytest.mark.proves("CONTRACT-13")

@@ -6,7 +6,7 @@ import asyncio
 
 from interlock import Interlock, tool
 from tests.cli.conftest import Cli
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 
 class Gate:

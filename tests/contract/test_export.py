@@ -20,8 +20,8 @@ from interlock.executors.egress import EgressPolicy
 from interlock.gateway.batch import Batch, BatchPolicy
 from tests import sample
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_interleavings import admit
 from tests.sample import Number
+from tests.support.calls import admit
 
 SHIPPED = [*tools_in(vars(demo_tools)), *tools_in(vars(sample))]
 

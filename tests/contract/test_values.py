@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from interlock import Context, Effect, Interlock, tool
 from interlock.contract.values import converter, is_plain
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -19,7 +19,7 @@ from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.crash.approver import BASE_MS, BEN, ESCALATION, EXPIRY, LIFE, opening, stamp
 from tests.crash.counter import effects
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other

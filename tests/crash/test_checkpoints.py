@@ -15,8 +15,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
 from tests.gateway import checkpoint_tools as tools
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, records
 
 ROOT = Path(__file__).parents[2]
 STEPS = 1000

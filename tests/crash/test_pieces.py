@@ -11,8 +11,8 @@ import pytest
 from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
-from tests.gateway.test_interleavings import admit
 from tests.gateway.test_pieces import ANN, CHANGE, LARGE, changing, produce
+from tests.support.calls import admit
 
 ROOT = Path(__file__).parents[2]
 # Killed in the writer's thread: two pieces are on disk, and the third is written and not committed.

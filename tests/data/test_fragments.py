@@ -13,7 +13,7 @@ from interlock import Field, Interlock, tool
 from interlock.data.explain import authoring_faults
 from interlock.data.fragments import LANGUAGES, attacks, declares_fragments
 from interlock.data.schema import Json, Schema
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 KITS = "each sink of the kits for databases, files, messages and browsers, which do not exist yet"
 

@@ -33,9 +33,9 @@ from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.rest.routes import ROUTERS
 from interlock.doors.server import Listening, serving
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
-from tests.gateway.test_interleavings import admit, until
+from tests.support.calls import admit, until
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 

@@ -24,8 +24,8 @@ from interlock.core.threads import INPUTS
 from interlock.doors.grpc import GrpcDoor
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from tests.doors.test_server import Place, place
-from tests.gateway.test_interleavings import turn
+from tests.support.calls import turn
+from tests.support.servers import Place, place
 
 MOST = 1000
 PATIENCE_S = 90.0

@@ -10,7 +10,7 @@ import pytest
 from interlock import Context, tool
 from tests import sample
 from tests.doors.test_rest import World, refused, world  # pyright: ignore[reportUnusedImport] - a fixture
-from tests.gateway.test_interleavings import admit, until
+from tests.support.calls import admit, until
 
 __all__ = ["world"]
 

@@ -30,11 +30,11 @@ from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.contract.test_manifest import REQUIRED
 from tests.core.test_errors import listed
 from tests.doors.test_rest import COMPLETE, World, refused, serving, until_ended
-from tests.doors.test_server import place
 from tests.gateway import isolated_tools as cell
 from tests.gateway import test_allowances as pay
-from tests.gateway.test_interleavings import admit, until
 from tests.gateway.test_programs import NAMED, written
+from tests.support.calls import admit, until
+from tests.support.servers import place
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]

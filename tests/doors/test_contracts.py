@@ -31,10 +31,10 @@ from interlock.registry.source import load
 from interlock.telemetry.logs import JsonLines
 from tests import sample
 from tests.conftest import TOOLS
-from tests.doors.contracts import WIRES, Heard, Wires, opened
-from tests.gateway.test_interleavings import admit
 from tests.gateway.test_paging import rows
 from tests.gateway.test_programs import NAMED, written
+from tests.support.calls import admit
+from tests.support.wires import WIRES, Heard, Wires, opened
 from tests.upstreams.test_manager import Scripted
 from tests.upstreams.test_manager import opened as far
 

@@ -16,8 +16,8 @@ from interlock.doors import rest
 from interlock.doors.server import Listening, serving
 from tests import sample
 from tests.doors.test_grpc import refusal, served
-from tests.doors.test_server import LOOPBACK, place
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.servers import LOOPBACK, place
 
 Json = dict[str, Any]
 PATIENCE_S = 60

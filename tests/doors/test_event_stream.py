@@ -22,8 +22,8 @@ from interlock.call.events import CLASSES, KINDS, Event, data_schema
 from interlock.data.schema import compile_validator
 from interlock.doors.server import Listening, serving
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.support import source
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))

@@ -20,7 +20,7 @@ from interlock.api import progress
 from interlock.api.service import Ask, Service
 from tests import sample
 from tests.doors.test_hostile import Place, here, post, until
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 __all__ = ["here"]
 Json = dict[str, Any]

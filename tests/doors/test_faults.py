@@ -22,8 +22,6 @@ from interlock.doors.mcp.refusals import enveloped
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.upstreams.manager import Upstreams
 from tests import sample
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, Heard, Wires, opened, wired
 from tests.doors.test_contracts import (
     PLACE,
     SECRET,
@@ -36,7 +34,9 @@ from tests.doors.test_contracts import (
     sound,
 )
 from tests.gateway import isolated_tools
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, Heard, Wires, opened, wired
 from tests.upstreams.test_manager import Scripted
 from tests.upstreams.test_manager import opened as far
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from interlock.http import connection
 from interlock.http.connection import Connection
 from tests.doors import test_connection
-from tests.doors.test_server import Place, place
+from tests.support.servers import Place, place
 
 Json = dict[str, Any]
 App = test_connection.Place

@@ -25,9 +25,9 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
 from interlock.telemetry.w3c import read as read_trace
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.doors.test_parity import DOORS, Told, Ways, Wish
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import did_of
 from tests.telemetry.test_metrics import of, render
 from tests.upstreams.test_manager import Scripted
 from tests.upstreams.test_manager import opened as far

@@ -45,9 +45,8 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import AGENT, USER
-from tests.gateway.test_interleavings import admit, until
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, records, until
+from tests.support.identities import AGENT, USER
 
 OPS_04 = pytest.mark.proves("OPS-04")
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))

@@ -15,9 +15,9 @@ from interlock.authority.identities import Identity
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.doors.test_grpc import OPERATOR, World, refusal, served, stage, told, world
-from tests.gateway.test_interleavings import until
+from tests.support.calls import until
+from tests.support.identities import did_of
 
 __all__ = ["world"]
 

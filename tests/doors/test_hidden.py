@@ -10,9 +10,9 @@ import pytest
 from interlock import Field, Interlock, tool
 from interlock.call.capability import ToolGrant
 from tests import sample
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, Wires, wired
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, Wires, wired
 
 
 @tool(version="1.3.0", mutation_class="read_only", namespace="vault")

@@ -15,8 +15,8 @@ from interlock import Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from tests import sample
 from tests.cli.conftest import Cli
 from tests.conftest import TOOLS
-from tests.doors.contracts import WIRES, Wires, wired
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]
 DOORS = ("library", *WIRES)

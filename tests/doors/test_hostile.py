@@ -24,10 +24,10 @@ from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.http import asgi, connection
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.doors.test_rest import stepwise
-from tests.doors.test_server import LOOPBACK, Peer, Place, place
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.servers import LOOPBACK, Peer, Place, place
 
 Json = dict[str, Any]
 LONG = "1111111111111111111"  # a number that the quick parser would round

@@ -31,18 +31,12 @@ from interlock.contract.standard import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
 from tests import processes, sample
-from tests.authority.test_tokens import (
-    _issuer_keys,  # pyright: ignore[reportPrivateUsage]
-    did_of,
-    part,
-    parts,
-    private_key,
-    sign,
-)
+from tests.authority.test_tokens import _issuer_keys, part, parts, sign  # pyright: ignore[reportPrivateUsage]
 from tests.conftest import TOOLS
 from tests.doors.test_parity import DOORS, Told, Ways, Wish, failed
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_interleavings import admit, until
+from tests.support.calls import admit, until
+from tests.support.identities import did_of, private_key
 
 Json = dict[str, Any]
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]

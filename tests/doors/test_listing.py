@@ -26,8 +26,8 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from tests import sample
-from tests.authority.test_tokens import did_of
-from tests.gateway.test_interleavings import admit, until, write
+from tests.support.calls import admit, until, write
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 Number = Annotated[int, Field(description="a number", examples=[1])]

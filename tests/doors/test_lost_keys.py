@@ -18,7 +18,7 @@ from interlock.authority.identities import Identity
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from tests.authority.test_tokens import did_of
+from tests.support.identities import did_of
 
 ASKED: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 

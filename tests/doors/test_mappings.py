@@ -13,8 +13,8 @@ import pytest
 from interlock import Interlock
 from interlock.contract.standard import ToolExternalMapping
 from interlock.registry.source import load
-from tests.gateway.test_interleavings import admit
 from tests.gateway.test_programs import NAMED, written
+from tests.support.calls import admit
 from tests.upstreams.servers import HttpServer, json_answer
 from tests.upstreams.test_mcp import SCRIPTED, sdk_server
 

@@ -31,8 +31,7 @@ from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor, names
 from tests import sample
 from tests.conftest import TOOLS
-from tests.gateway.test_interleavings import until
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import publish, records, until
 from tests.thorough import examples
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -109,7 +108,7 @@ class World:
 async def prepare(lock: Interlock) -> None:
     """Put the tools of this file and two agents into a home."""
     for one in OWN:
-        await lock.journal.commit(_publish(one))
+        await lock.journal.commit(publish(one))
     for one in (*TOOLS, *OWN):
         lock.catalog.attach(one)
     for did in (AGENT, OTHER):

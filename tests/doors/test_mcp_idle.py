@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.doors.test_server import Place, place
+from tests.support.servers import Place, place
 
 PATIENCE_S = 60
 MANY = 25

@@ -21,8 +21,7 @@ from mcp.server.subscriptions import (
 
 from interlock.doors.mcp import resource_subscriptions
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, world
-from tests.gateway.test_interleavings import until
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import records, until
 
 __all__ = ["world"]
 

@@ -16,8 +16,8 @@ from interlock.call.capability import ToolGrant
 from interlock.cli.history import explain, find
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, Wires, opened
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, Wires, opened
 
 Json = dict[str, Any]
 HITL_12 = pytest.mark.proves("HITL-12")

@@ -13,9 +13,9 @@ from interlock.call.capability import ToolGrant
 from interlock.core.errors import CODES
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import Heard, Wires, opened, typed_refusal
 from tests.doors.test_contracts import failing, logged, raising, sound
+from tests.support.identities import did_of
+from tests.support.wires import Heard, Wires, opened, typed_refusal
 
 Json = dict[str, Any]
 CALL = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

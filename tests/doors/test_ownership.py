@@ -16,7 +16,7 @@ from tests import sample
 from tests.conftest import TOOLS
 from tests.doors.test_checkpoints import crawl
 from tests.doors.test_rest import COMPLETE, EVERYTHING, World, refused, wordy, world  # pyright: ignore[reportUnusedImport] - a fixture
-from tests.gateway.test_interleavings import admit, turn, until
+from tests.support.calls import admit, turn, until
 
 __all__ = ["world"]
 

@@ -40,11 +40,11 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
 from tests.gateway import artifact_tools
-from tests.gateway.test_interleavings import admit
 from tests.support import source
+from tests.support.calls import admit
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")

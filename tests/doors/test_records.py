@@ -27,11 +27,11 @@ from tests import sample
 from tests.approvals.test_mail import PASSWORD as MAIL_PASSWORD
 from tests.approvals.test_mail import SmtpServer
 from tests.approvals.test_webhook import SECRET, Receiver
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, Heard, Wires, wired
 from tests.doors.test_lifecycle import ONE_EACH, Place, opened
 from tests.doors.test_parity import Wish
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, Heard, Wires, wired
 
 Json = dict[str, Any]
 FIELDS = {

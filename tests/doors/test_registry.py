@@ -33,11 +33,11 @@ from interlock.doors.server import Listening, serving
 from interlock.registry.retirement import deprecate
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.doors.test_parity import DOORS
 from tests.doors.test_rest import COMPLETE
-from tests.gateway.test_interleavings import admit
 from tests.registry.test_retirement import GUIDE, versioned
+from tests.support.calls import admit
+from tests.support.identities import did_of
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]

@@ -25,10 +25,10 @@ from interlock.doors.rest import invoke_route, rest_app
 from interlock.doors.rest.answers import of_failure
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import did_of as did
 from tests.conftest import TOOLS
 from tests.faults.test_faults import full_disk
-from tests.gateway.test_interleavings import admit, turn, until
+from tests.support.calls import admit, turn, until
+from tests.support.identities import did_of as did
 from tests.upstreams.servers import HttpServer
 
 Json = dict[str, Any]

@@ -15,9 +15,9 @@ import pytest_asyncio
 from interlock import Caller, Failure
 from interlock.authority.delegation import delegate_offline
 from tests import sample
-from tests.authority.test_tokens import did_of as did
-from tests.authority.test_tokens import private_key
 from tests.doors.test_rest import World, refused, serving
+from tests.support.identities import did_of as did
+from tests.support.identities import private_key
 
 Json = dict[str, Any]
 APPROVERS = frozenset({"approvers"})

@@ -20,8 +20,8 @@ from interlock.http.asgi import Scope
 from interlock.http.route import Handler, Reply, Stream
 from interlock.store.changes import FRESH_S
 from tests.doors.test_hostile import until
-from tests.doors.test_server import Peer, Place, place
 from tests.sample import Number
+from tests.support.servers import Peer, Place, place
 
 Json = dict[str, Any]
 META: Json = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}

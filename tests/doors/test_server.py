@@ -10,10 +10,9 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import orjson
@@ -21,69 +20,17 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
-from interlock.api.service import Service
 from interlock.authority.identities import Identity
-from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
-from interlock.doors.server import Listening, Server, serving
+from interlock.doors.server import Listening
 from interlock.http import asgi, connection
-from tests.authority.test_tokens import did_of
-from tests.conftest import TOOLS
 from tests.doors.test_grpc import certificate
-from tests.gateway.test_interleavings import turn
+from tests.support.calls import turn
+from tests.support.identities import did_of
+from tests.support.servers import LOOPBACK, Place, place
 
 Json = dict[str, Any]
-LOOPBACK = Listening(port=0, grpc_port=None)
 ADD = {"tool_id": "demo.add", "parameters": {"a": 2, "b": 3}}
-
-
-class Peer(NamedTuple):
-    """One end of a connection."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def answer(self) -> bytes:
-        return await self.reader.read()
-
-
-class Place:
-    """A server on a free port, and a token for it."""
-
-    def __init__(self, lock: Interlock, server: Server, token: str, scheme: str = "http") -> None:
-        self.lock = lock
-        self.server = server
-        self.bearer = {"authorization": f"Bearer {token}"}
-        self._opened: list[asyncio.StreamWriter] = []
-        self.base = f"{scheme}://localhost:{server.port}"
-
-    async def raw(self, *parts: bytes) -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        self._opened.append(writer)
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        return Peer(reader, writer)
-
-    async def close(self) -> None:
-        for writer in self._opened:
-            writer.close()
-        await asyncio.gather(*(writer.wait_closed() for writer in self._opened), return_exceptions=True)
-
-
-@asynccontextmanager
-async def place(home: Path, listening: Listening = LOOPBACK) -> AsyncGenerator[Place]:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        for one in TOOLS:
-            lock.catalog.attach(one)
-        if not lock.issuer_keys.all():
-            lock.issuer_keys.init("EdDSA")
-            await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
-        token = await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller)
-        async with serving(Service(lock), listening) as server:
-            made = Place(lock, server, token, "https" if listening.secure else "http")
-            yield made
-            await made.close()
 
 
 @pytest_asyncio.fixture

@@ -17,8 +17,8 @@ from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import sample
 from tests.cli.conftest import Cli
-from tests.doors.contracts import WIRES, Wires, wired
-from tests.gateway.test_interleavings import admit, until
+from tests.support.calls import admit, until
+from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]
 # The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.

@@ -20,10 +20,8 @@ from interlock import Context, Effect, Failure, Field, Interlock, Precondition, 
 from interlock.contract.effects import expected, manifest_faults
 from interlock.contract.manifest import parse_manifest
 from tests.doors.test_parity import Wish, opened, same, through_all
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.sample import Text
+from tests.support.calls import admit, code, records
 
 ROUNDS = 1000
 BETWEEN_NODES = 100  # of these rounds are between two nodes, the others between two callers of one

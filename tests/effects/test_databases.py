@@ -17,7 +17,7 @@ from interlock.contract.effects import Change
 from interlock.effects import databases
 from interlock.effects.databases import Connection, PostgresWatcher, SqliteWatcher, connect_postgres
 from interlock.effects.watch import judge
-from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import publish
 
 PLANT = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT, amount NUMERIC);
@@ -302,7 +302,7 @@ async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
     tmp_path: Path, socket: Path, shop: tuple[Client, PostgresWatcher]
 ) -> None:
     async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as lock:
-        await lock.journal.commit(_publish(count))
+        await lock.journal.commit(publish(count))
         lock.catalog.attach(count)
         lied = await lock.call("shop.count", place=address(socket))
         assert lied.error is not None
@@ -350,7 +350,7 @@ async def test_a_watched_postgres_changes_only_for_a_tool_that_lists_writing_to_
     async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as lock:
         for mode in ("read", "write"):
             await lock.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
-        await lock.journal.commit(_publish(order))
+        await lock.journal.commit(publish(order))
         lock.catalog.attach(order)
         ended = await lock.call("shop.order", number=7, key="k")
         assert (ended.error and ended.error.code) == expected, ended

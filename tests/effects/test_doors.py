@@ -26,11 +26,9 @@ from interlock.registry.source import load
 from tests import processes
 from tests.doors.test_parity import DOORS, Ways, Wish, opened, same, through_all
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.gateway.test_programs import MARK, NAMED, written
 from tests.sample import Text
+from tests.support.calls import admit, code, records
 
 Json = dict[str, Any]
 # Programs: what they are given, and what they end as.

@@ -33,7 +33,7 @@ from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
 from tests.conftest import TOOLS
 from tests.gateway import checkpoint_tools
-from tests.gateway.test_idempotency import code
+from tests.support.calls import code
 from tests.thorough import THOROUGH
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))

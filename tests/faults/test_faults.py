@@ -27,9 +27,8 @@ from interlock.store.writer import Writer
 from tests import sample
 from tests.crash.counter import effects
 from tests.crash.test_kill import prepare
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import records
 from tests.sample import world
+from tests.support.calls import code, records
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,11 +16,12 @@ from interlock.authority.identities import Identity
 from interlock.gateway import reconcile
 from interlock.testing import FakeClock
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
 from tests.gateway.checkpoint_tools import awaits
 from tests.gateway.isolated_tools import attempt
-from tests.gateway.test_interleavings import admit, slow_write, until
+from tests.gateway.test_interleavings import slow_write
+from tests.support.calls import admit, until
+from tests.support.identities import did_of
 
 USER, AGENT = did_of("user"), did_of("agent")
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))

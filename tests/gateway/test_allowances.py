@@ -28,9 +28,8 @@ from interlock.executors.sandbox.job import Outcome
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.testing import FakeClock
 from tests.gateway.metered_tools import burn
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
 from tests.gateway.test_secrets import lateness
+from tests.support.calls import code, publish
 
 BUDGETS = pytest.mark.proves("OBS-08")
 COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
@@ -493,7 +492,7 @@ async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_it
 
 
 async def _offer(lock: Interlock, one: Any) -> None:
-    await lock.journal.commit(_publish(one))
+    await lock.journal.commit(publish(one))
     lock.catalog.attach(one)
 
 

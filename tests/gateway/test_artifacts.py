@@ -25,10 +25,8 @@ from interlock.privacy.scrub import holds
 from interlock.registry.source import load
 from tests.cli.conftest import Cli
 from tests.gateway import artifact_tools as files
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.gateway.test_programs import TEXT, manifest, written
+from tests.support.calls import admit, code, records
 
 pytestmark = pytest.mark.usefixtures("module_leaves_nothing_behind")
 ON_MODULE = pytest.mark.asyncio(loop_scope="module")

@@ -17,7 +17,7 @@ from interlock.store.backup import copied
 from interlock.store.home import Home
 from tests import sample
 from tests.approvals.test_webhook import Receiver
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 PLANTED = "the quick brown heron wades"
 

@@ -18,13 +18,11 @@ from interlock.call.capability import Capability, Link, ToolGrant
 from interlock.contract.standard import ToolResult
 from interlock.data.schema import Json
 from interlock.telemetry.w3c import read as read_trace
-from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, opened
 from tests.gateway import attaching_tools as attaching
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.sample import Text
+from tests.support.calls import admit, code, records
+from tests.support.identities import did_of
+from tests.support.wires import WIRES, opened
 
 PIXEL = base64.b64encode(b"a picture").decode()
 # Every type that a tool can add; the two references are made by Interlock alone.

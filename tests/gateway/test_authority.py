@@ -22,9 +22,8 @@ from interlock.call.capability import ToolGrant
 from interlock.call.results import Result
 from interlock.core.errors import ErrorCode
 from interlock.testing import FakeClock
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Name, increment, send, world
+from tests.support.calls import code, publish, records
 
 LEAST = pytest.mark.proves("AUTH-07")
 SANDBOX = pytest.mark.supports("AUTH-09")
@@ -116,7 +115,7 @@ async def held(home: Path, time: FakeClock) -> AsyncGenerator[Interlock]:
     seen.__init__()
     async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
         for one in TOOLS:
-            await lock.journal.commit(_publish(one))
+            await lock.journal.commit(publish(one))
         for one in (*TOOLS, increment, send):
             lock.catalog.attach(one)
         await lock.identities.register(Identity(did=USER, kind="human"), by="test")

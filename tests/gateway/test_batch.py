@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Number, Text
+from tests.support.calls import code, publish, records
 
 running: set[int] = set()
 overlaps: list[tuple[frozenset[int], int]] = []
@@ -148,7 +147,7 @@ async def prepare(lock: Interlock) -> None:
     overlaps.clear()
     gates.clear()
     for one in TOOLS:
-        await lock.journal.commit(_publish(one))
+        await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
 
 

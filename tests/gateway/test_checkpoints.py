@@ -28,9 +28,7 @@ from interlock.store import checkpoints
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.gateway import checkpoint_tools as tools
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit, until
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, code, records, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("module_leaves_nothing_behind")]
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Context, Field, Interlock, Result, tool
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, records
 
 Whole = Annotated[int, Field(description="a whole number", examples=[1])]
 quick: dict[str, Any] = {

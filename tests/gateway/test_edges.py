@@ -13,10 +13,8 @@ from typing_extensions import TypedDict
 from interlock import Caller, Change, Context, Event, Failure, Field, Hook, HookResult, Interlock, Preview, Seen, tool
 from interlock.call.results import Result
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit, until, write
-from tests.gateway.test_lifecycle import records
 from tests.sample import Number, Text, flaky, world
+from tests.support.calls import admit, code, records, until, write
 
 Names = Annotated[list[str], Field(description="who gets something", examples=[["bob"]])]
 

@@ -31,10 +31,8 @@ from interlock.effects.watch import declared
 from interlock.gateway.hooks import Hook, HookResult
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Name, Number, Text
+from tests.support.calls import admit, code, publish, records
 from tests.thorough import THOROUGH
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
@@ -213,7 +211,7 @@ TOOLS = (honest, put, claim, both, scribble)
 async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home, housekeeping=False, **options) as lock:
         for one in TOOLS:
-            await lock.journal.commit(_publish(one))
+            await lock.journal.commit(publish(one))
             lock.catalog.attach(one)
         yield lock
 

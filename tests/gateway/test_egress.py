@@ -17,8 +17,7 @@ from interlock.contract.manifest import NetworkPolicy
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import code, publish, records
 
 
 @pytest_asyncio.fixture
@@ -64,7 +63,7 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
             timeout_s=60,
         )  # fmt: skip
         fetch = declare(cell.fetch.function)
-        await lock.journal.commit(_publish(fetch))
+        await lock.journal.commit(publish(fetch))
         lock.catalog.attach(fetch)
         assert (await lock.call("cell.fetch", url=f"http://localhost:{upstream}/")).unwrap() == "200 hello"
         for url in (f"http://elsewhere.test:{upstream}/", "http://localhost:1/", f"http://127.0.0.1:{upstream}/"):

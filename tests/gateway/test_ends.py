@@ -17,8 +17,7 @@ from interlock.data.canonical import digest
 from tests import sample
 from tests.doors.test_records import FIELDS
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit, code
 
 SURROGATE = "\ud800"
 

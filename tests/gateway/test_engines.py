@@ -23,9 +23,8 @@ from interlock.core.errors import Failure
 from interlock.testing import FakeClock
 from tests.authority.test_remote import FakeEngine, fake
 from tests.conftest import TOOLS
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import records
 from tests.sample import world
+from tests.support.calls import code, records
 
 __all__ = ["fake"]
 

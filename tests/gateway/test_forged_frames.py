@@ -20,8 +20,8 @@ from interlock.audit.chain import verify
 from interlock.call.results import Result
 from interlock.store.home import Home
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_interleavings import admit
 from tests.sandbox.forged import CUT, DONE, ROWS, spoilt
+from tests.support.calls import admit
 from tests.thorough import THOROUGH, no_collection
 
 CALLS = 1_000 if THOROUGH else 12

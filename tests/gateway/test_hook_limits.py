@@ -11,9 +11,8 @@ import pytest
 from interlock import Hook, HookResult, Interlock, Seen
 from interlock.core.errors import Failure
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import records
 from tests.sample import world
+from tests.support.calls import code, records
 
 PERMIT = "permit (principal, action, resource);\n"
 

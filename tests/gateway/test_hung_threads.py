@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from interlock import Field, Interlock, tool
 from interlock.executors import function
-from tests.gateway.test_interleavings import admit, turn
+from tests.support.calls import admit, turn
 
 Number = Annotated[int, Field(description="a number", examples=[1])]
 release = threading.Event()

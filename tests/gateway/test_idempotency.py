@@ -23,12 +23,8 @@ from interlock.registry.catalog import contract_digest
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_lifecycle import records
 from tests.sample import flaky, world
-
-
-def code(result: Result) -> str | None:
-    return None if result.error is None else result.error.code
+from tests.support.calls import code, records
 
 
 @pytest.mark.proves("IDEM-01")

@@ -22,16 +22,15 @@ from interlock.data.canonical import digest
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
 from tests import sample
-from tests.authority.test_tokens import did_of
 from tests.cli.conftest import Cli
 from tests.crash.test_kill import ROOT, prepare
-from tests.doors.contracts import opened
 from tests.gateway import isolated_tools
 from tests.gateway.test_ends import fall
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.gateway.test_paging import rows
 from tests.gateway.test_programs import NUMBER, manifest, written
+from tests.support.calls import admit, records
+from tests.support.identities import did_of
+from tests.support.wires import opened
 from tests.upstreams.servers import HttpServer, json_answer
 
 Json = dict[str, Any]

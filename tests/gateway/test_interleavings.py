@@ -7,13 +7,13 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
+from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen, Tool
 from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.store import writer
@@ -22,50 +22,8 @@ from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Name, world
-
-
-def write(
-    function: Callable[..., Any], *, restart_safe: bool = False, changes: str = "x", **options: Any
-) -> Tool[..., Any]:
-    """A tool that changes something, of a function; its preview and its undoing do nothing."""
-    made: Tool[..., Any] = tool(
-        version="1.0.0",
-        mutation_class="write_reversible",
-        namespace="demo",
-        effects=[Effect(changes, "UPDATE")],
-        restart_safe=restart_safe,
-        **options,
-    )(function)
-
-    def preview(**_: Any) -> Preview:
-        return Preview()
-
-    async def undo(**_: Any) -> None:
-        return None
-
-    made.preview(preview)
-    made.compensate(undo)
-    return made
-
-
-async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
-    for one in tools:
-        await lock.journal.commit(_publish(one))
-        lock.catalog.attach(one)
-
-
-async def turn() -> None:
-    """One turn of the loop."""
-    await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await turn()
+from tests.support.calls import admit, code, records, turn, until, write
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

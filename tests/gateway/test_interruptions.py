@@ -24,10 +24,8 @@ from interlock.registry import quarantine
 from interlock.store.writer import Writer
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit, until
-from tests.gateway.test_lifecycle import records
 from tests.sample import world
+from tests.support.calls import admit, code, records, until
 
 # Where a function runs: in its caller's task, or in one of its own.
 IN_CALLERS_TASK: dict[str, Any] = {"timeout_class": "interactive", "external_io": False}

@@ -26,11 +26,9 @@ from interlock.data.schema import Json
 from interlock.registry.source import load
 from tests import processes
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit, until
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.gateway.test_programs import TEXT, manifest, written
 from tests.sample import Text
+from tests.support.calls import admit, code, publish, records, until
 
 TOOLS = (
     cell.double, cell.attempt, cell.count, cell.drop, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more,
@@ -44,7 +42,7 @@ async def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerato
     monkeypatch.setenv("A_SERVERS_SECRET", "canary-7731")
     async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
         for one in TOOLS:
-            await opened.journal.commit(_publish(one))
+            await opened.journal.commit(publish(one))
             opened.catalog.attach(one)
         yield opened
 

@@ -14,7 +14,7 @@ from interlock import Context, Effect, Field, Interlock, Preview, tool
 from interlock.call.context import Caller
 from interlock.data import bounds
 from interlock.data.bounds import LARGE
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 Count = Annotated[int, Field(description="how many", examples=[1])]
 undone: list[int] = []

@@ -22,7 +22,7 @@ from interlock.gateway import invoke, validate
 from interlock.gateway.observe import MOST_PRIVATE, Observer
 from interlock.privacy.redact import SchemaRedactor
 from tests import sample
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 ANN = Caller(id="user:ann", tenant="north")
 MANY = 20_000

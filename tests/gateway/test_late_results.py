@@ -19,9 +19,7 @@ from interlock.privacy.redact import SchemaRedactor
 from interlock.store.home import Home
 from interlock.store.payloads import PIECE_BYTES
 from interlock.testing import FakeClock
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit, until, write
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, code, records, until, write
 
 ANN = Caller(id="user:ann", tenant="north")
 MUCH = 3 * PIECE_BYTES

@@ -33,14 +33,7 @@ from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
-
-SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
-
-
-def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
-    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
-    found = [orjson.loads(row[0]) for row in rows]
-    return [record for record in found if call is None or record["call"] == call]
+from tests.support.calls import SIX, publish, records
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
@@ -185,7 +178,7 @@ async def lingers() -> str:
 
 @pytest.mark.part_of("LIFE-08", rest=UNLOADED)
 async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(lock: Interlock, home: Path) -> None:
-    await lock.journal.commit(_publish(lingers))
+    await lock.journal.commit(publish(lingers))
     lock.catalog.attach(lingers)
     reader = await asyncio.create_subprocess_exec(
         sys.executable, "-c", READER, str(home), cwd=Path(__file__).parents[2]
@@ -313,7 +306,7 @@ def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list
         world.gate = asyncio.Event()
         with tempfile.TemporaryDirectory() as directory:
             async with Interlock.open(directory) as lock:
-                await lock.journal.commit(_publish(sample.increment))
+                await lock.journal.commit(publish(sample.increment))
                 lock.catalog.attach(sample.increment)
                 request = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
                 task = asyncio.create_task(lock.gateway.invoke(request))
@@ -335,14 +328,6 @@ def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list
         world.gate = None
 
     asyncio.run(scenario())
-
-
-def _publish(tool: Any) -> Any:
-    from interlock.registry.admission import Evidence, publish
-    from interlock.registry.catalog import contract_digest
-
-    digest = contract_digest(tool)
-    return publish(tool.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
 
 
 STEPS: dict[str, tuple[Any, str]] = {
@@ -370,7 +355,7 @@ IN_ORDER = [
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
 ) -> None:
-    await lock.journal.commit(_publish(cell.spends))
+    await lock.journal.commit(publish(cell.spends))
     lock.catalog.attach(cell.spends)
     await lock.secrets.set("cell/token", "canary", by="local:test")
     lock.hook(Hook(id="looks", when="pre", run=lambda _: None))
@@ -447,7 +432,7 @@ def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_inpu
 
         with tempfile.TemporaryDirectory() as directory:
             async with Interlock.open(directory) as lock:
-                await lock.journal.commit(_publish(sample.add))
+                await lock.journal.commit(publish(sample.add))
                 lock.catalog.attach(sample.add)
                 lock.hook(Hook(id="adds", when="pre", run=lambda s: HookResult(updated_input={**s.input, "b": 7})))
                 gateway = lock.gateway
@@ -586,7 +571,7 @@ async def _(low: int, high: int) -> list[str]:
 async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
     lock: Interlock, low: int, high: int, faults: list[str] | None
 ) -> None:
-    await lock.journal.commit(_publish(between))
+    await lock.journal.commit(publish(between))
     lock.catalog.attach(between)
     result = await lock.call("demo.between", low=low, high=high)
     (record,) = records(lock, result.invocation_id)

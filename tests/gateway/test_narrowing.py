@@ -18,10 +18,9 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import Capability
 from interlock.gateway.obtain_approval import _caller_document, stored_caller  # pyright: ignore[reportPrivateUsage]
 from interlock.testing import FakeClock
-from tests.authority.test_tokens import did_of
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Name, increment, send, world
+from tests.support.calls import code, publish
+from tests.support.identities import did_of
 
 CHAIN = pytest.mark.proves("AUTH-08")
 USER, AGENT = did_of("user"), did_of("agent")
@@ -96,7 +95,7 @@ async def held(home: Path, time: FakeClock) -> AsyncGenerator[Interlock]:
     seen.__init__()
     async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
         for one in HOLDING.values():
-            await lock.journal.commit(_publish(one))
+            await lock.journal.commit(publish(one))
         for one in (*HOLDING.values(), increment, send):
             lock.catalog.attach(one)
         await lock.identities.register(Identity(did=USER, kind="human"), by="test")

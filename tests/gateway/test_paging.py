@@ -8,8 +8,8 @@ import pytest
 from typing_extensions import TypedDict
 
 from interlock import Caller, Field, Interlock, tool
-from tests.gateway.test_idempotency import code
 from tests.sample import Text
+from tests.support.calls import code
 
 
 class Page(TypedDict):
@@ -34,9 +34,9 @@ async def rows(
 
 @pytest.fixture
 async def paged(lock: Interlock) -> Interlock:
-    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+    from tests.support.calls import publish
 
-    await lock.journal.commit(_publish(rows))
+    await lock.journal.commit(publish(rows))
     lock.catalog.attach(rows)
     return lock
 

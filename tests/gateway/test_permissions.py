@@ -29,10 +29,8 @@ from interlock.gateway import token_checks
 from interlock.registry.source import load
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_egress import upstream as host
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.gateway.test_programs import manifest, written
+from tests.support.calls import admit, code, records
 
 __all__ = ["host"]
 

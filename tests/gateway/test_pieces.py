@@ -23,7 +23,7 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.payloads import PIECE_BYTES
 from interlock.store.sealing import keys_in_use
-from tests.gateway.test_interleavings import admit, until, write
+from tests.support.calls import admit, until, write
 
 Size = Annotated[int, Field(description="how many characters", examples=[1])]
 LARGE = 3 * PIECE_BYTES

@@ -13,7 +13,7 @@ from interlock import Interlock
 from interlock.contract.contract import contract_of
 from interlock.contract.declare import implementation_digest
 from interlock.registry.source import load
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 SOURCE = """
 from interlock import tool

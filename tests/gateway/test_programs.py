@@ -20,8 +20,7 @@ from interlock.registry.source import load
 from interlock.telemetry.w3c import read as read_trace
 from tests import processes
 from tests.cli.conftest import Cli
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import code, publish, records
 
 TEXT: Json = {"type": "string", "description": "any text", "examples": ["hello"]}
 MANY: Json = {"type": "array", "items": {"type": "string"}, "description": "texts", "examples": [["a", "b"]]}
@@ -113,7 +112,7 @@ async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     _, tools = load(written(tmp_path / "programs.json", *TOOLS))
     async with Interlock.open(home, housekeeping=False) as opened:
         for one in tools:
-            await opened.journal.commit(_publish(one))
+            await opened.journal.commit(publish(one))
             opened.catalog.attach(one)
         yield opened
 
@@ -279,7 +278,7 @@ async def test_a_program_reads_what_outside_it_was_promised(lock: Interlock, tmp
     written(given, {"a": 1})
     reading = manifest("reading", ["cat", "/in/given"], sandbox={"reads": {"given": str(given)}})
     _, (tool,) = load(written(tmp_path / "reading.json", reading))
-    await lock.journal.commit(_publish(tool))
+    await lock.journal.commit(publish(tool))
     lock.catalog.attach(tool)
     assert (await lock.call("prog.reading")).unwrap() == '[{"a": 1}]'
 
@@ -295,7 +294,7 @@ async def test_what_a_program_reads_may_be_named_through_a_link_and_is_found_whe
     sandbox = {"reads": {"given": str(current / "given.txt"), "all": str(current)}}
     reading = manifest("reading", ["cat", "/in/given", "/in/all/given.txt"], sandbox=sandbox)
     _, (tool,) = load(written(tmp_path / "reading.json", reading))
-    await lock.journal.commit(_publish(tool))
+    await lock.journal.commit(publish(tool))
     lock.catalog.attach(tool)
     assert (await lock.call("prog.reading")).unwrap() == "firstfirst"
     current.unlink()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Failure, Field, Interlock, tool
 from interlock.api.service import Ask, Service
 from interlock.audit.retention import expire_payloads
-from tests.gateway.test_interleavings import admit, turn, write
+from tests.support.calls import admit, turn, write
 
 Size = Annotated[int, Field(description="how many characters", examples=[1])]
 ANN, BOB = Caller(id="user:ann", tenant="north"), Caller(id="user:bob", tenant="north")

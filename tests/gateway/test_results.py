@@ -26,10 +26,8 @@ from interlock.core.clock import iso
 from interlock.data.canonical import canonical, digest
 from interlock.data.schema import Schema
 from interlock.store.port import Transaction
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Number, Text, world
+from tests.support.calls import admit, code, publish, records
 
 returned: list[Any] = []
 readers: list[Callable[[str], Awaitable[bytes]]] = []
@@ -140,7 +138,7 @@ TOOLS = (shaped, lenient, person, long, read_back, store, keep)
 @pytest.fixture
 async def results(lock: Interlock) -> Interlock:
     for one in TOOLS:
-        await lock.journal.commit(_publish(one))
+        await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
     return lock
 
@@ -528,7 +526,7 @@ async def _(result: str) -> None:
 @pytest.mark.supports("EFFECT-07")
 @pytest.mark.proves("EFFECT-05")
 async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interlock) -> None:
-    await results.journal.commit(_publish(enrol))
+    await results.journal.commit(publish(enrol))
     results.catalog.attach(enrol)
     result = await results.call("r.enrol", text="x", key="k")
     assert result.ok
@@ -558,7 +556,7 @@ async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interl
 
 
 async def test_a_sealed_value_that_was_exchanged_is_not_believed(results: Interlock) -> None:
-    await results.journal.commit(_publish(enrol))
+    await results.journal.commit(publish(enrol))
     results.catalog.attach(enrol)
     result = await results.call("r.enrol", text="x", key="k")
     changes = {one["affectedResource"]: one for one in records(results, result.invocation_id, kind="mutation")}
@@ -614,7 +612,7 @@ async def _(result: int) -> None:
 
 @pytest.mark.proves("EFFECT-05")
 async def test_three_changes_are_three_records_that_name_their_call(results: Interlock) -> None:
-    await results.journal.commit(_publish(thrice))
+    await results.journal.commit(publish(thrice))
     results.catalog.attach(thrice)
     began = datetime.fromisoformat(iso(results.clock.now_ms()))
     result = await results.call("r.thrice", table="t", key="k")
@@ -657,7 +655,7 @@ async def _(result: str) -> None:
 
 @pytest.mark.proves("EFFECT-05")
 async def test_a_value_that_its_schema_declares_sensitive_is_in_no_record(results: Interlock) -> None:
-    await results.journal.commit(_publish(paint))
+    await results.journal.commit(publish(paint))
     results.catalog.attach(paint)
     result = await results.call("r.paint", name="wall", colour="ultramarine", key="k")
     assert result.ok
@@ -669,7 +667,7 @@ async def test_a_value_that_its_schema_declares_sensitive_is_in_no_record(result
 
 @pytest.mark.proves("EFFECT-05")
 async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Interlock) -> None:
-    await results.journal.commit(_publish(idle))
+    await results.journal.commit(publish(idle))
     results.catalog.attach(idle)
     result = await results.call("r.idle", key="k")
     alerts: list[tuple[str, str]] = []
@@ -722,7 +720,7 @@ async def routed(
 async def test_a_field_of_the_runtimes_own_is_invisible_and_cannot_be_sent(results: Interlock) -> None:
     from interlock import Hook, HookResult
 
-    await results.journal.commit(_publish(routed))
+    await results.journal.commit(publish(routed))
     results.catalog.attach(routed)
     sent = await results.call("r.routed", text="a", tenant_hint="mine")
     assert sent.error is not None

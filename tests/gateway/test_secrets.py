@@ -28,9 +28,8 @@ from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.testing import FakeClock
 from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.cli.conftest import Cli
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Text
+from tests.support.calls import code, publish, records
 
 API_KEY, PASSWORD, LENT = "sk-secret123456", "supersecret", "Zq7-lent-canary-9431"
 CANARIES = (API_KEY, PASSWORD, LENT)
@@ -343,7 +342,7 @@ TOOLS = (aside, spill, asked, wrong, strict, choosy, inner, outer, number, repea
 async def opened(home: Path, *tools: Any, **settings: Any) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home, housekeeping=False, **settings) as lock:
         for one in tools or TOOLS:
-            await lock.journal.commit(_publish(one))
+            await lock.journal.commit(publish(one))
             lock.catalog.attach(one)
         yield lock
 

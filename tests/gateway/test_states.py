@@ -23,8 +23,8 @@ from interlock.call.results import Result
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_interleavings import admit, until
 from tests.sample import Name
+from tests.support.calls import admit, until
 
 Json = dict[str, Any]
 gates: dict[str, asyncio.Event] = {}

@@ -23,8 +23,8 @@ from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests import sample
 from tests.conftest import TOOLS
-from tests.gateway.test_idempotency import code
 from tests.sample import world
+from tests.support.calls import code
 
 HOUR, DAY = 3_600, 86_400
 WINDOW_S = HOUR  # the shortest that settings allow by default

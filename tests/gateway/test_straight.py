@@ -32,11 +32,9 @@ from interlock.core.clock import Clock
 from interlock.executors.function import FunctionExecutor
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
-from tests.authority.test_tokens import did_of
 from tests.gateway.test_engines import AGENT
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
+from tests.support.calls import admit, code, records
+from tests.support.identities import did_of
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

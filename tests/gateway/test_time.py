@@ -23,10 +23,8 @@ from interlock.gateway.reconcile import unknown_calls
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_idempotency import code
-from tests.gateway.test_interleavings import admit
-from tests.gateway.test_lifecycle import records
 from tests.sample import Number, Text
+from tests.support.calls import admit, code, records
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="slow", concurrency_safe=True)
@@ -107,10 +105,10 @@ unblocked = threading.Event()
 async def slow(lock: Interlock) -> Interlock:
     global waiting, released
     waiting, released = asyncio.Event(), asyncio.Event()
-    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+    from tests.support.calls import publish
 
     for one in (waits, ignores, computes, stubborn, climbs, nests, remaining, brief):
-        await lock.journal.commit(_publish(one))
+        await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
     return lock
 
@@ -620,12 +618,12 @@ async def test_a_manifest_chooses_how_its_retries_are_paced(
         """Fail for as long as anybody asks."""
         raise Failure("E3502", "it is down")
 
-    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+    from tests.support.calls import publish
 
     paced = tool(version="1.0.0", mutation_class="read_only", namespace="slow", retry={"max_attempts": 2, **jitter})(
         down
     )
-    await lock.journal.commit(_publish(paced))
+    await lock.journal.commit(publish(paced))
     lock.catalog.attach(paced)
     monkeypatch.setattr(random, "uniform", lowest)
     assert code(await lock.call_with_retries("slow.down")) == "E3415"
@@ -692,9 +690,9 @@ async def _(result: str) -> None:
 
 @pytest.mark.supports("IDEM-09")
 async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(lock: Interlock) -> None:
-    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+    from tests.support.calls import publish
 
-    await lock.journal.commit(_publish(half))
+    await lock.journal.commit(publish(half))
     lock.catalog.attach(half)
     await lock.call("slow.half", key="k")
     assert code(await lock.call("slow.half", key="k")) == "E3409"

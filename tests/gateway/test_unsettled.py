@@ -8,8 +8,8 @@ from interlock import BatchPolicy, Context, Effect, Failure, Interlock, Preview,
 from interlock.gateway import reconcile
 from interlock.telemetry.alerts import Alert
 from tests import sample
-from tests.gateway.test_interleavings import admit
 from tests.sample import flaky
+from tests.support.calls import admit
 
 
 async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(lock: Interlock) -> None:

@@ -15,8 +15,8 @@ from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import sample
-from tests.gateway.test_interleavings import admit
 from tests.gateway.test_pinned import SOURCE
+from tests.support.calls import admit
 
 
 async def _home_with_a_sandboxed_tool(home: Path, directory: Path) -> None:

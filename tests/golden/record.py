@@ -26,10 +26,10 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from interlock.testing import FakeClock
-from tests.authority.test_tokens import did_of
-from tests.gateway.test_interleavings import admit
 from tests.golden.corpus import BY_CODE, CASES, RAW, Case, Decision, Json, Raw, Wanted
 from tests.golden.tools import TOOLS, State, stuck
+from tests.support.calls import admit
+from tests.support.identities import did_of
 
 FILES = Path(__file__).parent / "files"
 WIRES = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")

@@ -16,8 +16,8 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.latency import ENOUGH
 from interlock.store.home import Home
 from interlock.testing import FakeClock
-from tests.doors.contracts import wired
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
+from tests.support.wires import wired
 
 Json = dict[str, Any]
 clock = FakeClock()

@@ -17,7 +17,7 @@ from interlock.contract.manifest import RetryPolicy
 from interlock.core.errors import Failure
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s, http_status, sending
 from interlock.testing import FakeClock
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 
 DOWN = Failure("E3502", details={"sent": True})
 UNSENT = Failure("E3502", details={"sent": False})

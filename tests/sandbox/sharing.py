@@ -22,7 +22,7 @@ def hold(ctx: Context) -> str:
 
 
 async def admit(lock: Interlock) -> None:
-    from tests.gateway.test_interleavings import admit
+    from tests.support.calls import admit
 
     await admit(lock, large, hold)
 

@@ -22,8 +22,8 @@ from interlock.core.clock import iso
 from interlock.gateway.reconcile import reconcile
 from interlock.store import records
 from interlock.testing import FakeClock
-from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 ALL = frozenset(

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from interlock import Failure, Field, Interlock, tool
 from interlock.store.home import run_migrations
 from interlock.store.tables import metadata
-from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import publish, records
 
 
 def _shape(path: Path) -> dict[str, Any]:
@@ -103,7 +103,7 @@ async def test_the_strict_setting_redacts_what_merely_looks_like_a_number_or_add
         return text
 
     async with Interlock.open(tmp_path, housekeeping=False, strict_redaction=strict) as lock:
-        await lock.journal.commit(_publish(repeat))
+        await lock.journal.commit(publish(repeat))
         lock.catalog.attach(repeat)
         said = [
             (await lock.call("note.repeat", {"text": text})).unwrap()
@@ -127,7 +127,7 @@ async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_re
         return {"said": text, "badge": "blue"}
 
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.journal.commit(_publish(repeat))
+        await lock.journal.commit(publish(repeat))
         lock.catalog.attach(repeat)
         said = (await lock.call("note.repeat", {"text": "EMP-77 opened CASE/XY"})).unwrap()
         assert said == {"said": "[STAFF_REDACTED] opened [CASE]", "badge": "[REDACTED]"}

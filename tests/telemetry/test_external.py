@@ -19,7 +19,7 @@ from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from interlock.telemetry import w3c
 from interlock.telemetry.trace import MOST_OUTBOUND
-from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+from tests.support.calls import publish
 from tests.telemetry import reaching
 from tests.telemetry.conftest import Traced, Tree, traced
 from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, free_port
@@ -177,7 +177,7 @@ async def fetching(
             timeout_s=120,
         )  # fmt: skip
         reach = declare(reaching.reach)
-        await one.lock.journal.commit(_publish(reach))
+        await one.lock.journal.commit(publish(reach))
         one.lock.catalog.attach(reach)
         yield one, one.lock
 

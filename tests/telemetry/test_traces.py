@@ -16,7 +16,7 @@ from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway import checkpoint_tools
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 from tests.telemetry import tools
 from tests.telemetry.conftest import traced
 

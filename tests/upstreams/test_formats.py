@@ -21,7 +21,7 @@ from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
-from tests.gateway.test_lifecycle import SIX, records
+from tests.support.calls import SIX, records
 from tests.upstreams.servers import HttpServer, json_answer
 
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")

@@ -21,7 +21,7 @@ from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
 from tests.cli.conftest import Cli
-from tests.gateway.test_lifecycle import SIX, records
+from tests.support.calls import SIX, records
 from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 

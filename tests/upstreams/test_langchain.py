@@ -21,7 +21,7 @@ from interlock.data.schema import Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all
-from tests.gateway.test_lifecycle import SIX, records
+from tests.support.calls import SIX, records
 from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.langchain_hostile import HUNG
 from tests.upstreams.servers import remote_call

@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alert
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams
-from tests.gateway.test_idempotency import code
+from tests.support.calls import code
 
 
 def definition(name: str, **facts: Any) -> Definition:

@@ -25,7 +25,7 @@ from interlock.call.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from tests.authority.test_tokens import did_of
+from tests.support.identities import did_of
 
 Json = dict[str, Any]
 WIRES = ("rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")

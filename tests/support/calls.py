@@ -1,0 +1,74 @@
+"""Admit tools without a trial, and look at calls and their records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from interlock import Effect, Interlock, Preview, Result, Tool, tool
+from interlock.registry.admission import Evidence
+from interlock.registry.admission import publish as published
+from interlock.registry.catalog import contract_digest
+
+
+def write(
+    function: Callable[..., Any], *, restart_safe: bool = False, changes: str = "x", **options: Any
+) -> Tool[..., Any]:
+    """A tool that changes something, of a function; its preview and its undoing do nothing."""
+    made: Tool[..., Any] = tool(
+        version="1.0.0",
+        mutation_class="write_reversible",
+        namespace="demo",
+        effects=[Effect(changes, "UPDATE")],
+        restart_safe=restart_safe,
+        **options,
+    )(function)
+
+    def preview(**_: Any) -> Preview:
+        return Preview()
+
+    async def undo(**_: Any) -> None:
+        return None
+
+    made.preview(preview)
+    made.compensate(undo)
+    return made
+
+
+async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
+    for one in tools:
+        await lock.journal.commit(publish(one))
+        lock.catalog.attach(one)
+
+
+async def turn() -> None:
+    """One turn of the loop."""
+    await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await turn()
+
+
+def code(result: Result) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
+
+
+def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
+    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+    found = [orjson.loads(row[0]) for row in rows]
+    return [record for record in found if call is None or record["call"] == call]
+
+
+def publish(tool: Tool[..., Any]) -> Any:
+    """The unit that publishes a tool as admitted, without a trial."""
+    digest = contract_digest(tool)
+    return published(tool.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")

@@ -1,0 +1,69 @@
+"""A server on a free port, with a token for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from interlock import Interlock
+from interlock.api.service import Service
+from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
+from interlock.doors.server import Listening, Server, serving
+from tests.conftest import TOOLS
+from tests.support.identities import did_of
+
+LOOPBACK = Listening(port=0, grpc_port=None)
+
+
+class Peer(NamedTuple):
+    """One end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def answer(self) -> bytes:
+        return await self.reader.read()
+
+
+class Place:
+    """A server on a free port, and a token for it."""
+
+    def __init__(self, lock: Interlock, server: Server, token: str, scheme: str = "http") -> None:
+        self.lock = lock
+        self.server = server
+        self.bearer = {"authorization": f"Bearer {token}"}
+        self._opened: list[asyncio.StreamWriter] = []
+        self.base = f"{scheme}://localhost:{server.port}"
+
+    async def raw(self, *parts: bytes) -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self._opened.append(writer)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return Peer(reader, writer)
+
+    async def close(self) -> None:
+        for writer in self._opened:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._opened), return_exceptions=True)
+
+
+@asynccontextmanager
+async def place(home: Path, listening: Listening = LOOPBACK) -> AsyncGenerator[Place]:
+    """Serve a data directory with the sample tools."""
+    async with Interlock.open(home, housekeeping=False) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        if not lock.issuer_keys.all():
+            lock.issuer_keys.init("EdDSA")
+            await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+        token = await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller)
+        async with serving(Service(lock), listening) as server:
+            made = Place(lock, server, token, "https" if listening.secure else "http")
+            yield made
+            await made.close()

@@ -130,7 +130,8 @@ async def test_each_class_of_events_is_produced_by_a_real_action_validates_and_l
         }
         await lock.approvals.deny(calls["asks"].metadata["pending"]["ticketId"], by=REVIEWER)
         await lock.add(later)
-        await here.until("tool.surface.updated")
+        for kind in ("tool.declared", "tool.surface.updated"):  # in either order
+            await here.until(kind)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     began, *heard = here.heard

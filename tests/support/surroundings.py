@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 # Nearly every test opens a data directory, and each one writes to the disk a dozen times and waits for it. No test cuts
@@ -30,8 +31,8 @@ def settle() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     place = memory()
-    if place is not None:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
+    if place is not None and "TMPDIR" not in os.environ:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(place)
     if os.environ.get(AUTHORITIES) != AUTHORITY:
         if AUTHORITIES in os.environ:
             os.environ[GIVEN] = os.environ[AUTHORITIES]

@@ -1,11 +1,15 @@
-"""LangChain tools that hang, and that give far too much."""
+"""LangChain tools that hang, that give far too much, and that try to end what they run in."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 import threading
+from typing import Any
 
-from langchain_core.tools import ToolException, tool
+from langchain_core.tools import BaseTool, StructuredTool, ToolException, tool
+from pydantic import BaseModel
 
 
 class Hung:
@@ -56,3 +60,112 @@ def large() -> str:
 def leave() -> str:
     """Try to end the process."""
     sys.exit(3)
+
+
+def _given(error: type[BaseException]) -> BaseTool:
+    async def fail() -> str:
+        raise error
+
+    return StructuredTool.from_function(coroutine=fail, name=f"async_{error.__name__}", description="Ends it all.")
+
+
+class Outburst(BaseException):
+    """Not even an Exception."""
+
+
+ending = [_given(error) for error in (SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, Outburst)]
+
+
+@tool
+async def insist() -> str:
+    """Go on, whoever cancels it."""
+    while not HUNG.event.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.01)
+    return "at last"
+
+
+@tool
+async def block() -> str:
+    """Hold the event loop it runs in."""
+    HUNG.event.wait()
+    return "at last"
+
+
+class Mute(ToolException):
+    def __str__(self) -> str:
+        raise RuntimeError("not a word")
+
+
+class Leaving(ToolException):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@tool
+async def mute() -> str:
+    """Fail with an error that has no text."""
+    raise Mute
+
+
+@tool
+def leaving() -> str:
+    """Fail with an error whose text ends the process."""
+    raise Leaving
+
+
+class Part(BaseModel):
+    name: str
+    parts: list[Part] = []
+
+
+class Broken(BaseModel):
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        raise KeyError("secret 17")
+
+
+class Exiting(BaseModel):
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        raise SystemExit
+
+
+@tool
+async def heavy() -> Part:
+    """Give five megabytes of objects."""
+    return Part(name="all", parts=[Part(name="x" * 100) for _ in range(40_000)])
+
+
+@tool
+async def broken() -> Broken:
+    """Give what cannot be dumped."""
+    return Broken()
+
+
+@tool
+def exiting() -> Exiting:
+    """Give what ends the process when it is dumped."""
+    return Exiting()
+
+
+@tool
+async def rewrite(given: dict[str, Any]) -> int:
+    """Change what it was given."""
+    inner: list[Any] = given["list"]
+    inner.append("more")
+    given.clear()
+    return len(inner)
+
+
+@tool
+def rewrite_plainly(given: dict[str, Any]) -> int:
+    """Change what it was given."""
+    inner: list[Any] = given["list"]
+    inner.append("more")
+    given.clear()
+    return len(inner)
+
+
+@tool
+async def calm() -> str:
+    """Say that it is done."""
+    return "done"

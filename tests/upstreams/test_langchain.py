@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ def upstream(module: str = MODULE, **config: Any) -> Connector:
     return LangChainUpstream("chain", LangChainConfig(module=module, **config), clock=Clock())
 
 
+@asynccontextmanager
+async def opened(module: str, **config: Any) -> AsyncGenerator[Connector]:
+    one = upstream(module, **config)
+    await one.discover()
+    try:
+        yield one
+    finally:
+        HUNG.close()
+        await one.close()
+        HUNG.event.clear()
+
+
 async def called(tool: str, *, seconds: float = 60.0, **arguments: Any) -> Any:
     clock = Clock()
     call = RemoteCall(
@@ -50,7 +63,11 @@ async def called(tool: str, *, seconds: float = 60.0, **arguments: Any) -> Any:
         key="key-1",
         credentials={"maps": "key-for-secret-17"},
     )
-    return await upstream(credentials={"token": "maps"}).call(call)
+    one = upstream(credentials={"token": "maps"})
+    try:
+        return await one.call(call)
+    finally:
+        await one.close()
 
 
 def _call(tool: str, seconds: float = 60.0) -> RemoteCall:
@@ -98,6 +115,102 @@ async def test_words_and_values_of_any_size_are_bounded() -> None:
     assert (values.value.code, "max_response_values" in values.value.message) == ("E3416", True)
     assert (large.value.code, "max_response_bytes" in large.value.message) == ("E3416", True)
     assert ended.value.code == "E3401"
+
+
+ENDINGS = ["SystemExit", "KeyboardInterrupt", "CancelledError", "GeneratorExit", "Outburst"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        *((f"async_{name}", f"failed with {name}") for name in ENDINGS),
+        ("mute", "Mute, whose text cannot be read: RuntimeError"),
+        ("leaving", "Leaving, whose text cannot be read: SystemExit"),
+        ("broken", "returned a Broken, which JSON cannot hold"),
+        ("exiting", "returned a Exiting, which JSON cannot hold"),
+    ],
+)
+async def test_whatever_a_tool_raises_ends_its_call_and_nothing_else(tool: str, words: str) -> None:
+    async with opened(HOSTILE) as one, loop_is_free(held_s=0.2):
+        beside = asyncio.create_task(one.call(_call("insist")))
+        with pytest.raises(Failure) as caught:
+            await one.call(_call(tool))
+        assert (caught.value.code, words in caught.value.message) == ("E3401", True), caught.value.message
+        assert "17" not in caught.value.message
+        assert await one.call(_call("calm")) == "done"
+        HUNG.close()
+        assert await beside == "at last", "a call beside it goes on"
+
+
+async def test_coroutines_that_block_or_swallow_their_cancellation_are_left_and_counted() -> None:
+    async with opened(HOSTILE, max_threads=3) as one:
+        for tool in ("insist", "block", "insist"):
+            with pytest.raises(Failure) as late:
+                await one.call(_call(tool, 0.05))
+            assert late.value.code == "E3503"
+        with pytest.raises(Failure) as full:
+            await one.call(_call("calm"))
+        assert (full.value.code, full.value.details) == ("E3502", {"sent": False})
+        assert await one.call(_call("quick")) == "done", "functions have threads of their own"
+        HUNG.close()
+        async with asyncio.timeout(30):
+            while (outcome := await _outcome(one, "calm")) != "done":
+                assert outcome == "E3502"
+                await asyncio.sleep(0.01)
+
+
+async def _outcome(one: Connector, tool: str) -> Any:
+    try:
+        return await one.call(_call(tool))
+    except Failure as failure:
+        return failure.code
+
+
+async def test_a_large_result_of_a_coroutine_is_dumped_apart_from_the_loop() -> None:
+    async with opened(HOSTILE, max_response_values=200_000) as one, loop_is_free(held_s=0.2):
+        assert len((await one.call(_call("heavy")))["parts"]) == 40_000
+
+
+@pytest.mark.parametrize("tool", ["rewrite", "rewrite_plainly"])
+async def test_a_tool_that_changes_its_arguments_changes_its_own_copy(tool: str) -> None:
+    async with opened(HOSTILE) as one:
+        call = remote_call(_call(tool).native, arguments={"given": {"list": [1, 2]}}, left_s=60)
+        for _ in range(2):
+            assert await one.call(call) == 3
+        assert call.arguments == {"given": {"list": [1, 2]}}
+
+
+HUGE = """
+from langchain_core.tools import StructuredTool, Tool
+
+def never(text: str) -> str:
+    return "never"
+
+class Shy(StructuredTool):
+    @property
+    def tool_call_schema(self):
+        raise SystemExit
+
+wordy = StructuredTool.from_function(never, name="wordy", description="Says very much. " * 600_000)
+named = Tool(name="n" * 10_000_000, func=never, description="Has a very long name")
+shy = Shy.from_function(never, name="shy", description="Says nothing of its input")
+"""
+
+
+async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "huge_module_of_a_test"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / f"{name}.py").write_text(HUGE)
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock, loop_is_free(held_s=0.2):
+        report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller)
+        states = {one.name[:10]: one.state for one in report.tools}
+        assert states == {"wordy": "admitted", "n" * 10: "refused", "shy": "refused"}
+        assert max(len(one.name) for one in report.tools) <= 200, "what is stored of it is short"
+        shown = lock.catalog.resolve("chain.wordy").contract.manifest.description
+        assert len(shown) <= 2000
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.mark.proves("EXEC-12")

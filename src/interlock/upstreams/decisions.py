@@ -32,6 +32,24 @@ FIRST_VERSION = "1.0.0"
 TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
 
 
+# Characters of a name and of a reason for a refusal: both are stored and shown, and an upstream chooses them.
+LONGEST_NAME = 500
+_LONGEST_REASON = 1000
+
+
+def bounded(discovered: Discovered) -> Discovered:
+    """Refuse definitions with very long names, and cut what is stored of those that could not be read."""
+    tools = [one for one in discovered.tools if len(one.name) <= LONGEST_NAME]
+    words = f"its name has more than {LONGEST_NAME} characters"
+    long = [(one.name, words) for one in discovered.tools if len(one.name) > LONGEST_NAME]
+    refusals = [(_cut(name), reason[:_LONGEST_REASON]) for name, reason in (*discovered.refused, *long)]
+    return replace(discovered, tools=tools, refused=refusals)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:100]}…"
+
+
 async def judge(
     reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
 ) -> Sequence[Offered]:

@@ -1,9 +1,11 @@
 """LangChain tools as an upstream: found in a Python module, run in this process, under Interlock's deadline.
 
 The tools are the operator's own code, loaded when first needed. Plain functions run in threads of their own: one that
-never ends occupies a thread of this upstream only, up to a bound, after which calls fail at once. No thread keeps the
-process from ending. The message of an exception may contain anything, so only that of a ToolException, which is meant
-for the model, is passed on; of any other only the type is given.
+never ends occupies a thread of this upstream only, up to a bound, after which calls fail at once. Coroutines run in an
+event loop of this upstream, in a thread: one that blocks, swallows its cancellation or raises SystemExit does it there.
+No thread keeps the process from ending. Everything that runs the author's code, the dump of a result and the text of an
+exception too, happens in these threads. The message of an exception may contain anything, so only that of a
+ToolException, which is meant for the model, is passed on; of any other only the type is given.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import contextvars
 import importlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, Field
@@ -26,6 +28,7 @@ from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.contract.manifest import Part
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.configuration import read_config
@@ -40,6 +43,9 @@ T = TypeVar("T")
 
 # The names of functions that every provider of models takes.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Characters of an error message that are looked at, of which fewer are passed on.
+_LONGEST_MESSAGE = 10_000
+_ENDING_S = 5.0
 # LangChain does not describe a tool's result: mostly text, and any JSON in general.
 RESULT_SCHEMA: Json = {
     "type": ["string", "object", "array", "number", "boolean", "null"],
@@ -73,8 +79,8 @@ class LangChainUpstream:
         self._lent = config.credentials
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._threads = _Threads(name, config.max_threads)
-        self._tools: dict[str, BaseTool] | None = None
-        self._digests: dict[str, str] = {}
+        self._loop = _Loop(name, config.max_threads)
+        self._tools: dict[str, _Found] | None = None
 
     def mapping(self, native: Json, reported: Json) -> Json | None:
         return {"kind": "function_calling", "function_name": native["tool"], **reported}
@@ -82,60 +88,48 @@ class LangChainUpstream:
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         tools: list[Definition] = []
         refused: list[tuple[str, str]] = []
-        for name, tool in (await self._loaded(again=True)).items():
-            if (lacking := _lacking(tool)) is not None:
-                refused.append((name, lacking))
-                continue
-            try:
-                tools.append(_definition(self._module, tool))
-            except Exception as error:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
-                refused.append((name, f"its input has no JSON Schema: {type(error).__name__}"))
+        for name, found in (await self._loaded(again=True)).items():
+            if found.definition is None:
+                refused.append((name, found.lacking))
+            else:
+                tools.append(found.definition)
         return Discovered(tools, refused, {"module": self._module})
 
     async def call(self, call: RemoteCall) -> Any:
         name = str(call.native.get("tool"))
-        tool = (await self._loaded()).get(name)
-        if tool is None:
+        found = (await self._loaded()).get(name)
+        if found is None:
             raise Failure("E3502", f"`{name}` is no longer in `{self._module}`; look at `{self._name}` again")
         # INVARIANT: a call reaches only the definition that was admitted.
-        if call.definition is not None and self._digest(tool) != call.definition:
+        if call.definition is not None and found.digest != call.definition:
             self._on_change()
             words = f"`{name}` is not what was admitted: `{self._module}` describes it otherwise now"
             details = {"sent": False, "upstream": self._name}
             raise Failure("E3210", words, details=details, resolution=wire.look_at(self._name))
-        from langchain_core.tools import ToolException
-
         # Tools that return their errors to the model as results would count as successes.
-        bare = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
+        bare = found.tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
         lent = {name: call.credentials[secret] for name, secret in self._lent.items() if secret in call.credentials}
         known = {"credentials": lent, "invocation_id": call.invocation_id, "key": call.key}
         config: Any = {"configurable": known, "callbacks": []}
         limit = asyncio.timeout(call.left_s)
         try:
             async with limit:
+                # A tool may change what it is given; the input of the call stays what it was.
                 if _is_plain(bare):
-                    data = await self._threads.run(lambda: _dumped_json(bare.invoke(dict(call.arguments), config)))
+                    data = await self._threads.run(lambda: _run(bare, private_copy(dict(call.arguments)), config))
                 else:
-                    data = _dumped_json(await bare.ainvoke(dict(call.arguments), config))
+                    data = await self._loop.run(lambda: _await(bare, private_copy(dict(call.arguments)), config))
                 return await self._intake.json(data)
         except Failure:
             raise
         except _NoJson as error:
             raise Failure("E3401", f"`{name}` returned a {error}, which JSON cannot hold") from None
-        except ToolException as error:
+        except _ToolError as error:
             raise Failure("E3401", f"`{name}` failed: {wire.excerpt(str(error), call)}") from None
         except Exception as error:  # noqa: BLE001 - the edge of somebody else's code
             if limit.expired():
                 raise Failure("E3503", f"`{name}` gave no answer in time") from None
             raise Failure("E3401", f"`{name}` failed with {type(error).__name__}") from None
-
-    def _digest(self, tool: BaseTool) -> str:
-        if tool.name not in self._digests:
-            try:
-                self._digests[tool.name] = definition_digest(_definition(self._module, tool))
-            except Exception:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
-                self._digests[tool.name] = ""
-        return self._digests[tool.name]
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         try:
@@ -145,15 +139,25 @@ class LangChainUpstream:
 
     async def close(self) -> None:
         self._tools = None
+        await self._loop.close()
 
-    async def _loaded(self, *, again: bool = False) -> dict[str, BaseTool]:
+    async def _loaded(self, *, again: bool = False) -> dict[str, _Found]:
         if self._tools is None or again:
             # Importing may take long, so it does not block the loop.
-            self._tools, self._digests = await self._threads.run(partial(_load, self._module)), {}
+            self._tools = await self._threads.run(partial(_load, self._module))
         return self._tools
 
 
-def _load(name: str) -> dict[str, BaseTool]:
+class _Found(NamedTuple):
+    """A tool of the module, and its definition with its digest, or the reason why it has none."""
+
+    tool: BaseTool
+    definition: Definition | None
+    digest: str = ""
+    lacking: str = ""
+
+
+def _load(name: str) -> dict[str, _Found]:
     try:
         from langchain_core.tools import BaseTool
     except ModuleNotFoundError:
@@ -165,7 +169,17 @@ def _load(name: str) -> dict[str, BaseTool]:
         tools |= {tool.name: tool for tool in several if isinstance(tool, BaseTool)}
     if not tools:
         raise Failure("E3105", f"no LangChain tools in `{name}`; decorate a function with langchain_core's @tool")
-    return dict(sorted(tools.items()))
+    return {tool: _found(name, tools[tool]) for tool in sorted(tools)}
+
+
+def _found(module: str, tool: BaseTool) -> _Found:
+    try:
+        if (lacking := _lacking(tool)) is not None:
+            return _Found(tool, None, lacking=lacking)
+        definition = _definition(module, tool)
+        return _Found(tool, definition, definition_digest(definition))
+    except BaseException as error:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
+        return _Found(tool, None, lacking=f"its input has no JSON Schema: {type(error).__name__}")
 
 
 def _import(name: str) -> ModuleType:
@@ -239,11 +253,156 @@ class _Threads:
         run = partial(contextvars.copy_context().run, body)
         threading.Thread(target=run, name=f"interlock-langchain-{self._name}", daemon=True).start()
         value, error = await outcome
-        if error is None:
-            return cast("T", value)
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
-            raise error
-        raise RuntimeError(type(error).__name__)  # SystemExit and the like end a call, not the server
+        return _told(value, error)
+
+
+class _Loop:
+    """An event loop in a daemon thread, started when first needed, for coroutines that may do anything.
+
+    A coroutine that its caller no longer waits for is cancelled. One that goes on nevertheless is counted, and their
+    number is bounded.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._left = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the value of a coroutine, or raise its exception."""
+        if self._left >= self._most:
+            raise Failure(
+                "E3502",
+                f"{self._most} calls of `{self._name}` were cancelled and have not ended",
+                details={"sent": False},
+                resolution="find the tool that does not end and restart the server; max_threads sets how many there"
+                " may be",
+            )
+        here, loop = asyncio.get_running_loop(), self._started()
+        outcome: asyncio.Future[tuple[T | None, BaseException | None]] = here.create_future()
+        tasks: list[asyncio.Task[tuple[T | None, BaseException | None]]] = []
+
+        def done(value: T | None, error: BaseException | None) -> None:
+            if outcome.done():
+                self._left -= 1
+            else:
+                outcome.set_result((value, error))
+
+        async def body() -> tuple[T | None, BaseException | None]:
+            try:
+                return await work(), None
+            except BaseException as raised:  # noqa: BLE001 - told to whoever waits
+                return None, raised
+
+        def tell(task: asyncio.Task[tuple[T | None, BaseException | None]]) -> None:
+            value, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
+            with suppress(RuntimeError):  # the loop of the call has ended, and nothing waits
+                here.call_soon_threadsafe(done, value, error)
+
+        def begin() -> None:
+            tasks.append(loop.create_task(body()))
+            tasks[0].add_done_callback(tell)
+
+        def end() -> None:
+            for task in tasks:
+                task.cancel()
+
+        loop.call_soon_threadsafe(begin)
+        try:
+            value, error = await outcome
+        except asyncio.CancelledError:
+            if outcome.cancelled():
+                self._left += 1
+                loop.call_soon_threadsafe(end)
+            raise
+        return _told(value, error)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop, self._ended = asyncio.new_event_loop(), asyncio.get_running_loop().create_future()
+            run = partial(_run_loop, self._loop, asyncio.get_running_loop(), self._ended)
+            threading.Thread(target=run, name=f"interlock-langchain-{self._name}", daemon=True).start()
+        return self._loop
+
+    async def close(self) -> None:
+        loop, ended, self._loop, self._ended = self._loop, self._ended, None, None
+        if loop is not None and ended is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            await asyncio.wait((ended,), timeout=_ENDING_S)  # a tool that blocks leaves its thread behind
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop, owner: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    """Run a loop until it is stopped. SystemExit and the like end the task that raised them, and not the loop."""
+    stopped = False
+    while not stopped:
+        try:
+            loop.run_forever()
+            stopped = True
+        except BaseException:  # noqa: BLE001, S112 - the task has it, and whoever waits for the task is told
+            continue
+    try:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_ENDING_S / 2))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    except BaseException:  # noqa: BLE001, S110 - the last words of somebody else's code
+        pass
+    finally:
+        with suppress(RuntimeError):
+            loop.close()
+        with suppress(RuntimeError):  # nothing waits any more
+            owner.call_soon_threadsafe(_over, ended)
+
+
+def _over(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _told(value: T | None, error: BaseException | None) -> T:
+    """The outcome of somebody else's code. What would end a task or the process there is an ordinary failure here."""
+    if error is None:
+        return cast("T", value)
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        raise error
+    raise type(f"{type(error).__name__}", (_EndedError,), {})()
+
+
+class _EndedError(Exception):
+    """A tool raised what ends a task or a process. The name of the type tells what."""
+
+
+class _ToolError(Exception):
+    """The text of a ToolException."""
+
+
+def _run(tool: BaseTool, arguments: Json, config: Any) -> bytes:
+    from langchain_core.tools import ToolException
+
+    try:
+        return _dumped_json(tool.invoke(arguments, config))
+    except ToolException as error:
+        raise _ToolError(_text(error)) from None
+
+
+async def _await(tool: BaseTool, arguments: Json, config: Any) -> bytes:
+    from langchain_core.tools import ToolException
+
+    try:
+        return _dumped_json(await tool.ainvoke(arguments, config))
+    except ToolException as error:
+        raise _ToolError(_text(error)) from None
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)[:_LONGEST_MESSAGE]
+    except BaseException as raised:  # noqa: BLE001 - the author's code, in a thread of its own
+        return f"{type(error).__name__}, whose text cannot be read: {type(raised).__name__}"
 
 
 def _is_plain(tool: BaseTool) -> bool:

@@ -35,7 +35,7 @@ from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
 from interlock.store.port import Store
 from interlock.upstreams import repository
-from interlock.upstreams.decisions import TryOut, admit, gone, judge, once, refused
+from interlock.upstreams.decisions import TryOut, admit, bounded, gone, judge, once, refused
 from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay
 from interlock.upstreams.repository import Offered, Outdated, Page, Report, Upstream
@@ -262,7 +262,7 @@ class Upstreams:
             raise Failure("E3503", f"`{known.name}` did not say in {LOOK_LIMIT_S:.0f} s what it offers") from None
         if len(discovered.tools) + len(discovered.refused) > MAX_TOOLS:
             raise Failure("E3407", f"`{known.name}` offers more than {MAX_TOOLS} tools, which nobody could look at")
-        return discovered
+        return bounded(discovered)
 
     async def _with_secrets(self, known: Upstream, look: Callable[[Mapping[str, str]], Awaitable[T]]) -> T:
         """Look at an upstream. Secrets are lent for it only if it asks for them."""

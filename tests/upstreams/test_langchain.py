@@ -191,7 +191,8 @@ class Shy(StructuredTool):
     def tool_call_schema(self):
         raise SystemExit
 
-wordy = StructuredTool.from_function(never, name="wordy", description="Says very much. " * 600_000)
+wordy = StructuredTool.from_function(never, name="wordy", description="Says very much. " * 100_000)
+longer = StructuredTool.from_function(never, name="longer", description="Says very much. " * 600_000)
 named = Tool(name="n" * 10_000_000, func=never, description="Has a very long name")
 shy = Shy.from_function(never, name="shy", description="Says nothing of its input")
 """
@@ -206,7 +207,7 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock, loop_is_free(held_s=0.2):
         report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller)
         states = {one.name[:10]: one.state for one in report.tools}
-        assert states == {"wordy": "admitted", "n" * 10: "refused", "shy": "refused"}
+        assert states == {"wordy": "admitted", "longer": "refused", "n" * 10: "refused", "shy": "refused"}
         assert max(len(one.name) for one in report.tools) <= 200, "what is stored of it is short"
         shown = lock.catalog.resolve("chain.wordy").contract.manifest.description
         assert len(shown) <= 2000

@@ -41,10 +41,12 @@ class Imported:
     refused: str | None = None
 
 
-# Limits on the schemas of one definition and of everything that an upstream offers, in objects and lists. Admission
-# and the first call take time in proportion to them. An OpenAPI document of some megabytes can describe far more.
+# Limits on the schemas of one definition and of everything that an upstream offers, in objects and lists, and on the
+# texts of one. Admission and the first call take time in proportion to them. An OpenAPI document of some megabytes can
+# describe far more.
 MOST_PARTS = 20_000
 MOST_PARTS_OF_ALL = 1_000_000
+MOST_CHARACTERS = 2_000_000
 _UNPREFIXED = "default"
 _TIMEOUT_S = 30
 _LONGEST_DESCRIPTION = 2000
@@ -73,11 +75,10 @@ def import_all(
     imported: list[Imported] = []
     left = MOST_PARTS_OF_ALL
     for one in definitions:
-        parts = _parts(one, min(left, MOST_PARTS))
-        if parts is None:
-            most = f"{MOST_PARTS:,} parts" if left > MOST_PARTS else f"{MOST_PARTS_OF_ALL:,} parts with those before it"
+        parts, excess = _measured(one, left)
+        if excess:
             judged = classify(one, overlay, accept_hints=accept_hints)
-            imported.append(Imported(one, ids[one.name], "", judged, refused=f"its schemas have more than {most}"))
+            imported.append(Imported(one, ids[one.name], "", judged, refused=excess))
             continue
         left -= parts
         done = to_manifest(
@@ -100,18 +101,31 @@ def import_all(
     return imported
 
 
-def _parts(definition: Definition, most: int) -> int | None:
-    """Count the objects and lists of a definition's schemas; None if there are more than `most`."""
-    count = 0
-    waiting: list[Any] = [definition.input_schema, definition.output_schema]
+def _measured(definition: Definition, left: int) -> tuple[int, str]:
+    """Count the objects and lists of a definition's schemas, and say which limit they exceed, if any."""
+    parts, characters = 0, 0
+    waiting: list[Any] = [
+        definition.input_schema, definition.output_schema, definition.description, definition.title, definition.native,
+    ]  # fmt: skip
     while waiting:
         one = waiting.pop()
-        if isinstance(one, dict | list):
-            count += 1
-            if count > most:
-                return None
-            waiting.extend(cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
-    return count
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, dict):
+            parts += 1
+            members = cast("Json", one)
+            characters += sum(len(str(name)) for name in members)
+            waiting.extend(members.values())
+        elif isinstance(one, list):
+            parts += 1
+            waiting.extend(cast("list[Any]", one))
+        if parts > MOST_PARTS:
+            return parts, f"its schemas have more than {MOST_PARTS:,} parts"
+        if parts > left:
+            return parts, f"its schemas and those before it have more than {MOST_PARTS_OF_ALL:,} parts"
+        if characters > MOST_CHARACTERS:
+            return parts, f"its definition has more than {MOST_CHARACTERS:,} characters"
+    return parts, ""
 
 
 def to_manifest(

@@ -105,7 +105,7 @@ def _measured(definition: Definition, left: int) -> tuple[int, str]:
     """Count the objects and lists of a definition's schemas, and say which limit they exceed, if any."""
     parts, characters = 0, 0
     waiting: list[Any] = [
-        definition.input_schema, definition.output_schema, definition.description, definition.title, definition.native,
+        definition.input_schema, definition.output_schema, definition.description, definition.title,
     ]  # fmt: skip
     while waiting:
         one = waiting.pop()

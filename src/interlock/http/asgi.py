@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import orjson
 
@@ -13,6 +13,8 @@ from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT, MOST_REQUEST_VALUES, check_values, exactly
 from interlock.data.schema import Json
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -108,9 +110,14 @@ def document(body: bytes, most_values: int = MOST_REQUEST_VALUES) -> Any:
 
 async def read_document(body: bytes, most_values: int) -> Any:
     """`document`, beside the event loop where the body is large."""
+    return await read_with(document, body, most_values)
+
+
+async def read_with(read: Callable[Concatenate[bytes, P], T], body: bytes, *args: P.args, **named: P.kwargs) -> T:
+    """Read a body, beside the event loop where it is large."""
     if len(body) <= LARGE_INPUT:
-        return document(body, most_values)
-    return await INPUTS.run(document, body, most_values)
+        return read(body, *args, **named)
+    return await INPUTS.run(read, body, *args, **named)
 
 
 async def check_body(body: bytes, most_values: int) -> None:

@@ -38,7 +38,7 @@ from interlock.doors.mcp.calling import (
 from interlock.doors.mcp.listing import EXPECTS, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import Receive, Scope, Send, check_body, header, replay
+from interlock.http.asgi import Receive, Scope, Send, check_body, header, read_with, replay
 from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
 from interlock.telemetry.w3c import joined
 
@@ -342,7 +342,7 @@ class _Handler:
         if self._method is None:
             return route.to_sdk(caller, body)
         try:
-            request = route.read(body, self._method)
+            request = await read_with(route.read, body, self._method)
             if self._method == "tools/list":
                 return route.listed(request, caller)
             params: Json = request["params"]

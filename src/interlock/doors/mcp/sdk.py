@@ -47,7 +47,7 @@ from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
-from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, refuse, replay
+from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, read_with, refuse, replay
 from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp.protocol import Listening
 
@@ -304,7 +304,7 @@ class Sdk:
                 await refuse(send, failure)
                 return
             try:
-                check_text(body)
+                await read_with(check_text, body)
             except Failure as failure:
                 await refusals.refuse(send, 400, failure)
                 return

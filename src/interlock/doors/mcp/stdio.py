@@ -2,8 +2,9 @@
 
 Reading and writing run in two daemon threads: standard streams may be pipes, files or terminals that others share, and
 a client that does not read must not keep the process from ending. A line over the limit is skipped and answered with
-an error, and so is one that holds too many values: they are counted before anything parses it. No more is read while
-too many requests are unanswered, so a client that does not read its answers cannot fill the memory.
+an error, and so is one that holds too many values: they are counted before anything parses it. A long line is parsed
+apart from the event loop. No more is read while too many requests are unanswered, so a client that does not read its
+answers cannot fill the memory.
 
 While it serves, descriptor 0 is the null device and descriptor 1 is stderr, so that nothing else reads or writes what
 is the client's.
@@ -30,12 +31,13 @@ from interlock.core.errors import Failure
 from interlock.data.bounds import check_values
 from interlock.doors.ids import check
 from interlock.doors.mcp.refusals import enveloped
-from interlock.http.asgi import too_large
+from interlock.http.asgi import read_with, too_large
 
 MAX_OPEN = 256
 WRITTEN_S = 1.0
 _CHUNK = 65_536
 _PEEK = 256
+_PER_TURN = 100
 _ID = re.compile(rb'"id"\s*:\s*([0-9]{1,18}|"[^"\\]{1,200}")\s*[,}]')
 
 
@@ -85,32 +87,35 @@ class _Client:
         async with onward:
             while chunk := await self._chunks.get():
                 *ended, rest = chunk.split(b"\n")
-                for line in ended:
+                for number, line in enumerate(ended):
                     held += line
                     if skipping or len(held) > self._max_line:
                         await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), too_large(self._max_line))
-                    else:
-                        try:
-                            check_values(held, self._most_values)  # before anything parses it
-                        except Failure as failure:
-                            await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), failure)
-                        else:
-                            await self._pass_on(bytes(held), onward)
+                    elif not held.isspace() and held:
+                        await self._take(bytes(held), onward)
                     held.clear()
                     skipping = False
+                    if number % _PER_TURN == _PER_TURN - 1:
+                        await asyncio.sleep(0)  # empty lines and those that nobody answers have no other pause
                 held += rest
                 if len(held) > self._max_line:
                     skipping = True
                     del held[_PEEK:-_PEEK]
 
-    async def _pass_on(self, line: bytes, onward: ContextSendStream[SessionMessage | Exception]) -> None:
-        if not line.strip():
-            return
+    async def _take(self, line: bytes, onward: ContextSendStream[SessionMessage | Exception]) -> None:
+        """Pass on the message of a line, or refuse it."""
         try:
-            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            message = await read_with(_message, line, self._most_values)
+        except Failure as failure:
+            await self._refuse(line[:_PEEK] + line[-_PEEK:], failure)
         except ValueError as error:
             await onward.send(error)
-            return
+        else:
+            await self._pass_on(message, onward)
+
+    async def _pass_on(
+        self, message: types.JSONRPCMessage, onward: ContextSendStream[SessionMessage | Exception]
+    ) -> None:
         if isinstance(message, types.JSONRPCRequest):
             try:
                 check(message.id, message.params)
@@ -151,6 +156,12 @@ class _Client:
         written: asyncio.Future[None] = self._loop.create_future()
         self._lines.put((text + b"\n", written))
         await written
+
+
+def _message(line: bytes, most_values: int) -> types.JSONRPCMessage:
+    """The message of a line. E3004 where it holds too many values, which are counted before anything parses it."""
+    check_values(line, most_values)
+    return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
 
 
 def _done(future: asyncio.Future[None]) -> None:

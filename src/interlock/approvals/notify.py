@@ -55,6 +55,7 @@ def undelivered(journal: Store, *, ticket: str | None = None, limit: int = 50) -
     return notifications.undelivered(journal.reader, ticket, limit)
 
 
+# many methods: the steps of one delivery, over the same lanes and limits
 class Courier:
     """Sends due notifications. One per process; belongs to the event loop."""
 

@@ -61,6 +61,7 @@ def seal(box: Box, ticket: str, part: str, value: Json) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+# many methods: a public record; most are properties that read one field
 class Ticket:
     """A ticket as stored. Its sealed parts must be opened before they are shown."""
 

@@ -126,6 +126,7 @@ class _State:
         self.operand = ""  # the redirection whose operand is next
 
 
+# many methods: a recursive-descent reader of the shell grammar, with one method per rule
 class _Reader:
     """Reads one text once, from left to right."""
 

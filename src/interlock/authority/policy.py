@@ -96,6 +96,7 @@ class _Prepared:
 Seen = tuple[tuple[int, ...] | None, ...]
 
 
+# many methods: the engine and its loaded files change together, under one freshness check
 class Policies:
     """The rules in a home's files, as an engine."""
 

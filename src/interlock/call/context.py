@@ -104,6 +104,7 @@ class _ToolLog(logging.LoggerAdapter[logging.Logger]):
             self.logger.log(level, "%s", self._hide(text), extra=self.extra)
 
 
+# many methods: the public interface of a running tool; each method is one thing that a tool may ask for
 class Context(CallContext):
     """Progress, cancellation, deadline, log, session, dry run, effects and compensation of one call.
 

@@ -107,6 +107,7 @@ ENVELOPE_SCHEMA: Json = {
 
 
 @step
+# many methods: the public result of a call; most are properties that read one field
 class Result:
     """The outcome of one call. `value` is the tool's result; `error` says why there is none."""
 

@@ -46,6 +46,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=Callable[..., Any])
 
 
+# many methods: the public decorator object; one method per part that an author can declare
 class Tool(Generic[P, R]):
     """A declared tool: the function, its manifest, and the handlers that make it safe."""
 

@@ -46,6 +46,7 @@ class Fault:
         return {"pointer": self.pointer, "message": self.message}
 
 
+# many methods: one compiled schema; each method answers one question about it
 class Schema:
     """A JSON Schema and everything compiled from it. Immutable after construction."""
 

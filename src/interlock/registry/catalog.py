@@ -178,6 +178,7 @@ class Stranded(Failure):
         return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing
 
 
+# many methods: one cache, filled and dropped as a whole; every look-up goes through the same freshness check
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
 

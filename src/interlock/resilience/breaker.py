@@ -73,6 +73,7 @@ def _unheard(old: State, new: State) -> None:
     """Default for `moved`: ignore the change."""
 
 
+# many methods: one state machine; its events and transitions share all of its fields
 class Breaker:
     """The breaker of one service. `moved` is called for every state change that calls cause."""
 

@@ -84,6 +84,7 @@ class _Read(NamedTuple):
     loaded: list[tuple[Watch[Any], object, Any]]
 
 
+# many methods: the loop and its thread share one state under one lock
 class ChangeReader:
     """The reader of a process's changes. It belongs to the event loop that made it, but for its thread."""
 

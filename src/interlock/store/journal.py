@@ -98,6 +98,7 @@ class _Reader:
         self._connection.close()
 
 
+# many methods: the store of SQLite: the methods of the port, and the queue behind them
 class Journal:
     """The writer. One per process and home; belongs to the event loop that opened it."""
 

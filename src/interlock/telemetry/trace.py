@@ -227,6 +227,7 @@ class _States(list[State]):
             self.running()
 
 
+# many methods: one span tree per call; its accessors are called on every call and stay direct
 class Recording:
     """A traced call: while it runs, in `Call.span`; afterwards, the times from which its spans are made."""
 

@@ -36,6 +36,7 @@ _BETWEEN = frozenset(
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
+# many methods: one state machine per connection; one method per step of the protocol, over the same fields
 class Conversation:
     """Serves one client connection of an `Egress`."""
 

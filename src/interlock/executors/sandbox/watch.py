@@ -172,6 +172,7 @@ class _Stream:
         return bytes(self.stored[: self.most])
 
 
+# many methods: one state machine per sandboxed call; one method per kind of frame, over the same fields
 class Watch:
     """One call in one child."""
 

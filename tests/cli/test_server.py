@@ -17,13 +17,24 @@ import pytest
 from tests.cli.conftest import INTERLOCK, Cli, Ended
 from tests.cli.test_serve import running
 
-SCOPES = ("audit:read", "policy:read", "tools:admin", "tokens:issue")
+SCOPES = ("audit:read", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
 MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "a@example.org"}')
 BUDGETS = """
 [[budgets]]
 per = "caller"
 limit = 10.0
 period_s = 86400
+"""
+CASES = """
+[[case]]
+tool = "demo.balance"
+arguments = { account = "cash" }
+expect = "allow"
+
+[[case]]
+principal = "bob"
+tool = "demo.mail_statement"
+expect = "ask"
 """
 # Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
 _OWN = (
@@ -68,6 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Place]:
     cli = Cli(tmp_path_factory.mktemp("served"))
     assert cli("tools", "add", "interlock.demo_tools").code == 0
     (cli.home / "settings.toml").write_text(BUDGETS)
+    (cli.path / "cases.toml").write_text(CASES)
     assert cli("identities", "add", "--name", "bob", "--kind", "human", "--group", "approvers").code == 0
     for holder, scopes in (("ann", SCOPES), ("bob", ()), ("eve", ())):
         granted = [word for scope in scopes for word in ("--scope", scope)]
@@ -91,11 +103,18 @@ LOOKING = {
     "budgets": ("budgets",),
     "policy check": ("policy", "check"),
     "policy show": ("policy", "show"),
+    "policy explain": ("policy", "explain", "me", "demo.post", '{"account": "cash", "cents": 250}'),
+    "policy explain somebody": ("policy", "explain", "bob", "demo.mail_statement"),
+    "policy test": ("policy", "test", "cases.toml"),
+    "tools diff": ("tools", "diff", "demo.post", "1.0.0", "1.0.0"),
+    "tools export": ("tools", "export", "--format", "anthropic"),
+    "tools export of two": ("tools", "export", "--format", "openai-chat", "--strict", "demo.post", "demo.balance"),
+    "tools quarantine": ("tools", "quarantine"),
     "upstream list": ("upstream", "list"),
     "health": ("health",),
 }
 # What a server does not tell, by the name of the command: where tools come from and which file the policy is.
-UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",), "policy show": ("text",)}
+UNTOLD = {"tools list": ("digest", "origin"), "policy check": ("file",)}
 
 
 def without(document: Any, names: tuple[str, ...]) -> Any:
@@ -285,6 +304,75 @@ def test_a_call_is_undone(place: Place) -> None:
     made = place.there("ann", "call", "demo.post", '{"account": "cash", "cents": 7}', "--key", "to-undo", "--json").json
     undone = place.there("ann", "calls", "undo", made["invocation_id"], "--key", "undo-it", "--json")
     assert (undone.code, undone.json["status"]) == (0, "succeeded")
+
+
+# Operating
+
+
+def both(place: Place, *words: str) -> tuple[Ended, Ended]:
+    """A command of ann's, in the data directory and at the server."""
+    return place.here("ann", *words), place.there("ann", *words)
+
+
+def test_versions_are_deprecated_alike(place: Place) -> None:
+    text = (
+        "from interlock import tool\n\n"
+        '@tool(version="{}", mutation_class="read_only", namespace="old")\n'
+        'def text() -> str:\n    "Give a text."\n    return "x"\n'
+    )
+    for version in ("1.0.0", "1.0.1"):
+        (place.cli.path / "old.py").write_text(text.format(version))
+        assert place.cli("tools", "add", "old.py").code == 0
+    (place.cli.path / "old.py").unlink()
+    here = place.here("ann", "tools", "deprecate", "old.text@1.0.0", "--days", "30")
+    there = place.there("ann", "tools", "deprecate", "old.text@1.0.1", "--days", "30")
+    assert (here.code, there.code) == (0, 0), there.err
+    assert bare(there.out).replace("1.0.1", "1.0.0") == bare(here.out)
+    amended = [
+        end("ann", "tools", "deprecate", "old.text@1.0.0", "--amend", "--guide", "https://example.org/x", "--json")
+        for end in (place.here, place.there)
+    ]
+    assert [one.code for one in amended] == [0, 0], amended[1].out
+    assert amended[0].json["deprecation"]["migrationGuide"] == "https://example.org/x"
+    assert bare(json.dumps(amended[0].json)) == bare(json.dumps(amended[1].json))
+    refused = both(place, "tools", "deprecate", "old.text")
+    assert [one.code for one in refused] == [2, 2]
+    for end in (place.here, place.there):
+        denied = end("eve", "tools", "deprecate", "old.text@1.0.0", "--json")
+        assert (denied.code, denied.json["error"]["error_code"]) == (1, "E3206")
+        assert "`tools:admin`" in denied.json["error"]["message"]
+
+
+def test_what_is_not_in_quarantine_is_not_released(place: Place) -> None:
+    for ended in both(place, "tools", "release", "demo.post@1.0.0", "--reason", "seen", "--json"):
+        assert (ended.code, ended.json["error"]["error_code"]) == (1, "E3101")
+    refused = place.there("eve", "tools", "quarantine", "--json")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+def test_a_policy_is_applied_alike(place: Place) -> None:
+    first = place.cli("policy", "default").out
+    texts = {"here": first + "// one\n", "there": first + "// two\n", "broken": "permit (nobody"}
+    for name, text in texts.items():
+        (place.cli.path / f"{name}.cedar").write_text(text)
+    try:
+        assert place.here("ann", "policy", "apply", "here.cedar").code == 0
+        there = place.there("ann", "policy", "apply", "there.cedar")
+        assert there.code == 0, there.err
+        again = both(place, "policy", "apply", "there.cedar")
+        assert again[0].out == again[1].out
+        assert "nothing to change" in again[1].out
+        assert ("-// one" in there.out, "+// two" in there.out) == (True, True)
+        broken = both(place, "policy", "apply", "broken.cedar", "--json")
+        assert [one.code for one in broken] == [1, 1]
+        assert broken[0].json == broken[1].json
+        for end in (place.here, place.there):
+            denied = end("eve", "policy", "apply", "here.cedar", "--json")
+            assert (denied.code, denied.json["error"]["error_code"]) == (1, "E3206")
+        assert place.cli("policy", "show").out.rstrip().endswith("// two")
+    finally:
+        (place.cli.path / "first.cedar").write_text(first)
+        assert place.cli("policy", "apply", "first.cedar").code == 0
 
 
 # Tokens and the journal

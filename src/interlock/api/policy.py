@@ -1,8 +1,10 @@
-"""The policy, seen, checked, explained and changed through a door."""
+"""Operations on the policy: show, check, explain, test and apply."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
@@ -23,24 +25,18 @@ if TYPE_CHECKING:
 
 
 class Policy:
-    """The rules by which calls are allowed, for those who write them."""
+    """Reads, checks, explains and changes the policy, for callers who may."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def show(self, *, by: Caller) -> Json:
-        """The rules in force, as they are written."""
+        """The rules in force, with their source text."""
         _require_policy(by)
-        rules = self._parts.policy.rules
-        return {
-            "version": rules.version,
-            "digest": rules.digest,
-            "text": rules.text,
-            "rules": [{"id": rule.id, "effect": rule.effect, "line": rule.line} for rule in rules.rules],
-        }
+        return rules_document(self._parts)
 
     def check(self, text: str, *, by: Caller) -> Json:
-        """What is wrong with a policy, by the tools there are and what they take."""
+        """Check a policy text against the registered tools and the arguments that they take."""
         _require_policy(by)
         faults = faults_of(self._parts, text)
         return {
@@ -51,38 +47,24 @@ class Policy:
     def explain(
         self, *, by: Caller, door: str, principal: str, tool: str, arguments: Json, operation: str = "invoke"
     ) -> Json:
-        """Why somebody may make a call, or may not: which rule decides, and what would have to change."""
+        """Why a principal may make a call, or may not: the rule that decides, and what would have to change."""
         _require_policy(by)
-        question = question_of(self._parts, somebody(self._parts, principal), tool, arguments, operation, door)
-        found = self._parts.policy.explain(question)
-        decision = found.decision
-        stricter = asked_all_the_same(self._parts, question, decision)
-        return {
-            "principal": question.caller.acting,
-            "tool": question.contract.ref,
-            "behavior": decision.behavior,
-            "reason": decision.reason,
-            "rules": list(decision.rules),
-            "policy": decision.policy,
-            "would_have_to_change": list(found.advice),
-            "gate": None if stricter is None else stricter.reason,
-            "considered": [
-                {
-                    "id": view.rule.id,
-                    "effect": view.rule.effect,
-                    "line": view.rule.line,
-                    "holds": view.holds,
-                    "holds_when_approved": view.holds_approved,
-                }
-                for view in found.rules
-            ],
-        }
+        return explain_call(self._parts, by, principal, tool, arguments, operation=operation, door=door)
+
+    def test(self, cases: Sequence[Json], *, by: Caller, door: str) -> Json:
+        """Compare the decision on each case with the one that it expects."""
+        _require_policy(by)
+        return run_cases(self._parts, by, cases, door=door)
 
     async def apply(self, text: str, *, by: Caller, instead_of: str | None = None) -> Json:
-        """Make a text the policy if it has no faults; with `instead_of`, only in place of the policy of that digest."""
+        """Make a text the policy if it has no faults (E3004 with all of them).
+
+        With `instead_of`, only if the policy in force has that digest (E3410).
+        """
         require_here(by, "policy:admin", "changing the policy")
         path = self._parts.policy.path
-        before = path.read_text(errors="replace") if path.exists() else ""
+        replaces = path.exists()
+        before = path.read_text(errors="replace") if replaces else ""
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
         if instead_of is not None and instead_of != self._parts.policy.rules.digest:
             raise Failure("E3410", "the policy was changed meanwhile; read it again")
@@ -101,25 +83,43 @@ class Policy:
             )  # fmt: skip
             transaction.append("authority", ref, body)
 
-        # The record comes first: a policy in force that nobody can be named for must not happen.
+        # The record comes first: there must be no policy in force without a record of the person who applied it.
         await parts.journal.commit(unit)
-        if path.exists():
+        if replaces:
             keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
-        return {"applied": True, "changed": before != text, "faults": [fault_document(fault) for fault in faults]}
+        diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "in force", "new", lineterm="")
+        return {
+            "applied": True,
+            "changed": before != text,
+            "previous_kept": replaces,
+            "diff": list(diff),
+            "faults": [fault_document(fault) for fault in faults],
+        }
 
 
 def _require_policy(by: Caller) -> None:
     require_here(by, "policy:admin" if "policy:admin" in by.scopes else "policy:read", "looking at the policy")
 
 
+def rules_document(parts: Parts) -> Json:
+    """The rules in force: the whole text, and each rule with its place in it."""
+    rules = parts.policy.rules
+    return {
+        "version": rules.version,
+        "digest": rules.digest,
+        "text": rules.text,
+        "rules": [{"id": rule.id, "effect": rule.effect, "line": rule.line, "text": rule.text} for rule in rules.rules],
+    }
+
+
 def fault_document(fault: Fault) -> Json:
-    """A fault as every answer tells it."""
+    """The JSON form of a fault."""
     return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
 
 
 def faults_of(parts: Parts, text: str) -> list[Fault]:
-    """What is wrong with a text as the policy here, the grave and the rest."""
+    """The faults of a text as the policy of this data directory. A text with grave ones cannot be applied."""
     from interlock.authority.cedar import check, concerned
 
     now_ms = parts.clock.now_ms()
@@ -131,14 +131,74 @@ def faults_of(parts: Parts, text: str) -> list[Fault]:
 
 
 def somebody(parts: Parts, who: str) -> Caller:
-    """Whom a rule would be asked about: an identity by name or DID, or whom principals.toml speaks of, by their id."""
+    """The caller for a principal: an identity by name or DID, or an id that principals.toml names."""
     known = parts.identities.find(who)
     if known is None and not parts.policy.knows(who):
-        # Of somebody who cannot make a call, no answer would be true.
-        raise Failure("E3207", f"nobody is known as `{who}`: name an identity, or an id that principals.toml speaks of")
+        # Somebody unknown cannot make a call, so any decision would be misleading.
+        raise Failure("E3207", f"nobody is known as `{who}`: name an identity, or an id that principals.toml names")
     if known is None:
         return parts.policy.principal(who)
     return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
+
+
+def explain_call(
+    parts: Parts, by: Caller, principal: str, tool: str, arguments: Json, *, operation: str = "invoke", door: str
+) -> Json:
+    """The decision on a call that is not made. The principal `me` stands for the caller who asks."""
+    question = question_of(parts, _principal(parts, principal, by), tool, arguments, operation, door)
+    found = parts.policy.explain(question)
+    decision = found.decision
+    stricter = asked_all_the_same(parts, question, decision)
+    return {
+        "principal": question.caller.acting,
+        "tool": question.contract.ref,
+        "behavior": decision.behavior,
+        "reason": decision.reason,
+        "rules": list(decision.rules),
+        "policy": decision.policy,
+        "would_have_to_change": list(found.advice),
+        "gate": None if stricter is None else stricter.reason,
+        "considered": [
+            {
+                "id": view.rule.id,
+                "effect": view.rule.effect,
+                "line": view.rule.line,
+                "text": view.rule.text,
+                "holds": view.holds,
+                "holds_when_approved": view.holds_approved,
+            }
+            for view in found.rules
+        ],
+    }
+
+
+def run_cases(parts: Parts, by: Caller, cases: Sequence[Json], *, door: str) -> Json:
+    """Compare the decision on each case with its `expect` and, where it names one, its `rule`."""
+    rows = [_run_case(parts, by, case, door) for case in cases]
+    return {"cases": rows, "failed": sum(not row["passed"] for row in rows)}
+
+
+def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
+    principal, tool = str(case.get("principal") or "me"), str(case["tool"])
+    operation = str(case.get("operation") or "invoke")
+    arguments: Json = case.get("arguments") or {}
+    question = question_of(parts, _principal(parts, principal, by), tool, arguments, operation, door)
+    ruled = parts.policy.judge(question)
+    decision = asked_all_the_same(parts, question, ruled) or ruled
+    rule = case.get("rule")
+    return {
+        "principal": principal,
+        "tool": tool,
+        "expect": case["expect"] + (f" by {rule}" if rule else ""),
+        "answer": decision.behavior,
+        "why": decision.reason,
+        "rules": list(decision.rules),
+        "passed": decision.behavior == case["expect"] and rule in (None, *decision.rules),
+    }
+
+
+def _principal(parts: Parts, name: str, by: Caller) -> Caller:
+    return by if name == "me" else somebody(parts, name)
 
 
 def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:

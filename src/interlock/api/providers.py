@@ -32,14 +32,26 @@ class Providers:
         self._calls = calls
 
     def declarations(
-        self, provider: Provider, caller: Caller, *, strict: bool = False, cursor: str | None = None, limit: int = PAGE
+        self,
+        provider: Provider,
+        caller: Caller,
+        *,
+        strict: bool = False,
+        names: Sequence[str] = (),
+        cursor: str | None = None,
+        limit: int = PAGE,
     ) -> tuple[list[Json], str | None]:
-        """A page of the tools that are the caller's to use, declared for a provider, and where to go on."""
-        page = self._tools.page(caller, cursor, limit)
-        return self.declared(page.versions, provider, strict=strict), page.cursor
+        """A page of the tools that the caller may use, or of those named, declared for a provider; and its cursor."""
+        if not names:
+            page = self._tools.page(caller, cursor, limit)
+            return self.declared(page.versions, provider, strict=strict), page.cursor
+        found = {one.row.address: one for one in (self._tools.find(name, None, caller) for name in names)}
+        after = sorted(address for address in found if address > (cursor or ""))
+        shown = [found[address] for address in after[:limit]]
+        return self.declared(shown, provider, strict=strict), after[limit - 1] if len(after) > limit else None
 
     def declared(self, versions: Sequence[Version], provider: Provider, *, strict: bool = False) -> list[Json]:
-        """Tools declared for a provider, in the strict form where their schema has one and it is asked for."""
+        """Tools declared for a provider, in the strict form where it is asked for and their schema has one."""
         return [formats.declare(one.contract, provider, strict=strict) for one in versions]
 
     async def call(

@@ -124,7 +124,7 @@ class Registration:
         amend: bool = False,
         anyway: bool = False,
     ) -> Json:
-        """Announce the end of one version, or correct what was announced."""
+        """Announce the end of one version, or with `amend` correct what was announced."""
         require_here(by, "tools:admin", "retiring a version")
         address = self._parts.catalog.address(tool)
         said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
@@ -133,6 +133,16 @@ class Registration:
         notice = await self._parts.journal.commit(unit)
         self._parts.catalog.forget()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
+
+    def quarantined(self, *, by: Caller) -> list[Json]:
+        """The versions that are or were in quarantine, each with the reason."""
+        require_here(by, "tools:admin", "listing the quarantine")
+        return quarantine_entries(self._parts)
+
+    async def release(self, tool: str, *, reason: str, by: Caller) -> Json:
+        """Release a version from quarantine. Only a person with `tools:admin` may."""
+        await lift_quarantine(self._parts, tool, reason=reason, by=by)
+        return {"released": tool, "reason": reason}
 
 
 def _named(target: str, module: ModuleType | None) -> Any:
@@ -143,6 +153,11 @@ def _named(target: str, module: ModuleType | None) -> Any:
 
 # What a manifest that says less is read with, to find the rest of what it lacks.
 _STAND_INS: Json = {"provider": "local", "protocol": "native"}
+
+
+def quarantine_entries(parts: Parts) -> list[Json]:
+    """The versions that are or were in quarantine, each with the reason."""
+    return [one.document() for one in parts.gateway.quarantine.all()]
 
 
 async def lift_quarantine(parts: Parts, tool: str, *, reason: str, by: Caller) -> None:

@@ -1,11 +1,12 @@
-"""Who may do what through a door: the scopes they hold, and the tenant they are of.
+"""The rights of callers: the scopes that they hold, and the tenant that they belong to.
 
     tools:admin      register and deprecate tools, upstreams       policy:read     see, check and explain the policy
     tokens:issue     issue and revoke tokens                       policy:admin    change it
     audit:read       read the journal, which is recorded           approvals       by the groups that a ticket names
 
-Callers of the tenant `local` run the place and see all of it; others see what is their tenant's. The tools, the
-upstreams and the policy are everybody's: whatever scopes another tenant holds, they are not for it to see or change.
+Callers of the tenant `local` operate the server and see all of it; others see what belongs to their tenant. Tools,
+upstreams and the policy are shared by all tenants, so other tenants can neither see nor change them, whatever scopes
+they hold.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from interlock.core.errors import Failure
 
 
 def require(by: Caller, scope: str, what: str) -> None:
-    """Refuse (E3206) what the caller holds no scope for."""
+    """Refuse (E3206) an operation if the caller does not hold the scope that it needs."""
     if scope not in by.scopes:
-        raise Failure("E3206", f"{what} needs the scope `{scope}`")
+        # Callers with a token get scopes from its issuer, others from principals.toml.
+        grant = "" if by.capability is not None else ", which principals.toml in the data directory can grant"
+        raise Failure("E3206", f"{what} needs the scope `{scope}`{grant}")
 
 
 def require_here(by: Caller, scope: str, what: str) -> None:
-    """Refuse (E3206) what is done to the whole place, unless the caller is one of those who run it."""
+    """Refuse (E3206) an operation on the whole server, unless the caller is one of its operators."""
     require(by, scope, what)
     if not by.governs(scope):
-        raise Failure("E3206", f"{what} is for callers of the tenant `local`, who run this place")
+        raise Failure("E3206", f"{what} is for callers of the tenant `local`, who operate this server")
 
 
 def same_place(by: Caller, tenant: str | None) -> bool:
-    """Whether something of a tenant is there for a caller."""
+    """Whether a caller may see what belongs to a tenant."""
     return by.tenant in ("local", tenant)

@@ -1,4 +1,4 @@
-"""Tokens, given out, passed on, looked at and taken back through a door."""
+"""Operations on capability tokens: issue, delegate, inspect and revoke."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.api.rights import require, same_place
+from interlock.authority.delegation import delegate_offline
 from interlock.authority.identities import Identity
 from interlock.call.capability import AS_ABOVE, ToolGrant, is_did
 from interlock.call.context import Caller, CallerKind
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tokens:
-    """Authority, for those who give it out."""
+    """Issues, delegates, inspects and revokes tokens, for callers who may."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -35,7 +36,7 @@ class Tokens:
         constraints: Mapping[str, Any] | None = None,
         ttl_s: int = 3600,
     ) -> Json:
-        """A token for an agent or a person. Below the issuer's own token, where they act by one: never more than it."""
+        """Issue a token for an agent or a person. An issuer with a token delegates it: the new one grants no more."""
         require(by, "tokens:issue", "issuing a token")
         if (agent is None) == (person is None):
             raise Failure("E3004", "say who holds the token: `agent` or `person`, and not both")
@@ -67,30 +68,35 @@ class Tokens:
         resources: Sequence[str] | None = None,
         constraints: Mapping[str, Any] | None = None,
         ttl_s: int | None = None,
+        private: Any = None,
     ) -> Json:
-        """Pass a token on, narrowed. Holding it is the right to; only a new name needs the right to issue."""
+        """Delegate a token, narrowed. Holding it is the right to; only registering a new name needs `tokens:issue`.
+
+        With `private`, the signing key of the token's holder, it is signed with that instead of this server's key.
+        """
         registered: list[str] = []
-        holder = await self._somebody(to, "agent", by, registered)
-        text = await self._parts.tokens.delegate(
-            token,
-            subject=holder.did,
-            by=by,
-            scopes=scopes,
-            tools=None if tools is None else tool_grants(tools),
-            resources=resources,
-            constraints=constraints,
-            ttl_s=ttl_s,
-        )
+        narrowing: Json = {
+            "subject": (await self._somebody(to, "agent", by, registered)).did,
+            "scopes": scopes,
+            "tools": None if tools is None else tool_grants(tools),
+            "resources": resources,
+            "constraints": constraints,
+            "ttl_s": ttl_s,
+        }
+        if private is None:
+            text = await self._parts.tokens.delegate(token, by=by, **narrowing)
+        else:
+            text = delegate_offline(token, private=private, clock=self._parts.clock, **narrowing)
         return {"token": text, "registered": registered, **await self._parts.tokens.inspect(text, by=by)}
 
     async def inspect(self, token: str, *, by: Caller) -> Json:
-        """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
+        """Whether a token is valid, and why not; each link of its chain, with its holder and what it grants."""
         return await self._parts.tokens.inspect(token, by=by)
 
     async def revoke(self, ref: str, *, by: Caller, reason: str, foreign: bool = False) -> Json:
-        """Void a token, a link of a chain, an identity or a key, and everything that hangs on it.
+        """Revoke a token, a link of a chain, an identity or a signing key, and everything that depends on it.
 
-        What was never seen here only where it is said to be `foreign`: a slip of the pen revokes nothing.
+        An id that was never seen here is refused unless `foreign` is set, so that a mistyped one revokes nothing.
         """
         require(by, "tokens:issue", "revoking")
         known = self._parts.identities.find(ref, by.tenant)
@@ -108,6 +114,8 @@ class Tokens:
         if known is not None and same_place(by, known.tenant):
             return known
         # INVARIANT: a token never takes its holder into another tenant.
+        if known is None and is_did(who) and by.governs("tokens:issue"):
+            raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
         if known is not None or is_did(who) or "tokens:issue" not in by.scopes:
             raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
         if by.tenant == "local":
@@ -117,9 +125,10 @@ class Tokens:
 
 
 def refuse_namesake(parts: Parts, name: str) -> None:
-    """Refuse (E3207) to make a name of `local` by the way that is borne elsewhere: whoever bears it may be meant.
+    """Refuse (E3207) to register a name in `local` implicitly if an identity of another tenant has it already.
 
-    INVARIANT: only for callers of `local`, who see everybody; other tenants do not learn which names are taken.
+    The caller may mean that identity. INVARIANT: only for callers of `local`, who see all identities; callers of other
+    tenants do not learn which names are taken.
     """
     bearers = [one for one in parts.identities.all() if one.name == name and one.state == "active"]
     if bearers:
@@ -128,7 +137,7 @@ def refuse_namesake(parts: Parts, name: str) -> None:
 
 
 async def make_identity(parts: Parts, *, by: Caller, **told: Any) -> Identity:
-    """Register somebody under a fresh did:key and keep its private key in the home."""
+    """Register an identity under a new did:key, whose private key is stored in the data directory."""
     from interlock.authority.dids import make_did_key
     from interlock.authority.keys import keep_private, make_private
 
@@ -139,7 +148,7 @@ async def make_identity(parts: Parts, *, by: Caller, **told: Any) -> Identity:
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:
-    """What `TOOL` or `TOOL@RANGE` grants; without a range, in every version that whoever gives it out may grant."""
+    """The grants of `TOOL` or `TOOL@RANGE`. Without a range: all versions that the issuer may grant."""
     pairs = [tool.partition("@") for tool in tools]
     if empty := [name for name, at, within in pairs if at and not within]:
         raise Failure("E3004", f"`{empty[0]}@` names no range of versions; write `{empty[0]}` for all of them")

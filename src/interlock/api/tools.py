@@ -13,10 +13,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.context import Caller
+from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
-from interlock.registry.compat import Negotiation, Outcome, negotiate
+from interlock.registry.compat import Negotiation, Outcome, Surface, classify, negotiate
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -116,6 +117,19 @@ class Tools:
         self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
+    def versions(self, name: str, caller: Caller) -> list[Version]:
+        """The versions of a tool that the caller may use, oldest first."""
+        newest = self.find(name, None, caller)
+        return [one for one in self._parts.catalog.versions(newest.row.address).values() if sees(caller, one)]
+
+    def compare(self, name: str, old: str, new: str, caller: Caller) -> Json:
+        """The changes between two versions of a tool that the caller may use. Versions past removal are included."""
+        known = {one.row.version: one for one in self.versions(name, caller)}
+        before, after = (
+            known.get(spec.lstrip("=v ")) or self.find(name, f"={spec.lstrip('=v ')}", caller) for spec in (old, new)
+        )
+        return compare_versions(before, after)
+
     def availability(self, version: Version) -> str:
         """AVAILABLE, or UNAVAILABLE while the upstream that serves the tool does not answer."""
         return self._parts.availability(version.row)
@@ -134,6 +148,40 @@ class Tools:
             if all(word in text for word in words):
                 scored.append((-sum(word in name for word in words), name, version))
         return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
+
+
+def any_version(parts: Parts, name: str, spec: str | None) -> Version:
+    """A version to look at, also one that can no longer be called. Checks no rights."""
+    if spec:
+        found = parts.catalog.versions(parts.catalog.address(name)).get(spec.lstrip("=v "))
+        if found is not None:
+            return found
+    return parts.catalog.resolve(name, spec)
+
+
+def compare_versions(before: Version, after: Version) -> Json:
+    """The changes for callers between two versions, and the step up in version that they need."""
+    found = classify(_surface(before), _surface(after))
+    return {
+        "tool": before.row.address,
+        "old": before.row.version,
+        "new": after.row.version,
+        "level": found.level,
+        "bump": bump_between(before.row.version, after.row.version),
+        "changes": [
+            {"level": one.level, "side": one.side, "pointer": one.pointer, "what": one.what} for one in found.changes
+        ],
+    }
+
+
+def _surface(version: Version) -> Surface:
+    manifest = version.contract.manifest
+    return Surface(
+        input=manifest.parameters,
+        output=True if manifest.result_schema is None else manifest.result_schema,
+        tolerant_output=manifest.tolerant_output,
+        declared_behaviour_change=manifest.behaviour_change,
+    )
 
 
 def _checked(expected: Expected) -> Expected:

@@ -72,25 +72,6 @@ async def _make_identity(lock: Interlock, **told: Any) -> Identity:
     return await make_identity(lock, by=lock.caller, **told)
 
 
-async def somebody(lock: Interlock, who: str, kind: CallerKind, registered: list[str]) -> Identity:
-    """An identity by its DID, or by its name here; those of other tenants have their DIDs.
-
-    A new name gets a did:key of its own, and is added to `registered`; a new DID has to be registered first.
-    """
-    from interlock.api.tokens import refuse_namesake
-    from interlock.call.capability import is_did
-    from interlock.core.errors import Failure
-
-    known = lock.identities.find(who)
-    if known is not None:
-        return known
-    if is_did(who):
-        raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
-    refuse_namesake(lock, who)
-    registered.append(who)
-    return await _make_identity(lock, name=who, kind=kind)
-
-
 async def named_here(lock: Interlock, name: str, kind: CallerKind) -> Identity:
     """Whoever bears a name here, whoever may bear it elsewhere; a new name gets a did:key of its own."""
     return lock.identities.find(name) or await _make_identity(lock, name=name, kind=kind)

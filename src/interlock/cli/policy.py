@@ -1,4 +1,4 @@
-"""`interlock policy`: what calls may do, tried out and explained before anything depends on it."""
+"""`interlock policy`: show, check, test, explain and apply the policy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, require, without_home
+from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, without_home
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from interlock.api.interlock import Interlock
-    from interlock.authority.decisions import Question
-    from interlock.authority.policy import Explanation
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
 
@@ -24,7 +22,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group()
 def policy() -> None:
-    """The rules by which calls are allowed, asked about or denied: Cedar, in policy.cedar of the home.
+    """The rules by which calls are allowed, sent to a person, or denied: Cedar, in policy.cedar of the data directory.
 
     \b
     interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
@@ -37,28 +35,26 @@ def policy() -> None:
 
 
 async def _show_at_server(server: Server, out: Output, /) -> int:
-    told = await server.get("/v1/policy")
-    text = str(told.pop("text"))
-    out.answer(told, lambda page: page.console.print(_plain(text.rstrip())))
-    return 0
+    return _answer_rules(out, await server.get("/v1/policy"))
 
 
 @policy.command()
 @at_server(_show_at_server)
 @looking
 async def show(lock: Interlock, out: Output, /) -> int:
-    """The rules in force, as they are written.
+    """The rules in force, with their source text.
 
     \b
     interlock policy show
     """
-    rules = lock.policy.rules
-    document = {
-        "version": rules.version,
-        "digest": rules.digest,
-        "rules": [{"id": rule.id, "effect": rule.effect, "line": rule.line, "text": rule.text} for rule in rules.rules],
-    }
-    out.answer(document, lambda page: page.console.print(_plain(rules.text.rstrip())))
+    from interlock.api.policy import rules_document
+
+    return _answer_rules(out, rules_document(lock))
+
+
+def _answer_rules(out: Output, document: Json) -> int:
+    text = str(document.pop("text"))
+    out.answer(document, lambda page: page.console.print(_plain(text.rstrip())))
     return 0
 
 
@@ -67,10 +63,10 @@ async def show(lock: Interlock, out: Output, /) -> int:
 
 @policy.command()
 @anywhere
-@click.option("--principals", is_flag=True, help="principals.toml instead: who callers are, and what they may govern.")
+@click.option("--principals", is_flag=True, help="Print principals.toml instead: the callers and their scopes.")
 @without_home
 def default(out: Output, /, principals: bool) -> int:
-    """The policy that a new home gets. A home that has lost its policy allows nothing until one is put back.
+    """The policy of a new data directory. A data directory without a policy allows nothing until one is applied.
 
     \b
     interlock policy default > first.cedar
@@ -98,7 +94,7 @@ async def _check_at_server(server: Server, out: Output, /, file: Path | None) ->
 @click.argument("file", type=_FILE, required=False)
 @looking
 async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
-    """Check FILE, or the policy in force, against the registered tools and what they take. Exits 1 if it has faults.
+    """Check FILE, or the policy in force, against the registered tools and their arguments. Exits 1 if it has faults.
 
     A rule that reads a tool's own arguments must name the tool: action == Action::"demo.post".
 
@@ -132,11 +128,16 @@ def _show_faults(page: Page, name: str, faults: Sequence[Json]) -> None:
 # test
 
 
+async def _test_at_server(server: Server, out: Output, /, file: Path) -> int:
+    return _answer_cases(out, await server.post("/v1/policy/test", {"cases": _cases(file)}))
+
+
 @policy.command()
+@at_server(_test_at_server)
 @click.argument("file", type=_FILE)
 @over_home
 async def test(lock: Interlock, out: Output, /, file: Path) -> int:
-    """Put every case of FILE to the policy in force. Exits 1 if an answer differs from what the case expects.
+    """Compare the decision on every case of FILE with the one it expects. Exits 1 if one differs.
 
     \b
     [[case]]
@@ -146,8 +147,14 @@ async def test(lock: Interlock, out: Output, /, file: Path) -> int:
     expect = "ask"
     rule = "large-bookings"
     """
-    rows = [_try(lock, case) for case in _cases(file)]
-    failed = [row for row in rows if not row["passed"]]
+    from interlock.api.policy import run_cases
+
+    return _answer_cases(out, run_cases(lock, lock.caller, _cases(file), door="cli"))
+
+
+def _answer_cases(out: Output, document: Json) -> int:
+    rows: list[Json] = document["cases"]
+    failed: int = document["failed"]
 
     def show_rows(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD
@@ -155,9 +162,9 @@ async def test(lock: Interlock, out: Output, /, file: Path) -> int:
         columns = ("principal", "tool", "expect", "answer", "why")
         cells = [[GOOD if row["passed"] else BAD, *(str(row[column]) for column in columns)] for row in rows]
         page.table(cells, ("", *columns))
-        page.line(f"{len(rows) - len(failed)} of {len(rows)} cases as expected")
+        page.line(f"{len(rows) - failed} of {len(rows)} cases as expected")
 
-    out.answer({"cases": rows, "failed": len(failed)}, show_rows)
+    out.answer(document, show_rows)
     return 1 if failed else 0
 
 
@@ -180,157 +187,125 @@ def _cases(file: Path) -> list[Json]:
     return cast("list[Json]", cases)
 
 
-def _try(lock: Interlock, case: Json) -> Json:
-    from interlock.api.policy import asked_all_the_same
-
-    who = str(case.get("principal", "me"))
-    question = _question(lock, who, str(case["tool"]), case.get("arguments", {}), str(case.get("operation", "invoke")))
-    ruled = lock.policy.judge(question)
-    decision = asked_all_the_same(lock, question, ruled) or ruled
-    passed = decision.behavior == case["expect"] and case.get("rule") in (None, *decision.rules)
-    wanted = case["expect"] + (f" by {case['rule']}" if case.get("rule") else "")
-    return {
-        "principal": who,
-        "tool": case["tool"],
-        "expect": wanted,
-        "answer": decision.behavior,
-        "why": decision.reason,
-        "rules": decision.rules,
-        "passed": passed,
-    }
-
-
 # explain
 
 
+async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str, arguments: str) -> int:
+    said = {"principal": who, "tool": tool, "arguments": _object(arguments)}
+    return _answer_explanation(out, await server.post("/v1/policy/explain", said))
+
+
 @policy.command()
+@at_server(_explain_at_server)
 @click.argument("who")
 @click.argument("tool", metavar="TOOL[@RANGE]")
 @click.argument("arguments", default="{}")
 @over_home
 async def explain(lock: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:
-    """Why WHO may call TOOL with ARGUMENTS, or may not: which rule decides, and what would have to change.
+    """Why WHO may call TOOL with ARGUMENTS, or may not: the rule that decides, and what would have to change.
 
-    WHO is `me`, the name or DID of a registered identity, or an id that principals.toml speaks of (local:alice).
-    ARGUMENTS may leave some out. Nothing is called.
+    WHO is `me`, the name or DID of a registered identity, or an id that principals.toml names (local:alice).
+    ARGUMENTS may be incomplete. Nothing is called.
 
     \b
     interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
     interlock policy explain local:alice demo.mail_statement
     """
-    from interlock.api.policy import asked_all_the_same
+    from interlock.api.policy import explain_call
 
-    given = parse_json(arguments, "ARGUMENTS")
+    return _answer_explanation(out, explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli"))
+
+
+def _object(text: str) -> Json:
+    given = parse_json(text, "ARGUMENTS")
     if not isinstance(given, dict):
         raise click.UsageError("ARGUMENTS: write a JSON object")
-    question = _question(lock, who, tool, cast("Json", given), "invoke")
-    explanation = lock.policy.explain(question)
-    decision = explanation.decision
-    stricter = asked_all_the_same(lock, question, decision)
-    asked = None if stricter is None else stricter.reason
-    document = {
-        "principal": question.caller.acting,
-        "tool": question.contract.ref,
-        "decision": decision.behavior,
-        "reason": decision.reason,
-        "rules": decision.rules,
-        "policy": decision.policy,
-        "would_have_to_change": explanation.advice,
-        "gate": asked,
-        "considered": [
-            {
-                "id": view.rule.id,
-                "effect": view.rule.effect,
-                "line": view.rule.line,
-                "holds": view.holds,
-                "holds_when_approved": view.holds_approved,
-            }
-            for view in explanation.rules
-        ],
-    }
-    out.answer(document, lambda page: _show_explanation(page, question, explanation, asked))
+    return cast("Json", given)
+
+
+def _answer_explanation(out: Output, told: Json) -> int:
+    document = {"decision" if name == "behavior" else name: value for name, value in told.items()}
+    out.answer(document, lambda page: _show_explanation(page, document))
     return 0
 
 
-def _show_explanation(page: Page, question: Question, explanation: Explanation, asked: str | None) -> None:
+def _show_explanation(page: Page, told: Json) -> None:
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
 
-    decision = explanation.decision
-    mark = {"allow": GOOD, "ask": MAYBE}.get(decision.behavior, BAD)
-    word = {"allow": "allowed", "ask": "a person decides", "deny": "denied"}.get(decision.behavior, decision.behavior)
-    page.line(mark, " ", Text(word, "bold"), f"  {question.caller.acting} calls {question.contract.ref}")
-    page.line(f"  {decision.reason}")
-    if asked is not None:
-        page.line("  ", MAYBE, f" a person is asked all the same: {asked}")
-    for view in explanation.rules:
-        if view.rule.id in decision.rules:
+    decision: str = told["decision"]
+    mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)
+    word = {"allow": "allowed", "ask": "a person decides", "deny": "denied"}.get(decision, decision)
+    page.line(mark, " ", Text(word, "bold"), f"  {told['principal']} calls {told['tool']}")
+    page.line(f"  {told['reason']}")
+    if told["gate"] is not None:
+        page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")
+    considered: list[Json] = told["considered"]
+    for rule in considered:
+        if rule["id"] in told["rules"]:
             page.line("")
-            for number, line in enumerate(view.rule.text.splitlines(), view.rule.line):
+            for number, line in enumerate(str(rule["text"]).splitlines(), rule["line"]):
                 page.line(Text(f"  {number:>4}  ", "dim"), line)
-    others = [view for view in explanation.rules if view.rule.id not in decision.rules]
+    others = [rule for rule in considered if rule["id"] not in told["rules"]]
     if others:
         page.line("")
         words = {"yes": "applies", "no": "does not apply"}
-        page.table([(f"  {view.rule.effect}", view.rule.id, words.get(view.holds, view.holds)) for view in others])
-    if explanation.advice:
+        page.table(
+            [(f"  {one['effect']}", str(one["id"]), words.get(one["holds"], str(one["holds"]))) for one in others]
+        )
+    if told["would_have_to_change"]:
         page.line("")
         page.line("  for this call to be allowed:")
-        for advice in explanation.advice:
+        for advice in told["would_have_to_change"]:
             page.line(f"  - {advice}")
-
-
-def _question(lock: Interlock, who: str, tool: str, arguments: Json, operation: str) -> Question:
-    from interlock.api.policy import question_of, somebody
-
-    caller = lock.caller if who == "me" else somebody(lock, who)
-    return question_of(lock, caller, tool, arguments, operation, "cli")
 
 
 # apply
 
 
+async def _apply_at_server(server: Server, out: Output, /, file: Path) -> int:
+    text = _read(file)
+    return await _apply(out, file, lambda: server.ask("PUT", "/v1/policy", {"text": text}))
+
+
 @policy.command()
+@at_server(_apply_at_server)
 @click.argument("file", type=_FILE)
 @over_home
 async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
-    """Make FILE the policy, if it has no faults. Shows what changes, keeps the former one, and puts it on record.
+    """Make FILE the policy, if it has no faults. Shows what changes, keeps the former policy, and records the change.
 
     \b
     interlock policy apply new.cedar
     """
-    from interlock.api.policy import Policy, fault_document, faults_of
+    from interlock.api.policy import Policy
 
-    require(lock.caller, "policy:admin", "changing the policy")
-    text, before = _read(file), _former(lock.policy.path)
-    faults = faults_of(lock, text)
-    told = [fault_document(fault) for fault in faults]
-    if any(fault.grave for fault in faults):
-        document = {"applied": False, "faults": told}
-        out.answer(document, lambda page: _show_faults(page, file.name, told))
+    text = _read(file)
+    return await _apply(out, file, lambda: Policy(lock).apply(text, by=lock.caller))
+
+
+async def _apply(out: Output, file: Path, apply_text: Callable[[], Awaitable[Json]]) -> int:
+    from interlock.core.errors import Failure
+
+    try:
+        told = await apply_text()
+    except Failure as failure:
+        faults: list[Json] | None = (failure.details or {}).get("faults")
+        if failure.code != "E3004" or faults is None:
+            raise
+        out.answer({"applied": False, "faults": faults}, lambda page: _show_faults(page, file.name, faults))
         return 1
-    changes, replaces = _diff(before, text), lock.policy.path.exists()
-    await Policy(lock).apply(text, by=lock.caller)
+    diff: list[str] = told["diff"]
 
     def show_changes(page: Page) -> None:
         from interlock.cli.render import GOOD, Text
 
-        for line in changes:
+        for line in diff:
             page.line(Text(line, {"+": "green", "-": "red"}.get(line[:1], "dim")))
-        kept = "; the former policy is kept in policy.cedar.previous" if replaces else ""
-        page.line(GOOD, f" applied{kept}" if changes else " nothing to change")
+        kept = "; the former policy is kept in policy.cedar.previous" if told["previous_kept"] else ""
+        page.line(GOOD, f" applied{kept}" if diff else " nothing to change")
 
-    out.answer({"applied": True, "diff": changes, "faults": told}, show_changes)
+    out.answer({"applied": True, "diff": diff, "faults": told["faults"]}, show_changes)
     return 0
-
-
-def _diff(before: str, after: str) -> list[str]:
-    import difflib
-
-    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), "in force", "new", lineterm=""))
-
-
-def _former(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _read(path: Path) -> str:

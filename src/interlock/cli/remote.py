@@ -51,7 +51,7 @@ class Server:
         return self._token
 
     async def get(self, path: str, **query: Any) -> Json:
-        """The JSON object at a path. Query parameters that are None are left out."""
+        """The JSON object at a path. Query parameters that are None are left out; those with several values repeat."""
         return await self.ask("GET", path, query=query)
 
     async def post(self, path: str, body: Json, *, timeout_s: float = TIMEOUT_S) -> Json:
@@ -74,7 +74,7 @@ class Server:
     ) -> tuple[int, Json]:  # fmt: skip
         """The HTTP status and the document of one request, whatever they are; E3502 where there is no answer."""
         said = {name: value for name, value in (query or {}).items() if value is not None}
-        whole = self._path + path + (f"?{urlencode(said)}" if said else "")
+        whole = self._path + path + (f"?{urlencode(said, doseq=True)}" if said else "")
         headers = self._headers() if with_token else {"Accept": "application/json"}
         try:
             status, read = await asyncio.to_thread(self._exchange, method, whole, body, headers, timeout_s)

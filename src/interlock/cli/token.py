@@ -1,4 +1,4 @@
-"""`interlock token`: give out authority, pass it on narrower, look at it, take it back."""
+"""`interlock token`: issue, delegate, inspect and revoke capability tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, at_server, looking, over_home, parse_span, require
-from interlock.cli.identities import somebody
+from interlock.cli.command import Output, at_server, looking, over_home, parse_span
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.call.capability import ToolGrant
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
 
@@ -24,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def token() -> None:
-    """Capability tokens: what an agent may call, with which scopes, on what, until when, and on whose behalf.
+    """Capability tokens: the tools, scopes and resources that an agent may use, until when, and on whose behalf.
 
     \b
     TOKEN=$(interlock token issue --agent researcher --tool 'demo.*@^1.0.0' --ttl 1h)
@@ -33,7 +31,7 @@ def token() -> None:
     """
 
 
-# What narrows a token
+# Options that narrow a token
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -42,14 +40,15 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
     return parse_span(context, parameter, value if value[-1:].isalpha() else f"{value}s") // 1000
 
 
-def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
+def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
     from interlock.api.tokens import tool_grants
     from interlock.core.errors import Failure
 
     try:
-        return tool_grants(values) or None
+        tool_grants(values)
     except Failure as failure:
         raise click.BadParameter(failure.message) from None
+    return list(values) or None
 
 
 _NARROWING = (
@@ -63,15 +62,15 @@ _NARROWING = (
     ),
     click.option("--scope", "scopes", multiple=True, metavar="S", help="A scope it holds; repeat."),
     click.option("--resource", "resources", multiple=True, metavar="R", help="A resource, or a prefix ending in *."),
-    click.option("--max-uses", type=click.IntRange(1), metavar="N", help="How many calls it is good for."),
-    click.option("--max-cost", type=click.FloatRange(0), metavar="X", help="What a call may cost at most."),
+    click.option("--max-uses", type=click.IntRange(1), metavar="N", help="The number of calls that it allows."),
+    click.option("--max-cost", type=click.FloatRange(0), metavar="X", help="The highest cost of one call."),
     click.option(
         "--max-class",
         "mutation_class",
         type=click.Choice(["read_only", "write_reversible", "write_irreversible"]),
         help="The strongest kind of tool it may call.",
     ),
-    click.option("--environment", "environments", multiple=True, metavar="E", help="Where it counts; repeat."),
+    click.option("--environment", "environments", multiple=True, metavar="E", help="Where it is valid; repeat."),
 )
 
 
@@ -81,9 +80,16 @@ def _narrowing(command: F) -> F:
     return command
 
 
-def _constraints(given: Json) -> Json:
-    named = {name: given[name] for name in ("max_uses", "max_cost", "mutation_class") if given[name] is not None}
-    return named | ({"environments": list(given["environments"])} if given["environments"] else {})
+def _narrowed(given: Json) -> Json:
+    """The options that narrow a token, as api and the REST endpoint take them."""
+    limits = {name: given[name] for name in ("max_uses", "max_cost", "mutation_class") if given[name] is not None}
+    if given["environments"]:
+        limits["environments"] = list(given["environments"])
+    return {"tools": given["tools"], "resources": list(given["resources"]) or None, "constraints": limits or None}
+
+
+def _sent(said: Json) -> Json:
+    return {name: value for name, value in said.items() if value is not None}
 
 
 # issue
@@ -92,24 +98,14 @@ def _constraints(given: Json) -> Json:
 async def _issue_at_server(
     server: Server, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
 ) -> int:
-    if (agent is None) == (person is None):
-        raise click.UsageError("say who holds it: --agent NAME or --person NAME")
+    _require_one_holder(agent, person)
     said = {"agent": agent, "person": person, "for": user, "ttl_s": ttl_s, "scopes": list(given["scopes"])}
     return _answer_token(out, await server.post("/v1/tokens/issue", _sent({**said, **_narrowed(given)})))
 
 
-def _narrowed(given: Json) -> Json:
-    """What narrows a token, as the REST interface takes it."""
-    from interlock.call.capability import AS_ABOVE
-
-    grants: list[ToolGrant] | None = given["tools"]
-    tools = [one.tool if one.versions == AS_ABOVE else f"{one.tool}@{one.versions}" for one in grants or ()]
-    resources = list(given["resources"])
-    return {"tools": tools or None, "resources": resources or None, "constraints": _constraints(given) or None}
-
-
-def _sent(said: Json) -> Json:
-    return {name: value for name, value in said.items() if value is not None}
+def _require_one_holder(agent: str | None, person: str | None) -> None:
+    if (agent is None) == (person is None):
+        raise click.UsageError("name the holder: --agent NAME or --person NAME")
 
 
 @token.command()
@@ -125,39 +121,19 @@ def _sent(said: Json) -> Json:
 async def issue(
     lock: Interlock, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
 ) -> int:
-    """Issue a token and print it, and nothing else, on stdout. Unsaid: every tool, no scopes, one hour.
+    """Issue a token and print it, and nothing else, on stdout. By default: every tool, no scopes, one hour.
 
-    What the token grants is an upper bound: the policy still decides every call.
+    A token is an upper bound: the policy still decides every call.
 
     \b
     TOKEN=$(interlock token issue --agent researcher --for alice --tool 'demo.*@^1.0.0' --scope files:read)
     interlock token issue --person alice --max-class read_only --ttl 15m
     """
-    from interlock.call.capability import ToolGrant
+    from interlock.api.tokens import Tokens
 
-    if (agent is None) == (person is None):
-        raise click.UsageError("say who holds it: --agent NAME or --person NAME")
-    require(lock.caller, "tokens:issue", "issuing a token")
-    registered: list[str] = []
-    name, kind = (agent, "agent") if agent else (cast("str", person), "human")
-    holder = await somebody(lock, name, kind, registered)
-    behalf = None if user is None else await somebody(lock, user, "human", registered)
-    text = await lock.tokens.issue(
-        subject=holder.did,
-        user=None if behalf is None else behalf.did,
-        scopes=given["scopes"],
-        tools=given["tools"] or [ToolGrant("*")],
-        resources=given["resources"] or None,
-        constraints=_constraints(given),
-        ttl_s=ttl_s,
-        by=lock.caller,
-    )
-    return await _hand_out(lock, out, text, registered)
-
-
-async def _hand_out(lock: Interlock, out: Output, text: str, registered: list[str]) -> int:
-    picture = await lock.tokens.inspect(text, by=lock.caller)
-    return _answer_token(out, {"token": text, "registered": registered, **picture})
+    _require_one_holder(agent, person)
+    said = {"agent": agent, "person": person, "user": user, "ttl_s": ttl_s, "scopes": given["scopes"]}
+    return _answer_token(out, await Tokens(lock).issue(by=lock.caller, **said, **_narrowed(given)))
 
 
 def _answer_token(out: Output, picture: Json) -> int:
@@ -199,47 +175,35 @@ async def _delegate_at_server(
 @token.command()
 @at_server(_delegate_at_server)
 @click.option(
-    "--token", "parent", envvar="INTERLOCK_TOKEN", help="The token to pass on [env: INTERLOCK_TOKEN; or stdin]."
+    "--token", "parent", envvar="INTERLOCK_TOKEN", help="The token to delegate [env: INTERLOCK_TOKEN; or stdin]."
 )
-@click.option("--to", "to", required=True, metavar="NAME|DID", help="Who is to hold it; a new name is registered.")
+@click.option("--to", "to", required=True, metavar="NAME|DID", help="The new holder; a new name is registered.")
 @click.option(
-    "--ttl", "ttl_s", callback=_seconds, metavar="TIME", help="90s, 15m, 1h, 1d [default: as long as it has]."
+    "--ttl", "ttl_s", callback=_seconds, metavar="TIME", help="90s, 15m, 1h, 1d [default: until the token expires]."
 )
 @click.option(
     "--key",
     "key_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Sign with the holder's own private key instead of this home's.",
+    help="Sign with the holder's own private key instead of a signing key of the data directory.",
 )
 @_narrowing
 @over_home
 async def delegate(
     lock: Interlock, out: Output, /, parent: str | None, to: str, ttl_s: int | None, key_file: Path | None, **given: Any
 ) -> int:
-    """Pass a token on, narrowed. What is not said stays as it is; nothing can become more.
+    """Delegate a token, narrowed. What is not given stays as it is; nothing can be added.
 
     \b
     interlock token delegate --token "$TOKEN" --to summarizer --tool demo.balance --ttl 5m --max-uses 1
     """
-    from interlock.authority.delegation import delegate_offline
+    from interlock.api.tokens import Tokens
     from interlock.authority.keys import load_private
 
-    require(lock.caller, "tokens:issue", "passing on a token from here")
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
-    registered: list[str] = []
-    narrowing: Json = {
-        "subject": (await somebody(lock, to, "agent", registered)).did,
-        "scopes": given["scopes"] or None,
-        "tools": given["tools"],
-        "resources": given["resources"] or None,
-        "constraints": _constraints(given),
-        "ttl_s": ttl_s,
-    }
-    if key_file is None:
-        text = await lock.tokens.delegate(held, by=lock.caller, **narrowing)
-    else:
-        text = delegate_offline(held, private=load_private(key_file), clock=lock.clock, **narrowing)
-    return await _hand_out(lock, out, text, registered)
+    private = None if key_file is None else load_private(key_file)
+    said = {"to": to, "ttl_s": ttl_s, "scopes": given["scopes"] or None, "private": private}
+    return _answer_token(out, await Tokens(lock).delegate(held, by=lock.caller, **said, **_narrowed(given)))
 
 
 def _text(given: str, how: str = "give a token, or send one on stdin") -> str:
@@ -264,13 +228,15 @@ async def _inspect_at_server(server: Server, out: Output, /, text: str) -> int:
 @click.argument("text", metavar="[TOKEN | -]", default="-")
 @looking
 async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
-    """Whether a token holds, and why not; who gave it to whom, and what each of them may do. Exits 1 if it does not.
+    """Whether a token is valid, and why not; the holder and the grants of each link. Exits 1 if it is not valid.
 
     \b
     interlock token inspect "$TOKEN"
     echo "$TOKEN" | interlock token inspect
     """
-    return _answer_picture(out, await lock.tokens.inspect(_text(text), by=lock.caller))
+    from interlock.api.tokens import Tokens
+
+    return _answer_picture(out, await Tokens(lock).inspect(_text(text), by=lock.caller))
 
 
 def _answer_picture(out: Output, picture: Json) -> int:
@@ -319,7 +285,7 @@ def _called(link: Json) -> str:
 
 def _span(seconds: int) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 0.999 * size:  # a second is gone as soon as somebody looks
+        if seconds >= 0.999 * size:  # some milliseconds of the lifetime have passed already
             return f"{max(seconds / size, 1):.3g} {unit}"
     return f"{seconds} s"
 
@@ -336,10 +302,10 @@ async def _revoke_at_server(server: Server, out: Output, /, ref: str, reason: st
 @at_server(_revoke_at_server)
 @click.argument("ref", metavar="JTI|TOKEN|NAME|DID|KID")
 @click.option("--reason", required=True, help="Why, for the record.")
-@click.option("--foreign", is_flag=True, help="It was never seen here, and is meant all the same.")
+@click.option("--foreign", is_flag=True, help="Revoke an id that was never seen here.")
 @over_home
 async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
-    """Void a token, a link of a chain, an identity or a key, and everything that hangs on it. It counts at once.
+    """Revoke a token, a link of a chain, an identity or a signing key, and what depends on it. Takes effect at once.
 
     \b
     interlock token revoke 01JCXK2M4Q8Z… --reason 'the task is done'
@@ -348,7 +314,6 @@ async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign
     """
     from interlock.api.tokens import Tokens
 
-    require(lock.caller, "tokens:issue", "revoking")
     told = await Tokens(lock).revoke(_text(ref), reason=reason, by=lock.caller, foreign=foreign)
     return _answer_revoked(out, told)
 
@@ -359,7 +324,7 @@ def _answer_revoked(out: Output, told: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        page.line(GOOD, f" revoked: {what}, and everything that hangs on it")
+        page.line(GOOD, f" revoked: {what}, and everything that depends on it")
 
     out.answer(told, show)
     return 0

@@ -434,8 +434,25 @@ class ToolsQuery(Query):
     limit: int = Field(100, ge=1, le=500)
 
 
+class CompareQuery(Query):
+    old: Name = Field(description="a version")
+    new: Name = Field(description="a version")
+
+
+class Comparison(Answer):
+    """The changes between two versions of a tool, and the step up in version that they need."""
+
+    tool: str
+    old: str
+    new: str
+    level: str = Field(description="none, patch, minor or major")
+    bump: str = Field(description="the step between the two versions")
+    changes: list[Json]
+
+
 class DeclarationsQuery(Query):
-    provider: Provider = Field(description="whose words to use")
+    provider: Provider = Field(description="the provider whose format to use")
+    tool: Names = Field([], description="only these tools; repeat")
     strict: bool = Field(False, description="the strict form, where a tool's schema has one")
     cursor: str | None = Field(None, max_length=600, description="where the page before ended")
     limit: int = Field(100, ge=1, le=500)
@@ -686,6 +703,34 @@ class Revoked(Answer):
     revoked: str
 
 
+# Quarantine
+
+
+class QuarantineEntry(Answer):
+    tool: str
+    digest: str
+    invocation_id: str = Field(description="the call that it was quarantined for, or the upstream that changed it")
+    reason: str
+    since: str
+    lifted: bool
+
+
+class QuarantineEntries(Answer):
+    quarantine: list[QuarantineEntry]
+
+
+class ReleaseBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(tool="demo.count@1.0.0", reason="the file was its own cache"))
+
+    tool: Name = Field(description="TOOL@VERSION, or the digest of its content")
+    reason: Text = Field(min_length=1)
+
+
+class Released(Answer):
+    released: str
+    reason: str
+
+
 # Policy
 
 
@@ -718,7 +763,12 @@ class Checked(Answer):
 class Applied(Answer):
     applied: bool
     changed: bool
+    previous_kept: bool = Field(description="whether the former policy is kept in policy.cedar.previous")
+    diff: list[str]
     faults: list[Json]
+
+
+Operation = Literal["invoke", "preview", "compensate"]
 
 
 class ExplainBody(Body):
@@ -726,10 +776,30 @@ class ExplainBody(Body):
         json_schema_extra=_example(principal="scout", tool="demo.post", arguments={"account": "cash", "cents": 250})
     )
 
-    principal: Name
+    principal: Name = Field(description="the name or DID of an identity, an id of principals.toml, or `me`: yourself")
     tool: Name
     arguments: Json = {}
-    operation: Literal["invoke", "preview", "compensate"] = "invoke"
+    operation: Operation = "invoke"
+
+
+class PolicyCase(Body):
+    principal: Name = Field("me", description="as in an explanation")
+    tool: Name
+    arguments: Json = {}
+    operation: Operation = "invoke"
+    expect: Literal["allow", "ask", "deny"]
+    rule: Name | None = Field(None, description="a rule that must be among those that decide")
+
+
+class CasesBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(cases=[{"tool": "demo.balance", "expect": "allow"}]))
+
+    cases: list[PolicyCase] = Field(min_length=1, max_length=1000, fail_fast=True)
+
+
+class Cases(Answer):
+    cases: list[Json] = Field(description="each case with the decision (`answer`), the reason (`why`) and `passed`")
+    failed: int
 
 
 class Explanation(Answer):

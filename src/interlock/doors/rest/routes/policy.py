@@ -1,4 +1,4 @@
-"""The policy, seen, checked, explained and changed."""
+"""Routes of the policy: show, check, explain, test and apply."""
 
 from __future__ import annotations
 
@@ -34,3 +34,10 @@ async def check_policy(body: models.PolicyBody, ask: Ask) -> Response:
 async def explain_policy(body: models.ExplainBody, ask: Ask) -> Response:
     """Why somebody may make a call, or may not, and what would have to change. Needs `policy:read`."""
     return json(ask.service.policy.explain(by=ask.caller, door=DOOR, **body.model_dump()))
+
+
+@router.post("/policy/test", **says(models.Cases))
+async def check_policy_cases(body: models.CasesBody, ask: Ask) -> Response:
+    """Compare the decision on each case with the one that it expects. Needs `policy:read`."""
+    cases = [case.model_dump() for case in body.cases]
+    return json(ask.service.policy.test(cases, by=ask.caller, door=DOOR))

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
-from interlock.api.tools import Tools, sees
+from interlock.api.tools import Tools
 from interlock.contract.standard.export import interface, shown
 from interlock.core.clock import iso
 from interlock.data.schema import Json
@@ -63,7 +63,7 @@ async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
 async def declare_tools(ask: Ask, query: Annotated[models.DeclarationsQuery, Query()]) -> Response:
     """The tools that your token lets you use, as OpenAI, Anthropic or Gemini take them, a page at a time."""
     found, cursor = ask.service.providers.declarations(
-        query.provider, ask.caller, strict=query.strict, cursor=query.cursor, limit=query.limit
+        query.provider, ask.caller, strict=query.strict, names=query.tool, cursor=query.cursor, limit=query.limit
     )
     return json({"tools": found, "cursor": cursor})
 
@@ -98,10 +98,14 @@ async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Qu
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))
 async def list_versions(tool_id: Id, ask: Ask) -> Response:
     """Every version of a tool that your token lets you use, the oldest first, with its state."""
-    newest = ask.service.tools.find(tool_id, None, ask.caller)
-    versions = ask.service.lock.catalog.versions(newest.row.address).values()
-    shown = [one for one in versions if sees(ask.caller, one)]
-    return json({"tool_id": newest.row.address, "versions": [_version(one) for one in shown]})
+    versions = ask.service.tools.versions(tool_id, ask.caller)
+    return json({"tool_id": versions[0].row.address, "versions": [_version(one) for one in versions]})
+
+
+@router.get("/tools/{tool_id}/diff", tags=["tools"], **says(models.Comparison))
+async def compare_versions(tool_id: Id, ask: Ask, query: Annotated[models.CompareQuery, Query()]) -> Response:
+    """The changes between two versions of a tool, and the step up in version that they need."""
+    return json(ask.service.tools.compare(tool_id, query.old, query.new, ask.caller))
 
 
 @router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
@@ -109,6 +113,18 @@ async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> R
     """Announce the end of one version, or correct what was announced. It runs on until its removal date. Needs
     `tools:admin`."""
     return json(await ask.service.registration.deprecate(tool_id, by=ask.caller, **body.model_dump()))
+
+
+@router.get("/quarantine", tags=["tools"], **says(models.QuarantineEntries))
+async def list_quarantine(ask: Ask) -> Response:
+    """The versions that are or were in quarantine, each with the reason. Needs `tools:admin`."""
+    return json({"quarantine": ask.service.registration.quarantined(by=ask.caller)})
+
+
+@router.post("/quarantine/release", tags=["tools"], **says(models.Released))
+async def release_tool(body: models.ReleaseBody, ask: Ask) -> Response:
+    """Release a version from quarantine. For people with `tools:admin`; on record with the reason."""
+    return json(await ask.service.registration.release(body.tool, reason=body.reason, by=ask.caller))
 
 
 def _version(version: Version) -> Json:

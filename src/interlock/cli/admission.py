@@ -1,0 +1,185 @@
+"""`interlock tools add` and `tools test`: admission of tools, and their contract tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, over_home
+
+if TYPE_CHECKING:
+    from interlock.api.interlock import Admission, Interlock
+    from interlock.cli.render import Page
+    from interlock.contract.declare import Tool
+    from interlock.core.errors import Failure
+    from interlock.trials import Trial
+
+Json = dict[str, Any]
+
+
+# add
+
+
+@click.command()
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@over_home
+async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
+    """Admit every tool found in TARGET: a .py file, an importable module, or a manifest (.yaml, .json).
+
+    A version is admitted when all eight conditions hold; otherwise each one that fails is named with the line to add.
+    Contract tests are part of that, and cause no effect. Exits 1 if anything was refused.
+
+    \b
+    interlock tools add my_tools.py
+    interlock tools add interlock.demo_tools
+    interlock tools add mailer.yaml
+    """
+    offers = [offer for target in targets for offer in await _offer(lock, target)]
+    admitted = [offer for offer in offers if offer["admitted"]]
+    refused = [offer for offer in offers if not offer["admitted"]]
+
+    def show(page: Page) -> None:
+        for offer in offers:
+            _show_offer(page, offer)
+
+    out.answer({"admitted": admitted, "refused": refused}, show)
+    return 1 if refused else 0
+
+
+async def _offer(lock: Interlock, target: str) -> list[Json]:
+    from interlock.core.errors import Failure
+    from interlock.registry.source import load
+
+    try:
+        origin, found = load(target)
+    except Failure as failure:
+        return [_refusal(target, failure)]
+    offers: list[Json] = []
+    for tool in found:
+        try:
+            offers.append(_offer_document(await lock.offer(tool, origin)))
+        except Failure as failure:
+            offers.append(_refusal(_ref(tool), failure))
+    return offers
+
+
+def _ref(tool: Tool[..., Any]) -> str:
+    return repr(tool).removeprefix("<tool ").removesuffix(">")
+
+
+def _offer_document(admission: Admission) -> Json:
+    trial = admission.trial
+    return {
+        "tool": admission.tool,
+        "admitted": admission.admitted,
+        "new": admission.new,
+        "refused": {name: list(faults) for name, faults in admission.verdict.refused.items()},
+        "warnings": list(admission.verdict.warnings),
+        "tests": None if trial is None else _trial_document(trial),
+        "error": None,
+    }
+
+
+def _refusal(tool: str, failure: Failure) -> Json:
+    return {
+        "tool": tool,
+        "admitted": False,
+        "new": False,
+        "refused": {},
+        "warnings": [],
+        "tests": None,
+        "error": failure.envelope(""),
+    }
+
+
+def _show_offer(page: Page, offer: Json) -> None:
+    from interlock.cli.render import BAD, GOOD, MAYBE, Text
+
+    tests: Json | None = offer["tests"]
+    if offer["admitted"]:
+        how = "admitted" if offer["new"] else "already there, unchanged"
+        cases = f"{len(tests['cases'])} contract tests passed ({tests['mode']})" if tests else ""
+        page.line(GOOD, " ", Text(offer["tool"], "bold"), f"   {how}", right=cases)
+    else:
+        page.line(BAD, " ", Text(offer["tool"], "bold"), "   refused")
+        page.table([(Text(f"    {name}", "red"), advice) for name, advice in _reasons(offer)])
+    for warning in offer["warnings"]:
+        page.line("    ", MAYBE, " ", warning)
+
+
+def _reasons(offer: Json) -> list[tuple[str, str]]:
+    """Each failed condition with its advice, one to a line."""
+    refused: dict[str, list[str]] = offer["refused"]
+    reasons = [(name, advice) for name, faults in refused.items() for advice in faults]
+    error: Json | None = offer["error"]
+    if error is not None:
+        details: Json = error.get("details") or {}
+        listed: list[Json] = details.get("faults") or [{"message": error["message"]}]
+        reasons.extend((str(fault.get("pointer") or error["error_code"]), str(fault["message"])) for fault in listed)
+    return reasons
+
+
+# test
+
+
+@click.command()
+@click.argument("target")
+@click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
+@over_home
+async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
+    """Run the contract tests of every tool in TARGET, or of a registered one, and say how each case went.
+
+    Without --live nothing is written: bad input must be refused, read-only tools run their examples, write tools run
+    as previews or in the fixture they declare. Exits 1 if a case failed.
+
+    \b
+    interlock tools test my_tools.py
+    interlock tools test my_tools.py --live
+    interlock tools test demo.post
+    """
+    from interlock.core.errors import Failure
+    from interlock.trials import Outcome, Trial
+
+    trials: list[Trial] = []
+    for tool in _tools_of(lock, target):
+        try:
+            trials.append(await lock.try_out(tool, live=live))
+        except Failure as failure:
+            trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
+
+    passed = all(trial.passed for trial in trials)
+    document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}
+    out.answer(document, lambda page: _show_trials(page, trials))
+    return 0 if passed else 1
+
+
+def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
+    """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
+    from interlock.api.tools import any_version
+    from interlock.registry.source import load
+
+    name, at, spec = target.partition("@")
+    if "/" not in target and lock.catalog.versions(lock.catalog.address(name)):
+        return [any_version(lock, name, spec if at else None).bound]
+    return load(target)[1]
+
+
+def _trial_document(trial: Trial) -> Json:
+    return {
+        "tool": trial.tool,
+        "mode": trial.mode,
+        "passed": trial.passed,
+        "cases": [{"case": one.case, "passed": one.passed, "message": one.message} for one in trial.outcomes],
+    }
+
+
+def _show_trials(page: Page, trials: list[Trial]) -> None:
+    from interlock.cli.render import BAD, GOOD, Text
+
+    for trial in trials:
+        failed = sum(not outcome.passed for outcome in trial.outcomes)
+        verdict = f"{failed} of {len(trial.outcomes)} failed" if failed else f"{len(trial.outcomes)} passed"
+        page.line(Text(trial.tool, "bold"), f"   {verdict}", right=f"mode: {trial.mode}")
+        rows = [(GOOD if one.passed else BAD, one.case, one.message) for one in trial.outcomes]
+        page.table(rows, indent="  ")

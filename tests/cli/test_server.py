@@ -106,7 +106,7 @@ LOOKING = {
     "policy explain": ("policy", "explain", "me", "demo.post", '{"account": "cash", "cents": 250}'),
     "policy explain somebody": ("policy", "explain", "bob", "demo.mail_statement"),
     "policy test": ("policy", "test", "cases.toml"),
-    "tools diff": ("tools", "diff", "demo.post", "1.0.0", "1.0.0"),
+    "tools diff": ("tools", "diff", "demo.post", "1.2.0", "1.2.0"),
     "tools export": ("tools", "export", "--format", "anthropic"),
     "tools export of two": ("tools", "export", "--format", "openai-chat", "--strict", "demo.post", "demo.balance"),
     "tools quarantine": ("tools", "quarantine"),
@@ -348,6 +348,42 @@ def test_what_is_not_in_quarantine_is_not_released(place: Place) -> None:
         assert (ended.code, ended.json["error"]["error_code"]) == (1, "E3101")
     refused = place.there("eve", "tools", "quarantine", "--json")
     assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+def test_upstreams_are_added_looked_at_and_removed_alike(place: Place) -> None:
+    tools = [{"name": "rate", "description": "The rate of a currency.", "parameters": {"type": "object"}}]
+    (place.cli.path / "tools.json").write_text(json.dumps([{"type": "function", "function": one} for one in tools]))
+    (place.cli.path / "overlay.yaml").write_text("tools: {rate: {mutation_class: read_only}}\n")
+    ends = {"near": place.here, "faraway": place.there}
+
+    def alike(*words: str, name_at: int) -> list[Ended]:
+        told = [
+            end("ann", *words[:name_at], name, *words[name_at:], "--url", "https://rates.example.com")
+            if "add" in words
+            else end("ann", *words[:name_at], name, *words[name_at:])
+            for name, end in ends.items()
+        ]
+        assert [one.code for one in told] == [0, 0], told[1].err
+        shown = [bare(one.out.replace(name, "NAME")) for name, one in zip(ends, told, strict=True)]
+        assert shown[0] == shown[1]
+        return told
+
+    alike("upstream", "add", "functions", "tools.json", "--dry-run", name_at=3)
+    alike("upstream", "add", "functions", "tools.json", name_at=3)
+    alike("upstream", "refresh", "--overlay", "overlay.yaml", name_at=2)
+    changed = alike("upstream", "show", name_at=2)
+    assert "as admitted and as offered now" in changed[1].out
+    alike("upstream", "accept", "--reason", "read it", name_at=2)
+    assert place.there("ann", "upstream", "list", "--json").json == place.here("ann", "upstream", "list", "--json").json
+    alike("upstream", "remove", name_at=2)
+
+
+def test_an_upstream_that_runs_on_the_machine_is_not_added_at_a_server(place: Place) -> None:
+    refused = place.there("ann", "upstream", "add", "mcp", "files", "--json", "--", "true")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+    assert "reaches into this machine" in refused.json["error"]["message"]
+    denied = place.there("eve", "upstream", "remove", "files", "--json")
+    assert (denied.code, denied.json["error"]["error_code"]) == (1, "E3206")
 
 
 def test_a_policy_is_applied_alike(place: Place) -> None:

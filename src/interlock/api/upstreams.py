@@ -1,4 +1,4 @@
-"""Upstreams, brought in and let go of through a door."""
+"""Operations on upstreams: list, show, probe, add, refresh, accept changes, remove."""
 
 from __future__ import annotations
 
@@ -13,71 +13,101 @@ from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.upstreams.repository import Report
 
-# What reaches into the machine that this runs on.
+# Fields of a configuration that use the machine the server runs on.
 _ON_THE_MACHINE = frozenset(("command", "env", "cwd", "module", "allow_private", "tls"))
 
 
 class Upstreams:
-    """Systems that others run, for those who bring them in."""
+    """Adds, reviews and removes upstreams, for callers with `tools:admin`.
 
-    def __init__(self, parts: Parts) -> None:
+    With `on_machine`, the caller has a shell on the machine itself, and may add upstreams that run programs there.
+    """
+
+    def __init__(self, parts: Parts, *, on_machine: bool = False) -> None:
         self._parts = parts
+        self._on_machine = on_machine
 
-    def all(self, *, by: Caller) -> list[Json]:
-        """Every upstream, what it was last seen to offer, and what became of that."""
+    def all(self, *, by: Caller) -> Json:
+        """Every upstream with its tools, and the breakers of other services."""
         require_here(by, "tools:admin", "looking at upstreams")
-        known = self._parts.upstreams
-        return [
-            {**one.document(), "tools": [tool.document() for tool in known.offers(one.name)]} for one in known.list()
-        ]
-
-    def services(self, *, by: Caller) -> list[Json]:
-        """The breakers of services that tools name (`external_service`) and that are no upstreams."""
-        require_here(by, "tools:admin", "looking at upstreams")
-        upstreams = {one.name for one in self._parts.upstreams.list()}
-        found = self._parts.gateway.execution.services.snapshot()
-        return [one.document() for one in found if one.name not in upstreams]
+        return list_upstreams(self._parts)
 
     def one(self, name: str, *, by: Caller) -> Json:
-        """One upstream with its breakers; of its tools that changed, what differs from when they were admitted."""
+        """One upstream with its breakers; of its tools that changed, the difference to when they were admitted."""
         require_here(by, "tools:admin", "looking at upstreams")
-        document = self._parts.upstreams.document(name)
-        found = self._parts.gateway.execution.services.snapshot()
-        return {**document, "services": [one.document() for one in found if one.name == name]}
+        return show_upstream(self._parts, name)
 
     async def probe(self, name: str, *, by: Caller) -> Json:
-        """Ask an upstream whether it is there, and whether it offers what it did."""
+        """Check whether an upstream answers, and whether it offers the same tools as before."""
         require_here(by, "tools:admin", "probing an upstream")
         state = await self._parts.upstreams.probe(name)
         return {"name": name, "state": state, "reason": self._parts.upstreams.get(name).reason}
 
     async def add(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Json:
-        """Connect to an upstream that runs elsewhere, and serve those of its tools that are admitted."""
+        """Connect to an upstream, and serve those of its tools that are admitted."""
+        self._check(kind, config, by)
+        return self._report(await self._parts.upstreams.add(name, kind, config, by=by, overlay=overlay), config)
+
+    async def preview(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Json:
+        """Report what adding an upstream would do. Connects to it, and changes nothing."""
+        self._check(kind, config, by)
+        return self._report(await self._parts.upstreams.try_connecting(name, kind, config, overlay), config)
+
+    def _check(self, kind: str, config: Json, by: Caller) -> None:
         require_here(by, "tools:admin", "adding an upstream")
-        # INVARIANT: through a door nobody starts a program, loads code, reads a file or reaches into the network that
-        # this machine is in. Whoever wants that is on the machine.
+        if self._on_machine:
+            return
+        # INVARIANT: through an endpoint nobody starts a program, loads code, reads a file or reaches the network that
+        # this machine is in. That needs a shell on the machine.
         if reaching := _ON_THE_MACHINE & config.keys() or ({kind} if kind_of(kind).in_process else set[str]()):
             words = f"`{min(reaching)}` reaches into this machine: interlock upstream add, on the machine itself"
             raise Failure("E3206", words)
         if config.keys() & {"auth", "credentials"}:
             require(by, "secrets:admin", "sending stored credentials to an upstream")
-        return (await self._parts.upstreams.add(name, kind, config, by=by, overlay=overlay)).document()
 
     async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None) -> Json:
-        """Look again at what an upstream offers."""
+        """Discover the tools of an upstream again. Changed ones are kept out until a person accepts them."""
         require_here(by, "tools:admin", "refreshing an upstream")
-        return (await self._parts.upstreams.refresh(name, by=by, overlay=overlay)).document()
+        return self._report(await self._parts.upstreams.refresh(name, by=by, overlay=overlay))
 
     async def accept(
         self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None
     ) -> Json:
-        """Take changed definitions as new versions, as a person who has looked at them."""
+        """Accept changed definitions as new versions, as a person who has reviewed them."""
         require_here(by, "tools:admin", "accepting a changed definition")
-        return (await self._parts.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)).document()
+        report = await self._parts.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)
+        return self._report(report)
 
     async def remove(self, name: str, *, by: Caller) -> Json:
-        """Let go of an upstream; its tools are sunset."""
+        """Remove an upstream; its tools are sunset."""
         require_here(by, "tools:admin", "removing an upstream")
         await self._parts.upstreams.remove(name, by=by)
         return {"removed": name}
+
+    def _report(self, report: Report, config: Json | None = None) -> Json:
+        if config is None:
+            config = self._parts.upstreams.get(report.upstream).config
+        return {**report.document(), "accept_hints": bool(config.get("accept_hints"))}
+
+
+def list_upstreams(parts: Parts) -> Json:
+    """Every upstream with its tools, and the breakers of other services that tools name (`external_service`)."""
+    known = parts.upstreams.list()
+    names = {one.name for one in known}
+    services = parts.gateway.execution.services.snapshot()
+    return {
+        "upstreams": [
+            {**one.document(), "tools": [tool.document() for tool in parts.upstreams.offers(one.name)]} for one in known
+        ],
+        "services": [one.document() for one in services if one.name not in names],
+    }
+
+
+def show_upstream(parts: Parts, name: str) -> Json:
+    """One upstream, or one other service that tools name, with its breakers."""
+    services = [one.document() for one in parts.gateway.execution.services.snapshot() if one.name == name]
+    if services and all(one.name != name for one in parts.upstreams.list()):
+        return {"name": name, "kind": "external_service", "services": services}
+    return {**parts.upstreams.document(name), "services": services}

@@ -2,7 +2,7 @@
 
 A row says everything about a kind that others need to know. The module is imported when an upstream of the kind is
 first used, so that its libraries cost nothing where there is none. A kind whose configuration is a file needs nothing
-else; for other arguments it has a command in `interlock.cli.upstream`.
+else; for other arguments it has a command in `interlock.cli.upstream_add`.
 """
 
 from __future__ import annotations

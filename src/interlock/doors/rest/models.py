@@ -889,8 +889,8 @@ Kind = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"type": "stri
 class Upstream(Answer):
     name: str
     kind: str
-    state: str
-    tools: list[Json]
+    state: str | None = Field(None, description="absent for a service that tools name and that is no upstream")
+    tools: list[Json] = []
 
 
 class Probed(Answer):
@@ -909,7 +909,7 @@ class AddUpstreamBody(Body):
         json_schema_extra=_example(name="bank", kind="mcp", config={"url": "https://bank.example.org/mcp"})
     )
 
-    name: str = Field(pattern="^[a-z][a-z0-9_]{0,62}$")
+    name: str = Field(pattern="^[a-z][a-z0-9_-]{0,62}$")
     kind: Kind
     config: Json = Field(
         description="where it is and how to show who asks; programs and files only on the machine itself"
@@ -934,6 +934,7 @@ class AcceptBody(Body):
 class Report(Answer):
     upstream: str
     tools: list[Json]
+    accept_hints: bool
 
 
 class Removed(Answer):

@@ -1,4 +1,4 @@
-"""Upstreams, brought in, looked at again and let go of."""
+"""Routes of upstreams: list, show, probe, add, refresh, accept changes, remove."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ router = APIRouter(prefix="/v1", tags=["upstreams"])
 
 @router.get("/upstreams", **says(models.Upstreams))
 async def list_upstreams(ask: Ask) -> Response:
-    """Every upstream, what it offers, and what became of that. Needs `tools:admin`."""
-    upstreams = ask.service.upstreams
-    return json({"upstreams": upstreams.all(by=ask.caller), "services": upstreams.services(by=ask.caller)})
+    """Every upstream with its tools and their states. Needs `tools:admin`."""
+    return json(ask.service.upstreams.all(by=ask.caller))
 
 
 @router.post("/upstreams", **says(models.Report, 201, "connected"))
@@ -25,28 +24,35 @@ async def add_upstream(body: models.AddUpstreamBody, ask: Ask) -> Response:
     return json(await upstreams.add(body.name, body.kind, body.config, by=ask.caller, overlay=body.overlay), 201)
 
 
+@router.post("/upstreams/preview", **says(models.Report))
+async def preview_upstream(body: models.AddUpstreamBody, ask: Ask) -> Response:
+    """Report what adding an upstream would do. Connects to it, and changes nothing. Needs `tools:admin`."""
+    upstreams = ask.service.upstreams
+    return json(await upstreams.preview(body.name, body.kind, body.config, by=ask.caller, overlay=body.overlay))
+
+
 @router.get("/upstreams/{name}", **says(models.Upstream))
 async def show_upstream(name: Id, ask: Ask) -> Response:
-    """One upstream. Of a tool that changed: `changes`, each part as it was admitted and as it is offered now, and
+    """One upstream. For a tool that changed: `changes`, each part as it was admitted and as it is offered now, and
     `seen`, the digest to accept it by. Needs `tools:admin`."""
     return json(ask.service.upstreams.one(name, by=ask.caller))
 
 
 @router.post("/upstreams/{name}/probe", **says(models.Probed))
 async def probe_upstream(name: Id, ask: Ask) -> Response:
-    """Ask an upstream whether it is there, and whether it offers what it did. Needs `tools:admin`."""
+    """Check whether an upstream answers, and whether it offers the same tools as before. Needs `tools:admin`."""
     return json(await ask.service.upstreams.probe(name, by=ask.caller))
 
 
 @router.delete("/upstreams/{name}", **says(models.Removed))
 async def remove_upstream(name: Id, ask: Ask) -> Response:
-    """Let go of an upstream; its tools are sunset. Needs `tools:admin`."""
+    """Remove an upstream; its tools are sunset. Needs `tools:admin`."""
     return json(await ask.service.upstreams.remove(name, by=ask.caller))
 
 
 @router.post("/upstreams/{name}/refresh", **says(models.Report))
 async def refresh_upstream(name: Id, body: models.RefreshBody, ask: Ask) -> Response:
-    """Look again at what an upstream offers. What has changed waits until a person accepts it. Needs `tools:admin`."""
+    """Discover the tools of an upstream again. Changed ones wait until a person accepts them. Needs `tools:admin`."""
     return json(await ask.service.upstreams.refresh(name, by=ask.caller, overlay=body.overlay))
 
 

@@ -41,7 +41,7 @@ _OWN = (
     (re.compile(r"\b(?:apr_)?01[0-9A-Z]{24}\b"), "ID"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "TIME"),
-    (re.compile(r"<?\d[\d.]* (?:ms|s|min|h|d|days?|hours?|minutes?|seconds?)\b"), "SPAN"),
+    (re.compile(r"<?\d[\d.]* (?:ms|s|min|h|d|days?|hours?|minutes?|seconds?)\b(?: \d+ (?:s|min|h)\b)?"), "SPAN"),
     (re.compile(r" {2,}"), "  "),
 )
 

@@ -137,7 +137,7 @@ def test_openapi_documents_and_langchain_modules(fresh: Cli) -> None:
     assert classes(looked) == {"listOrders": "read_only", "placeOrder": "write_irreversible"}
     document.write_text(json.dumps({**SHOP, "servers": []}))
     nowhere = fresh("upstream", "add", "openapi", "shop", "shop.json")
-    assert (nowhere.code, "say --url" in nowhere.err) == (2, True)
+    assert (nowhere.code, "give --url" in nowhere.err) == (2, True)
     (fresh.path / "chain_tools.py").write_text(CHAIN)
     overlay = fresh.path / "chain.yaml"
     overlay.write_text("tools: {shout: {mutation_class: read_only}}")

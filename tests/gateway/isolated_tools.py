@@ -32,6 +32,15 @@ def double(n: Number) -> int:
     return n * 2
 
 
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60,
+    scopes=["a:read", "b:read"],
+)  # fmt: skip
+async def holding(ctx: Context) -> list[str]:
+    """The scopes of the caller, as they are seen inside."""
+    return sorted(ctx.caller.scopes)
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
 def attempt(what: What) -> str:
     """Try something that a tool should not do, and say how far it came."""

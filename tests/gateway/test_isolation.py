@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,6 +16,9 @@ from interlock import Caller, Failure, Interlock, Tool, tool
 from interlock.api.service import Ask, Service
 from interlock.approvals import standing
 from interlock.approvals.standing import Standing
+from interlock.authority.dids import make_did_key
+from interlock.authority.identities import Identity
+from interlock.authority.keys import make_private
 from interlock.call.connector import Connector, RemoteCall
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import contract_of
@@ -32,7 +36,7 @@ from tests.support.calls import admit, code, publish, records, until
 
 TOOLS = (
     cell.double, cell.attempt, cell.count, cell.drop, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more,
-    cell.hoard,
+    cell.hoard, cell.holding,
 )  # fmt: skip
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
@@ -271,6 +275,45 @@ async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> No
 
 
 # Profiles
+
+
+@pytest.mark.proves("AUTH-07")
+async def test_neither_a_sandbox_nor_an_upstream_is_handed_more_scopes_than_its_tool_requires(lock: Interlock) -> None:
+    """Also where the caller holds more, and a token with more."""
+    needed, wide = frozenset({"a:read", "b:read"}), frozenset({"a:read", "b:read", "c:read", "admin"})
+    far = Receiving()
+    lock.connect_through(lambda _: cast("Connector", far))
+    native = {"kind": "upstream", "target": "far", "native": {"name": "x"}}
+    said = manifest("far", ["far"], parameters={}, namespace="kind", protocol="custom", required_scopes=sorted(needed))
+    one = from_upstream(parse_manifest({**said, "execution": native}))
+    await admit(lock, one)
+    lock.issuer_keys.init("EdDSA")
+    agent = make_did_key(make_private("EdDSA").public_key())
+    await lock.identities.register(Identity(did=agent, trust=90), by="test")
+    token = await lock.tokens.issue(subject=agent, scopes=sorted(wide), by=lock.caller)
+    for holder in (Caller(id="user:ann", scopes=wide), await lock.caller_of(token)):
+        assert holder.scopes == wide
+        assert (await lock.call("cell.holding", caller=holder)).unwrap() == sorted(needed)
+        assert (await lock.call("kind.far", caller=holder)).unwrap() == "done"
+        assert far.callers.pop().scopes == needed
+        for name in ("cell.holding", "kind.far"):
+            lacking = replace(holder, scopes=frozenset({"a:read", "c:read"}))
+            assert code(await lock.call(name, caller=lacking)) == "E3206"
+    assert not far.callers
+
+
+class Receiving:
+    """A connector that keeps the callers it is handed."""
+
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
+    async def call(self, call: RemoteCall) -> str:
+        self.callers.append(call.caller)
+        return "done"
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
 
 class Waiting:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,10 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
     isolated = IsolatedExecutor(
         object(), clock=clock, network=egress, note=lambda _, outcome: None, hide=lambda _, text: text
     )
-    for stranger in (function, isolated, RemoteExecutor(object(), clock=clock, connect=nowhere)):
+    remote = RemoteExecutor(object(), clock=clock, connect=nowhere)
+    for run in (function.run, isolated.run, partial(remote.run, caller=lock.caller)):
         with pytest.raises(Failure) as refused:
-            await stranger.run(granted, None)
+            await run(granted, None)
         assert refused.value.code == "E3000"
     assert world.runs == 0
     function.close()

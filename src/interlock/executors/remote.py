@@ -46,16 +46,16 @@ class RemoteExecutor:
         self._clock = clock
         self._connect = connect
 
-    async def run(self, granted: Granted, context: Context | None) -> Any:
+    async def run(self, granted: Granted, context: Context | None, caller: Caller) -> Any:
+        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more."""
         # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise Failure("E3000", "a tool can only run under a grant")
         requested = granted
         call, tool = requested, requested.tool
         manifest = tool.contract.manifest
-        execution, caller = manifest.execution, call.request.caller
+        execution = manifest.execution
         assert execution is not None
-        assert caller is not None
         lease = call.more.lease
         remote = RemoteCall(
             tool=tool.ref,

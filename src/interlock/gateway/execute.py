@@ -254,7 +254,7 @@ class Execution:
             if tool.isolated:
                 output = await run(call, self._isolated_executor.run(granted, context))
             elif tool.remote:
-                output = await run(call, self._remote_executor.run(granted, context))
+                output = await run(call, self._remote_executor.run(granted, context, narrowed(granted)))
             else:
                 output = await run(call, self._executor.run(granted, context, begun))
             call.returned = True

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.privacy.redact_schema import Walk
+from interlock.privacy.patterns import Patterns
+from interlock.privacy.redact import Redactor
 from interlock.telemetry.trace import Span
 from interlock.testing import FakeClock
 from tests import sample
@@ -454,34 +455,56 @@ async def _gated(wires: Wires, door: str, canary: str) -> str:
     return await wires.mcp("tools/call", wanted, modern=door == "mcp-modern")
 
 
+def _of(*names: str) -> Callable[[Any], bool]:
+    """Whether something is data with just these members."""
+    return lambda data: isinstance(data, dict) and cast("Json", data).keys() == set(names)
+
+
+# What cannot be redacted: the sink it is on the way to, the tool, how that ends, and where the fault is.
+FAULTS: dict[str, tuple[str, str, type, str, Callable[[Any], bool]]] = {
+    "result": ("priv.note", "well", Redactor, "_walked", _of("slot", "note")),
+    "input, for all that a call says": ("priv.note", "well", Redactor, "_walked", _of("slot", "note", "how")),
+    "input of a call that fails": ("priv.note", "fail", Redactor, "_walked", _of("slot", "note", "how")),
+    "input of a call that crashes": ("priv.note", "crash", Redactor, "_walked", _of("slot", "note", "how")),
+    "input of a call that is denied": ("priv.note", "deny", Redactor, "_walked", _of("slot", "note", "how")),
+    "progress event": ("priv.note", "well", Redactor, "_walked", _of("message", "percent")),
+    "error details": ("priv.note", "fail", Redactor, "_walked", _of("with")),
+    "error message": ("priv.note", "fail", Patterns, "message", lambda _: True),
+    "log": ("priv.note", "well", Patterns, "log", lambda _: True),
+    "change on record": ("priv.note", "well", Redactor, "_walked", _of("note")),
+    "ticket": ("priv.post", "", Redactor, "_walked", _of("slot", "note")),
+    "preview in a ticket": ("priv.post", "", Patterns, "without_credentials", lambda text: "posted" in text),
+}
+
+
 @pytest.mark.proves("AUDIT-06")
-async def test_a_redactor_that_fails_withholds_the_content_at_every_door(
-    sinks: tuple[Wires, Sinks], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", FAULTS)
+async def test_what_cannot_be_redacted_is_withheld_from_every_sink_at_every_door(
+    sinks: tuple[Wires, Sinks], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     wires, found = sinks
+    tool, how, owner, method, meant = FAULTS[what]
+    whole, faults = getattr(owner, method), 0
+    wires.lock.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
 
-    def broken(*_: Any, **__: Any) -> Any:
+    def broken(self: Any, data: Any, *given: Any, **named: Any) -> Any:
+        nonlocal faults
+        if not meant(data):
+            return whole(self, data, *given, **named)
+        faults += 1
         raise ValueError("Quux-broken-7731")
 
+    monkeypatch.setattr(owner, method, broken)
     for door in WIRES:
-        with monkeypatch.context() as patched:
-            patched.setattr(Walk, "visit", _after_the_tool(broken, Walk.visit))
-            told = await wires.call(
-                door, "priv.note", {"slot": "a", "note": "Quux-broken-7731", "how": "well"}, key=door
-            )
+        faults = 0
+        given = {"slot": "a", "note": "Quux-broken-7731", **({"how": how} if how else {})}
+        told = await wires.call(door, tool, given, key=door)
         found.wire.append(told.text)
         assert told.failure["error_code"] == "E3304", door
+        assert faults, door
     assert await found.holding("Quux-broken-7731") == []
-
-
-def _after_the_tool(broken: Callable[..., Any], visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Fail where a result is redacted, once what went in has been."""
-
-    def chosen(self: Any, value: Any, *given: Any, **named: Any) -> Any:
-        result = isinstance(value, dict) and cast("Json", value).keys() == {"slot", "note"}
-        return broken() if result else visit(self, value, *given, **named)
-
-    return chosen
+    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM ticket") == [(0,)]
+    assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM notification") == [(0,)]
 
 
 @pytest.mark.part_of("AUDIT-07", rest="Postgres")

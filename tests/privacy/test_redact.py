@@ -13,7 +13,7 @@ from interlock.core.credentials import SENSITIVE_NAMES
 from interlock.core.errors import Failure
 from interlock.privacy import patterns
 from interlock.privacy.patterns import Patterns
-from interlock.privacy.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
+from interlock.privacy.redact import RedactionRules, Redactor, SchemaRedactor, private_values, safe_message
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -536,6 +536,18 @@ def test_a_fault_inside_redaction_withholds_the_content(data: Any) -> None:
         assert "canary" not in repr(failed.value.envelope("trace"))
         assert failed.value.__cause__ is None
         assert failed.value.__context__ is None
+
+
+@pytest.mark.proves("AUDIT-06")
+def test_a_name_that_is_private_itself_hides_no_other_private_value_from_the_search() -> None:
+    results = compiled({"type": "object"})
+    data = {"ada@example.com": {"password": "hunter22"}, "note": "call 555-123-4567", "token": "abcd-1234"}
+    assert private_values(results, data) == ["call 555-123-4567", "ada@example.com", "abcd-1234", "hunter22"]
+    assert private_values(results, data, for_people=True) == ["abcd-1234", "hunter22"]
+    with pytest.raises(Failure) as failed:
+        private_values(results, {"a": b"canary"})
+    assert failed.value.code == "E3304"
+    assert failed.value.__context__ is None
 
 
 @pytest.mark.proves("AUDIT-06")

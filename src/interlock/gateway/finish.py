@@ -571,14 +571,16 @@ class Closer:
             source=source,
         )
 
-    async def end(self, call: Call) -> Result:
+    async def end(self, call: Call, error: Exception) -> Result:
         """End a call that could not be closed, with a record that holds nothing of what its tool said.
 
         Closing a call reads, redacts and writes what the tool reported, so a report can break it. Whatever broke it,
         the call ends here and its key is settled: as unknown if the tool ran, since what it did is not on record.
         """
         now_ms = self._clock.now_ms()
-        failure = Failure("E3000", "something went wrong inside Interlock while the call was closed")
+        withheld = isinstance(error, Failure) and error.code == "E3304"
+        words = "what the call reported could not be redacted" if withheld else "something went wrong inside Interlock"
+        failure = Failure("E3304" if withheld else "E3000", f"{words} while the call was closed")
         settlement = outcome.broken(call)
         if settlement == "unknown":
             failure = unsettled(call, failure)

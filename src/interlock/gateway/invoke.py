@@ -563,7 +563,7 @@ class Gateway:
             return await self._fail(call, failure)
         except Exception as error:  # noqa: BLE001 - what a tool reported, or a hook, or the disk
             self.observer.log_failure(call, "the call could not be closed", error)
-            return await self._closer.end(call)
+            return await self._closer.end(call, error)
 
     async def _fail(self, call: Call, failure: Failure) -> Result:
         if self.hooks.registered and call.state in ("running", "partial_result", "yielded"):

@@ -127,6 +127,20 @@ class Redactor:
         change: Callable[[str], str | None] | None = None,
     ) -> Redacted:
         """Redact data. `change` is applied to texts if `patterns` is set; by default it applies all patterns."""
+        walk, value = self._walked(data, graph, disclose=disclose, every=every, patterns=patterns, change=change)
+        return Redacted(data, ()) if walk is None else Redacted(value, walk.paths())
+
+    def _walked(
+        self,
+        data: Any,
+        graph: Graph,
+        *,
+        disclose: frozenset[str],
+        every: bool,
+        patterns: bool,
+        change: Callable[[str], str | None] | None = None,
+    ) -> tuple[Walk | None, Any]:
+        """The walk over data and what it left of them; no walk where a glance shows that nothing is to be removed."""
         change = change or self._change
         texts: list[str] = []
         plain = compiled is not None and compiled.gathered(data, self._harmless, texts)
@@ -136,7 +150,7 @@ class Redactor:
         # No built-in pattern matches across a NUL; a configured one might.
         clean = not patterns or (plain and not self._patterns.extra and change("\0".join(texts)) is None)
         if plain and not graph.guarded and clean:
-            return Redacted(data, ())
+            return None, data
         walk = Walk(
             change=_keep if clean else change,
             hide=self._hide,
@@ -144,8 +158,7 @@ class Redactor:
             disclose=disclose,
             every=every,
         )
-        value = walk.visit(data, graph.root, None)
-        return Redacted(value, walk.paths())
+        return walk, walk.visit(data, graph.root, None)
 
     def _glance(self, values: Iterable[Any], add: Callable[[str], None]) -> bool:
         """Whether there are only harmless keys and JSON values; passes the strings to `add`."""
@@ -247,15 +260,12 @@ def safe_log(redactor: Redactor, text: str) -> str:
     return redactor._patterns.log(text)
 
 
+@_withholding
 def private_values(schema: SchemaRedactor, data: Any, *, for_people: bool = False) -> list[str]:
     """Collect the private texts in some data, longest first, so that they can be searched for elsewhere."""
-    found: set[str] = set()
-    for path in (schema.for_people(data) if for_people else schema.for_sinks(data)).paths:
-        value: Any = data
-        for step in path.split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            value = value[int(name) if value.__class__ in (list, tuple) else name]
-        found.update(text for text in _texts(value) if len(text) >= 4)
+    nobody = frozenset[str]()
+    walk, _ = schema._redactor._walked(data, schema._graph, disclose=nobody, every=True, patterns=not for_people)
+    found = set[str]() if walk is None else {text for text in _texts(walk.values) if len(text) >= 4}
     return sorted(found, key=len, reverse=True)
 
 

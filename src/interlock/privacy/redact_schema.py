@@ -66,7 +66,7 @@ class Walk:
     `hide` returns the marker for a whole value.
     """
 
-    __slots__ = ("change", "disclose", "every", "hide", "is_secret", "removed")
+    __slots__ = ("change", "disclose", "every", "hide", "is_secret", "removed", "values")
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Walk:
         self.disclose = disclose
         self.every = every  # check every string, even where the schema states its content
         self.removed: list[_Path] = []
+        self.values: list[Any] = []  # the private values themselves; names that match a pattern are among them
 
     def paths(self) -> tuple[str, ...]:
         """The JSON pointers of what was removed."""
@@ -99,6 +100,7 @@ class Walk:
             if masked is None:
                 return value
             self.removed.append(path)
+            self.values.append(value)
             return masked
         if isinstance(value, dict):
             return self._members(cast("dict[Any, Any]", value), node, path)
@@ -116,6 +118,7 @@ class Walk:
         if value == marker:
             return value
         self.removed.append(path)
+        self.values.append(value)
         return marker
 
     def _members(self, data: dict[Any, Any], node: Node, path: _Path) -> dict[Any, Any]:
@@ -131,6 +134,7 @@ class Walk:
                 if look_at_keys and isinstance(key, str) and (masked := change(key)) is not None:
                     name = renamed[key] = _unused(masked, data, taken)
                     self.removed.append((path, name))
+                    self.values.append(key)
             named = isinstance(key, str) and is_secret(key)
             if type(value) in PLAIN and not (named or child.marked or child.scopes):
                 continue

@@ -83,7 +83,7 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
 
 
 def _taken(tool: Prepared, given: Any) -> tuple[str, Any]:
-    """As the straight line takes it: in one go, or step by step where nothing was compiled."""
+    """As the fast path takes it: in one step, or step by step if nothing was compiled."""
     taken = None if tool.take is None else tool.take(given)
     if taken is None:
         assert tool.fits_input(given)

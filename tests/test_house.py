@@ -5,13 +5,10 @@ from __future__ import annotations
 from tests import house
 
 MOST_IMPORTED = 15
-# The longest file today is finish.py; this number may only fall.
-LONGEST_FILE = 900
+# This number may only fall.
+LONGEST_FILE = 700
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE = {
-    "interlock.gateway.invoke": 45,
-    "interlock.gateway.execute": 34,
-    "interlock.gateway.finish": 34,
     "interlock.cli.doctor": 30,
     "interlock.gateway.obtain_approval": 23,
     "interlock.doors.mcp.sdk": 22,
@@ -21,12 +18,11 @@ WIDE = {
     "interlock.gateway.checkpoints": 18,
     "interlock.gateway.observe": 17,
     "interlock.gateway.persistence": 18,
-    "interlock.gateway.effect_audit": 16,
-    "interlock.gateway.straight": 16,
+    "interlock.gateway.execution.effect_audit": 16,
     "interlock.registry.admission": 16,
     "interlock.upstreams.repository": 16,
 }
-MOST_LARGE_CLASSES = 22
+MOST_LARGE_CLASSES = 19
 
 
 def test_no_module_imports_itself_through_others():

@@ -180,7 +180,8 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
     async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
         pending = await lock.call("demo.mail", LARGE, key="k")
         await lock.approvals.approve(ticket_of(pending), by=BEN)
-        real = lock.gateway._request  # pyright: ignore[reportPrivateUsage]
+        requests = lock.gateway._requests  # pyright: ignore[reportPrivateUsage]
+        real = requests.read
         refusals = [Failure("E3003", "come back later", retry_after_ms=1) for _ in range(2)]
 
         async def refusing(call: Any) -> Any:
@@ -189,7 +190,7 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
                 raise refusals.pop()
             return requested
 
-        lock.gateway._request = refusing  # pyright: ignore[reportPrivateUsage]
+        requests.read = refusing
         for _ in range(2):
             assert code(await lock.approvals.resume(ticket_of(pending))) == "E3003"
             assert lock.inputs(pending.invocation_id).model_input == LARGE

@@ -259,7 +259,7 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
         await lock.add(fails)
         for number in range(6):
             assert not (await lock.call("bank.fails", {"of": f"C{number}"})).ok
-        await lock.gateway.execution.services.settle()
+        await lock.gateway.services.settle()
         (service,) = (await asyncio.to_thread(fresh.ask, "upstream", "list"))["services"]
         assert (service["service"], service["state"]) == ("ledger", "open")
         assert service["retryAfterMs"] > 0
@@ -286,7 +286,7 @@ async def test_the_breakers_of_an_upstream_are_shown(fresh: Cli) -> None:
         server.otherwise = lambda _: Answer(status=503)
         for number in range(6):
             assert not (await lock.call("bank.rate", {"of": f"C{number}"})).ok
-        await lock.gateway.execution.services.settle()
+        await lock.gateway.services.settle()
         services = (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank"))["services"]
         assert [(one["service"].partition(" ")[0], one["state"]) for one in services] == [("bank", "open")] * len(
             services

@@ -22,19 +22,21 @@ from typing import Any
 from interlock import Interlock
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.execute import Execution
-from interlock.gateway.finish import Closer
-from interlock.gateway.invoke import Gateway
+from interlock.gateway.finish import Finisher
+from interlock.gateway.request import Requests
+from interlock.gateway.validate import Validator
+from interlock.gateway.verify import ResultVerifier
 from interlock.store.transaction import Transaction
 from interlock.store.writer import Writer
 from tests.crash.counter import crash_here, mark
 
 PHASES: dict[str, tuple[type, str]] = {
-    "request": (Gateway, "_request"),
-    "validate": (Gateway, "_validate"),
+    "request": (Requests, "read"),
+    "validate": (Validator, "validate"),
     "authorize": (Authorizer, "authorize"),
     "execute": (Execution, "run"),
-    "verify": (Gateway, "_verify"),
-    "return": (Closer, "succeed"),
+    "verify": (ResultVerifier, "verify"),
+    "return": (Finisher, "succeed"),
 }
 READY = "ready"
 POINTS = (

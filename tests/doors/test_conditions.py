@@ -346,7 +346,7 @@ async def _cancelled(world: World) -> httpx.Response:
     sample.world.gate = asyncio.Event()
     asked = asyncio.create_task(world.invoke("demo.stepwise", {"steps": 1}))
     await until(lambda: sample.world.runs)
-    (running,) = world.lock.gateway.execution._floor._calls  # pyright: ignore[reportPrivateUsage] - nobody is told the id of a call that waits
+    (running,) = world.lock.gateway.runner.active._calls  # pyright: ignore[reportPrivateUsage] - nobody is told the id of a call that waits
     assert world.lock.cancel(running) == "canceled"
     return await asked
 

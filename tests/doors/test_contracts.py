@@ -287,13 +287,13 @@ Raiser = Callable[..., Any]
 CAUTIOUS = ("a hook before",)
 LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
     "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "invoke_plainly")],
-    "request": lambda w, m, r: m.setattr(w.lock.gateway, "_request", r),
-    "validate": lambda w, m, r: m.setattr(w.lock.gateway, "_validate", r),
+    "request": lambda w, m, r: m.setattr(w.lock.gateway._requests, "read", r),  # pyright: ignore[reportPrivateUsage]
+    "validate": lambda w, m, r: m.setattr(w.lock.gateway._validator, "validate", r),  # pyright: ignore[reportPrivateUsage]
     "a hook before": lambda w, _, r: _hook(w.lock, "pre", r),
     "authorize": lambda w, m, r: [m.setattr(w.lock.gateway._authorizer, n, r) for n in ("clear", "authorize")],  # pyright: ignore[reportPrivateUsage]
-    "execute": lambda w, m, r: m.setattr(w.lock.gateway.execution, "run", r),
-    "verify": lambda w, m, r: m.setattr(w.lock.gateway, "_verify", r),
-    "closing": lambda w, m, r: m.setattr(w.lock.gateway._closer, "succeed", r),  # pyright: ignore[reportPrivateUsage]
+    "execute": lambda w, m, r: m.setattr(w.lock.gateway._execution, "run", r),  # pyright: ignore[reportPrivateUsage]
+    "verify": lambda w, m, r: m.setattr(w.lock.gateway._verifier, "verify", r),  # pyright: ignore[reportPrivateUsage]
+    "closing": lambda w, m, r: m.setattr(w.lock.gateway._finisher, "succeed", r),  # pyright: ignore[reportPrivateUsage]
     "the journal": lambda w, m, r: [m.setattr(w.lock.journal, n, r) for n in ("append", "record", "commit", "submit")],
 }
 

@@ -967,7 +967,7 @@ async def test_a_stop_waits_for_calls_under_way_and_loses_none(lock: Interlock) 
 async def test_what_does_not_end_in_time_is_cut_off_and_on_record(world: World) -> None:
     call = asyncio.ensure_future(world.invoke("long.waits"))
     stream = await world.run("long.waits")
-    await until(lambda: len(world.lock.gateway.execution._floor) == 2)  # pyright: ignore[reportPrivateUsage]
+    await until(lambda: len(world.lock.gateway.runner.active) == 2)
     await world.door.stop()
     assert [record["error_code"] for record in world.closed()] == ["E3703", "E3703"]
     assert stage.cancelled == 2

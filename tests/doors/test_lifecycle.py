@@ -911,13 +911,13 @@ def test_no_part_of_the_server_makes_a_key_for_a_caller() -> None:
 
 MAKERS = ("Request", "Ask", "replace", "invoke", "call", "request")
 ALLOWED = {
-    "gateway/invoke.py: f'rollback-{call.id}'",  # undoes what did not verify
+    "gateway/results/roll_back.py: f'rollback-{call.id}'",  # undoes what did not verify
     # As a caller would: handing on what a wire says, and derived by the library for whoever asks it to.
     "doors/grpc/messages.py: request.idempotency_key if request.HasField('idempotency_key') else None",
     "doors/jsonrpc.py: _text(idempotency_key, 'idempotency_key')",
     "doors/mcp/calling.py: key if isinstance(key, str) else ''",
     "doors/mcp/calling.py: meta.get(_KEY)",
-    "gateway/execute.py: options.pop('key', None)",
+    "gateway/execution/tool_context.py: options.pop('key', None)",
     "trials.py: f'{request.key}-undo'",  # a contract test is its own caller
 }
 

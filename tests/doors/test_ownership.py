@@ -215,7 +215,7 @@ async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_whe
         ticket = asked["result"]["metadata"]["pending"]["ticketId"]
         await there.lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
         going_on = asyncio.ensure_future(there.lock.approvals.resume(ticket))
-        await until(lambda: here.lock.elsewhere.runs(call_id) is not None)
+        await until(lambda: here.lock.remote_cancel.runs(call_id) is not None)
         stream = here.calls.follow(call_id, ANN, after=number)
         ended = asyncio.ensure_future(anext(stream))
         for _ in range(5):
@@ -235,7 +235,7 @@ async def test_a_call_of_another_process_is_called_off_there(home: Path, tool_id
         assert there.lock.cancel(call_id) == "unsupported"
         async with asyncio.timeout(20):
             assert await there.calls.cancel(call_id, ANN) == "canceled"
-            await there.lock.elsewhere.ended(call_id)
+            await there.lock.remote_cancel.ended(call_id)
         assert there.calls.status(call_id, ANN)["error_code"] == "E3703"
         assert await there.calls.cancel(call_id, ANN) == "finished"
         assert sample.world.runs == 0

@@ -381,7 +381,7 @@ async def test_nothing_that_callers_do_opens_a_breaker(tmp_path: Path) -> None:
                     await asyncio.sleep(0.001)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-        assert {(one.state, one.failures) for one in lock.gateway.execution.services.snapshot()} <= {("closed", 0)}
+        assert {(one.state, one.failures) for one in lock.gateway.services.snapshot()} <= {("closed", 0)}
         server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
         for door in DOORS:
             assert (await clients.ask(door, "bank.rate")).value == {"rate": 1}, door

@@ -117,7 +117,7 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
             answer = await wires.http.post("/v1/tools/invoke", json=body)
             call = answer.json()["invocation_id"]
             task = None
-        await until(lambda call=call: wires.lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage]
+        await until(lambda call=call: wires.lock.gateway.runner.active.get(call))
         if door == "command line":
             await _noted(wires.lock, call)
         assert await stop(wires, home, door, call, reason) == "canceled"

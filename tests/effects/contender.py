@@ -7,7 +7,7 @@ import os
 import sys
 
 from interlock.core.clock import Clock
-from interlock.effects.locks import Claim, Locks
+from interlock.effects.locks import LockRequest, Locks
 from interlock.store.home import Home, Instance
 
 PATIENCE_S = 60.0
@@ -18,7 +18,7 @@ async def hammer(locks: Locks, clock: Clock, marker: str, rounds: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     for _ in range(rounds):
-        with await locks.hold("hammer", [Claim("account:cash")], clock.monotonic() + PATIENCE_S):
+        with await locks.hold("hammer", [LockRequest("account:cash")], clock.monotonic() + PATIENCE_S):
             os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
             await asyncio.sleep(0)
             os.unlink(marker)
@@ -27,7 +27,7 @@ async def hammer(locks: Locks, clock: Clock, marker: str, rounds: int) -> None:
 
 async def hold(locks: Locks, clock: Clock) -> None:
     """Take the resource and keep it until killed."""
-    await locks.hold("holder", [Claim("account:cash")], clock.monotonic() + PATIENCE_S)
+    await locks.hold("holder", [LockRequest("account:cash")], clock.monotonic() + PATIENCE_S)
     print("held", flush=True)
     await asyncio.get_running_loop().create_future()
 

@@ -89,7 +89,7 @@ async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(
 
 @pytest.mark.proves("EXEC-03")
 async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: Ways) -> None:
-    ways.lock.gateway.execution._isolated_executor._opener = lambda: Sandbox.open(backends=(), host=Host())
+    ways.lock.gateway.runner._isolated_executor._opener = lambda: Sandbox.open(backends=(), host=Host())
     told = same(*await through_all(ways, lambda _: Wish("cell.double", {"n": 1})))
     assert told.error is not None
     assert told.error[:3] == ("E3405", "INTERNAL_TOOL_ERROR", "sandbox_violation")

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from interlock import Failure
 from interlock.core.clock import Clock
 from interlock.effects import locks as module
-from interlock.effects.locks import Claim, Held, Locks, Mode, check_preconditions, covers, overlap
+from interlock.effects.locks import Held, LockRequest, Locks, Mode, check_preconditions, covers, overlap
 from interlock.store.home import Home, Instance
 
 CLOCK = Clock()
@@ -53,12 +53,12 @@ def later(seconds: float = LONG_S) -> float:
     return CLOCK.monotonic() + seconds
 
 
-def write(*names: str) -> list[Claim]:
-    return [Claim(name) for name in names]
+def write(*names: str) -> list[LockRequest]:
+    return [LockRequest(name) for name in names]
 
 
-def read(*names: str) -> list[Claim]:
-    return [Claim(name, "read") for name in names]
+def read(*names: str) -> list[LockRequest]:
+    return [LockRequest(name, "read") for name in names]
 
 
 async def until(reached: Callable[[], bool]) -> None:
@@ -134,14 +134,14 @@ def test_a_name_that_may_lead_anywhere_is_in_everybodys_way_and_gives_leave_for_
 class Job(NamedTuple):
     """A call: what it claims, how long it takes, and the calls it makes, together or one after the other."""
 
-    claims: list[Claim]
+    claims: list[LockRequest]
     steps: int
     below: list[Job]
     together: bool
 
 
 NAMES = st.sampled_from(["a:x", "a:y", "a:*", "a:x/1", "f:/1", "f:/1/2", "f:/1/2/3", "f:/1/4", "f:/2*", "f:/23", "*"])
-CLAIMS = st.lists(st.builds(Claim, NAMES, st.sampled_from(["read", "write"])), min_size=1, max_size=3)
+CLAIMS = st.lists(st.builds(LockRequest, NAMES, st.sampled_from(["read", "write"])), min_size=1, max_size=3)
 LEAVES = st.builds(Job, CLAIMS, st.integers(0, 3), st.just([]), st.booleans())
 JOBS = st.lists(
     st.builds(Job, CLAIMS | st.just([]), st.integers(0, 3), st.lists(LEAVES, max_size=3), st.booleans()),
@@ -154,7 +154,7 @@ class Floor:
     """Runs jobs and watches that none of them meets another that it conflicts with."""
 
     def __init__(self) -> None:
-        self.inside: dict[str, tuple[str, list[Claim]]] = {}
+        self.inside: dict[str, tuple[str, list[LockRequest]]] = {}
         self.most = self.refused = self.done = 0
 
     async def run(self, locks: Locks, name: str, job: Job, parent: str | None = None) -> None:
@@ -226,7 +226,7 @@ async def test_independent_calls_and_readers_are_inside_at_the_same_time(
     together = asyncio.Barrier(20)
 
     async def call(locks: Locks, number: int) -> None:
-        with await locks.hold(str(number), [Claim(resource.format(number), mode)], later()):
+        with await locks.hold(str(number), [LockRequest(resource.format(number), mode)], later()):
             await together.wait()
 
     with processes(tmp_path, 1) as (locks,):
@@ -234,11 +234,11 @@ async def test_independent_calls_and_readers_are_inside_at_the_same_time(
             await asyncio.gather(*(call(locks, number) for number in range(20)))
 
 
-async def order(locks: Sequence[Locks], calls: list[tuple[str, list[Claim]]]) -> list[str]:
+async def order(locks: Sequence[Locks], calls: list[tuple[str, list[LockRequest]]]) -> list[str]:
     """Let calls come one after the other while a first one holds; the order in which they get in."""
     entered: list[str] = []
 
-    async def call(number: int, name: str, claims: list[Claim]) -> None:
+    async def call(number: int, name: str, claims: list[LockRequest]) -> None:
         with await locks[number % len(locks)].hold(name, claims, later()):
             entered.append(name)
             await turns()

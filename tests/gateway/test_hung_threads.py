@@ -74,4 +74,4 @@ async def test_at_the_bound_calls_are_refused_with_what_to_do_and_run_again_when
     async with asyncio.timeout(60):
         while not (await lock.call("threads.double", number=2)).ok:
             await turn()
-    assert lock.gateway.execution.hung_share() < 1
+    assert lock.gateway.runner.hung_share() < 1

@@ -471,7 +471,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                     previous = (arguments, f"k{number}")
                     result = await lock.call("demo.remember", arguments, key=previous[1])
                     done += [result.invocation_id] if result.ok else []
-                live = lock.gateway._closer.kept.session(lock.caller, "")  # pyright: ignore[reportPrivateUsage]
+                live = lock.gateway.kept.session(lock.caller, "")
                 assert dict(live) == lock.replay_session()
                 await lock.journal.drain()
                 assert not _holds(Path(directory), CANARY.encode())

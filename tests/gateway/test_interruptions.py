@@ -20,6 +20,7 @@ from interlock import Context, Failure, Hook, Interlock, Seen, Tool, tool
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.gateway import idempotency
+from interlock.gateway.results.record_failure import FailureWriter
 from interlock.registry import quarantine
 from interlock.store.writer import Writer
 from interlock.testing import FakeClock
@@ -263,19 +264,18 @@ async def test_a_failed_call_that_is_called_off_while_it_is_closed_says_that_it_
 ) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
     await admit(lock, sample.unsteady)
-    closer = lock.gateway._closer  # pyright: ignore[reportPrivateUsage]
-    real = closer.fail
+    real = FailureWriter.fail
 
     async def slowly(*given: Any) -> Any:
         entered.set()
         await go_on.wait()
         return await real(*given)
 
-    monkeypatch.setattr(closer, "fail", slowly)
+    monkeypatch.setattr(FailureWriter, "fail", slowly)
     request = lock.gateway.with_id(lock.request("demo.unsteady", {"name": 7, "more": 1}, key="k"))
     caller = asyncio.create_task(lock.gateway.invoke(request))
     await entered.wait()
-    assert lock.gateway.execution.cancel(request.id or "") == "canceled"
+    assert lock.gateway.cancellation.cancel(request.id or "") == "canceled"
     await asyncio.sleep(0)
     go_on.set()
     result = await caller

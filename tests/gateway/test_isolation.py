@@ -380,7 +380,7 @@ async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_uns
     calls = Service(lock).calls
     arguments = {} if kind in ("shell", "mcp", "api", "remote") else {"text": "a"}
     call = calls.start(Ask(one.manifest.address, arguments), lock.caller, door="library")
-    await until(lambda: lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage] - it runs
+    await until(lambda: lock.gateway.runner.active.get(call))
     assert await calls.cancel(call, lock.caller) == "unsupported"
     with pytest.raises(Failure) as refused:
         await calls.resume(call, lock.caller)
@@ -409,7 +409,7 @@ async def test_what_a_profile_states_is_offered(lock: Interlock) -> None:
     assert (profile.supports_abort, profile.supports_cancellation) == (True, True)
     calls = Service(lock).calls
     call = calls.start(Ask("kind.loose_tool", {"text": "a"}), lock.caller, door="library")
-    await until(lambda: lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage] - it runs
+    await until(lambda: lock.gateway.runner.active.get(call))
     assert await calls.cancel(call, lock.caller) == "canceled"
     await until(lambda: calls.result(call, lock.caller))
     ended = calls.result(call, lock.caller)

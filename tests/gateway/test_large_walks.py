@@ -18,7 +18,7 @@ from interlock import Caller, Failure, Field, Hook, Interlock, tool
 from interlock.call.phases import Request
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.coerce import coerce
-from interlock.gateway import invoke, validate
+from interlock.gateway import request, validate
 from interlock.gateway.observe import MOST_PRIVATE, Observer
 from interlock.privacy.redact import SchemaRedactor
 from tests import sample
@@ -70,8 +70,8 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
     assert validate.coerce is coerce
     watch(validate, "coerce")
-    watch(invoke, "canonical")
-    watch(invoke, "private_copy")
+    watch(request, "canonical")
+    watch(request, "private_copy")
     watch(SchemaRedactor, "apply")
     watch(Observer, "without")
     watch(Observer, "clean")

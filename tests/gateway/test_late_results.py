@@ -13,8 +13,8 @@ from interlock import Caller, Field, Interlock
 from interlock.audit.chain import verify
 from interlock.audit.retention import expire_payloads
 from interlock.data.bounds import LARGE
-from interlock.gateway import finish
-from interlock.gateway.verify import map_output
+from interlock.gateway.execution import late as late_outcomes
+from interlock.gateway.results import outputs, placement
 from interlock.privacy.redact import SchemaRedactor
 from interlock.store.home import Home
 from interlock.store.payloads import PIECE_BYTES
@@ -72,10 +72,9 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
         monkeypatch.setattr(owner, name, noted)
 
-    assert finish.verify.map_output is map_output
-    watch(finish.verify, "map_output")
-    watch(finish, "digest")
-    watch(finish, "encode")
+    watch(late_outcomes, "map_output")
+    watch(placement, "digest")
+    watch(outputs, "encode")
     watch(SchemaRedactor, "apply")
     return seen
 
@@ -134,7 +133,7 @@ async def test_a_home_that_is_closed_waits_until_a_late_outcome_is_on_record(tmp
         await admit(lock, late.tool)
         await late.cut_off(lock, clock, MUCH)
         late.release.set()
-        settling = lock.gateway.execution._settling  # pyright: ignore[reportPrivateUsage]
+        settling = lock.gateway.runner._late._settling  # pyright: ignore[reportPrivateUsage]
         await until(lambda: settling)
     async with Interlock.open(tmp_path, clock=clock.clock, housekeeping=False) as lock:
         await admit(lock, late.tool)

@@ -24,11 +24,14 @@ from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL,
 from interlock.executors.function import FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import RemoteExecutor, nowhere
-from interlock.gateway import finish, validate, verify
+from interlock.gateway import finish, validate
 from interlock.gateway.authorize import Authorizer
-from interlock.gateway.execute import Execution
-from interlock.gateway.finish import Closer
+from interlock.gateway.execution.credentials import Credentials
+from interlock.gateway.execution.reserve import Reservations
 from interlock.gateway.hooks import Hooks
+from interlock.gateway.results import map_output, record_failure, replay
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.record_success import SuccessWriter
 from interlock.registry.catalog import Catalog
 from tests import sample
 from tests.gateway import isolated_tools as cell
@@ -47,10 +50,9 @@ async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Inte
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
-async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Interlock) -> None:
+async def test_an_executor_runs_nothing_without_the_gateways_own_grant(lock: Interlock) -> None:
     gateway = lock.gateway
-    call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
-    checked = await gateway._validate(await gateway._request(call))  # pyright: ignore[reportPrivateUsage]
+    checked = await gateway.checked(lock.request("demo.increment", {"name": "a"}, key="k"))
     granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(granted, Granted)
     egress, clock = lock.settings.egress, lock.clock
@@ -69,11 +71,11 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
-    """A static look at the whole package: no other place seals a call, takes it for granted or calls an executor."""
+    """A static look at the whole package: no other place grants a call, takes it for granted or calls an executor."""
     makers: set[str] = set()
     runners: set[str] = set()
-    for file, node in source.nodes_with("seal", "Granted", "_executor"):
-        if isinstance(node, ast.Attribute) and node.attr == "seal" and isinstance(node.ctx, ast.Store):
+    for file, node in source.nodes_with("grant", "Granted", "_executor"):
+        if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
             makers.add(file)
         if not isinstance(node, ast.Call):
             continue
@@ -82,8 +84,8 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
             makers.add(file)
         if name.endswith("_executor.run"):
             runners.add(file)
-    assert makers == {"call/phases.py", "gateway/authorize.py"}  # the former sets no seal
-    assert runners == {"gateway/execute.py"}
+    assert makers == {"call/phases.py", "gateway/authorize.py"}  # the former sets none
+    assert runners == {"gateway/execution/run_tool.py"}
 
 
 UNLOADED = "deferred schemas and discarded streams, which do not exist yet; a read killed in its first 50 ms"
@@ -333,17 +335,17 @@ def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list
 
 
 STEPS: dict[str, tuple[Any, str]] = {
-    "resolve": (Catalog, "prepared"),
+    "resolve": (Catalog, "at_hand"),
     "parse": (validate, "check_input"),
     "pre-hooks": (Hooks, "before"),
     "permission": (Authorizer, "authorize"),
-    "queue": (Execution, "_reserve"),
-    "credentials": (Execution, "_lend_to"),
+    "queue": (Reservations, "reserve"),
+    "credentials": (Credentials, "lend_to"),
     "sandbox": (IsolatedExecutor, "run"),
-    "map": (verify, "map_output"),
+    "map": (map_output, "map_output"),
     "post-hooks": (Hooks, "after"),
-    "redaction": (Closer, "redact"),
-    "persistence": (Closer, "_record_success"),
+    "redaction": (Outputs, "redact"),
+    "persistence": (SuccessWriter, "write"),
 }
 IN_ORDER = [
     "resolve", "parse", "pre-hooks", "permission", "queue", "credentials", "sandbox", "map", "redaction", "post-hooks",
@@ -402,8 +404,9 @@ async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     if outcome.startswith("replay"):
         sample.flaky.failures = [ValueError()] if "failure" in outcome else []
         await lock.call("demo.unsteady", name="a", key="k")
-    monkeypatch.setattr(finish, "Result", counted(made, finish.Result))
-    monkeypatch.setattr(verify, "map_output", counted(mapped, verify.map_output))
+    for module in (finish, record_failure, replay):
+        monkeypatch.setattr(module, "Result", counted(made, module.Result))
+    monkeypatch.setattr(map_output, "map_output", counted(mapped, map_output.map_output))
     if outcome in ("failure", "timeout"):
         sample.flaky.failures = [ValueError() if outcome == "failure" else Failure("E3402")]
     await lock.call("demo.unsteady", name="a", key="k")
@@ -439,15 +442,13 @@ def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_inpu
                 lock.hook(Hook(id="adds", when="pre", run=lambda s: HookResult(updated_input={**s.input, "b": 7})))
                 gateway = lock.gateway
                 sent = dict(arguments)
-                call = gateway._open(lock.request("demo.add", sent))  # pyright: ignore[reportPrivateUsage]
-                requested = await gateway._request(call)  # pyright: ignore[reportPrivateUsage]
-                checked = await gateway._validate(requested)  # pyright: ignore[reportPrivateUsage]
-                replayed = orjson.loads(requested.model_input)
-                for change in call.more.mutations:
+                checked = await gateway.checked(lock.request("demo.add", sent))
+                replayed = orjson.loads(checked.model_input)
+                for change in checked.more.mutations:
                     replayed[change.pointer.removeprefix("/")] = change.after
                 assert replayed == checked.input
                 assert sent == arguments
-                assert {change.source for change in call.more.mutations} >= {"default", "hook:adds"}
+                assert {change.source for change in checked.more.mutations} >= {"default", "hook:adds"}
 
     asyncio.run(scenario())
 

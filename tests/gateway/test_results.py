@@ -545,7 +545,7 @@ async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interl
     assert changes["row:users/7"]["newValue"].keys() == {"sealed", "sha256"}
     assert changes["session:colour"]["newValue"] == "made-up-colour"
     assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
-    live = results.gateway._closer.kept.session(results.caller, "")  # pyright: ignore[reportPrivateUsage]
+    live = results.gateway.kept.session(results.caller, "")
     assert results.replay_session() == dict(live)
     assert live["api_key"] == "made-up-api_key"
     # A new key takes the place of the old one for these values too.

@@ -318,11 +318,10 @@ async def test_a_deadline_is_the_least_of_class_maximum_timeout_and_budget_and_o
 
     async def bound(timeout_s: float | None, until: float) -> float:
         request = slow.request(name, timeout_s=timeout_s, deadline=Deadline(at=until))
-        call = gateway._open(request)  # pyright: ignore[reportPrivateUsage]
-        requested = await gateway._request(call)  # pyright: ignore[reportPrivateUsage]
+        call = await gateway.checked(request)
         asked_s = stated if timeout_s is None else timeout_s
-        assert requested.deadline == pytest.approx(min(call.started + class_max, call.started + asked_s, until))
-        return requested.deadline
+        assert call.deadline == pytest.approx(min(call.started + class_max, call.started + asked_s, until))
+        return call.deadline
 
     parent = await bound(outer, now + left)
     assert parent <= now + left

@@ -31,10 +31,10 @@ async def test_where_the_home_has_sandboxed_tools_the_sandbox_opens_by_itself(ho
     async with Interlock.open(home, housekeeping=False) as lock:
         assert "sandbox" not in (await Health(lock).ready())[1]
         warming = lock.warm_up()
-        while lock.gateway.execution.sandbox == "closed":  # noqa: ASYNC110 - no event says so
+        while lock.gateway.runner.sandbox == "closed":  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0)
         status, parts = await Health(lock).ready()
-        if lock.gateway.execution.sandbox == "opening":
+        if lock.gateway.runner.sandbox == "opening":
             assert (status, parts["sandbox"]) == ("degraded", "degraded")
         # A call that comes meanwhile waits for the same opening.
         (say,) = load(str(tmp_path / "warm_tool.py"))[1]
@@ -48,14 +48,14 @@ async def test_where_the_home_has_none_nothing_is_opened(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, sample.increment)
         await lock.warm_up()
-        assert lock.gateway.execution.sandbox == "closed"
+        assert lock.gateway.runner.sandbox == "closed"
         assert "sandbox" not in (await Health(lock).ready())[1]
 
 
 async def test_a_process_that_stays_opens_it_and_ends_well_whenever_it_ends(home: Path, tmp_path: Path) -> None:
     await _home_with_a_sandboxed_tool(home, tmp_path)
     async with Interlock.open(home) as lock, asyncio.timeout(60):
-        while lock.gateway.execution.sandbox == "closed":  # noqa: ASYNC110 - no event says so
+        while lock.gateway.runner.sandbox == "closed":  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.01)
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 

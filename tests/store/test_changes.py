@@ -58,7 +58,7 @@ async def main(home, token, digest):
         await lock.tokens.revoke(token, reason="lost", by=Caller(id="operator", scopes=frozenset({"tokens:issue"})))
         await lock.journal.commit(impose(digest, "demo.balance@1.0.0", "call", "seen to lie"))
         await lock.add(post)
-        services = lock.gateway.execution.services
+        services = lock.gateway.services
         config = CircuitBreakerConfig.model_validate({"failure_threshold": 1})
         services.enter("bank", config).done(Failure("E3502", "does not answer"))
         await services.settle()
@@ -78,7 +78,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         caller = await lock.tokens.verifier.verify(token)
         version = lock.catalog.resolve("demo.balance")
         services, config = (
-            lock.gateway.execution.services,
+            lock.gateway.services,
             CircuitBreakerConfig.model_validate({"failure_threshold": 1}),
         )
         services.enter("bank", config).done()

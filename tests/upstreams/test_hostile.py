@@ -823,7 +823,7 @@ async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_a
             assert (old.unwrap(), old.source) == ({"from": 2}, "cache")
             (warning,) = old.metadata["warnings"]
             assert warning == "CACHED_RESULT age_s=7.000"
-        breakers = {one.service: one.state for one in lock.gateway.execution.services.snapshot()}
+        breakers = {one.service: one.state for one in lock.gateway.services.snapshot()}
         assert [breakers[f"far {server.url}"] for server in servers] == ["open"] * 3
         ada = replace(lock.caller, id="local:ada")
         assert code_of(await lock.call("far.thing", caller=ada)) == "E3502", "an answer is that of who asked"

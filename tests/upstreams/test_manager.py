@@ -304,7 +304,7 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_pa
         clock.advance(refused.error.retry_after_ms / 1000 + 0.001)
         for _ in range(3):
             assert (await lock.call("far.look", text="a")).ok
-        assert [one.state for one in lock.gateway.execution.services.snapshot()] == ["closed"]
+        assert [one.state for one in lock.gateway.services.snapshot()] == ["closed"]
 
 
 @pytest.mark.proves("RESIL-04")
@@ -337,7 +337,7 @@ async def test_an_operator_sets_breakers_by_service_and_by_tool(tmp_path: Path, 
         assert found[2].error.retry_after_ms == 7000
         looked = [code(await lock.call("far.look", text="a")) for _ in range(5)]
         assert looked == (["E3501"] * 5 if per == "service" else ["E3502"] * 4 + ["E3501"])
-        health = {one.service: one.state for one in lock.gateway.execution.services.snapshot()}
+        health = {one.service: one.state for one in lock.gateway.services.snapshot()}
         own = {"far#far.find": "open", "far#far.look": "open"}
         assert health == ({"far": "open"} if per == "service" else own)
 

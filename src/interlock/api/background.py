@@ -151,7 +151,7 @@ async def open_sandbox(parts: Parts, after_s: float) -> None:
     """Open the sandbox where the data directory has tools that need it, after a while."""
     await asyncio.sleep(after_s)
     if await parts.readers.read(has_sandboxed_tools):
-        await parts.gateway.execution.warm_up()
+        await parts.gateway.runner.warm_up()
 
 
 def _sign(_: Transaction) -> None:

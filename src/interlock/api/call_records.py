@@ -34,16 +34,16 @@ class CallRecords:
 
     def cancel(self, call_id: str, reason: Reason) -> str:
         """End a call that this process runs. Answers canceled, unsupported or finished."""
-        if self._parts.elsewhere.runs(call_id) is not None:
+        if self._parts.remote_cancel.runs(call_id) is not None:
             return "unsupported"  # at once; `call_off` asks the process that runs it
-        return self._parts.gateway.execution.cancel(call_id, reason)
+        return self._parts.gateway.cancellation.cancel(call_id, reason)
 
     async def call_off(self, call_id: str, reason: Reason) -> str:
         """End a call, whichever process runs it. With the reason `discard`, remove what a finished call left."""
         parts = self._parts
-        owner = parts.elsewhere.runs(call_id)
+        owner = parts.remote_cancel.runs(call_id)
         if owner is not None:
-            return await parts.elsewhere.cancel(call_id, owner, reason)
+            return await parts.remote_cancel.cancel(call_id, owner, reason)
         answer = self.cancel(call_id, reason)
         if answer == "finished" and reason == "discard":
             await parts.journal.commit(parts.gateway.kept.discard(call_id))

@@ -332,8 +332,8 @@ class Calls:
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
             status = self.status(call_id, caller)
-        elif self._parts.elsewhere.runs(call_id) is not None:
-            await self._parts.elsewhere.ended(call_id)
+        elif self._parts.remote_cancel.runs(call_id) is not None:
+            await self._parts.remote_cancel.ended(call_id)
             status = self.status(call_id, caller)
         yield at + 1, {"event_class": "tool.invocation.status", **status}
 

@@ -16,13 +16,13 @@ from interlock.api import demonstration
 from interlock.api.authority import Authority
 from interlock.api.background import Chores, open_sandbox
 from interlock.api.storage import Storage
+from interlock.api.wiring.gateway import Outside, build_gateway
 from interlock.approvals.notify import Courier
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
-from interlock.gateway.invoke import Gateway
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
-from interlock.gateway.remote_cancel import Elsewhere
+from interlock.gateway.remote_cancel import RemoteCancel
 from interlock.gateway.review import Desk
 from interlock.registry.catalog import Catalog, Row
 from interlock.registry.latency import Latencies, measure
@@ -75,7 +75,7 @@ class Parts:
         self.catalog = Catalog(self.journal, clock, home.manifests)
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.latencies = Latencies()
-        self.elsewhere = Elsewhere(self.journal, self.instance)
+        self.remote_cancel = RemoteCancel(self.journal, self.instance)
         self.authority = authority = Authority(
             home, self.journal, clock=clock, settings=settings, caller=caller, registry=registry
         )
@@ -84,26 +84,28 @@ class Parts:
         self.secrets, self.box = authority.secrets, authority.box
         self._try_out = try_out
         self.connect: Connect = self._connect_upstream
-        self.gateway = Gateway(
-            journal=self.journal,
-            catalog=self.catalog,
-            engine=self.engine,
-            verifier=self.tokens.verifier,
-            box=self.box,
-            channels=self._channels_of,
-            lend=authority.lend,
-            locks=Locks(home, clock=clock, instance=self.instance),
-            redactor=self.redactor,
-            settings=settings,
-            clock=clock,
-            instance=self.instance,
-            cursors=Cursors(home.keys),
-            supervisor=self.supervisor,
-            connect=lambda name: self.connect(name),
+        self.gateway = build_gateway(
+            Outside(
+                journal=self.journal,
+                catalog=self.catalog,
+                engine=self.engine,
+                verifier=self.tokens.verifier,
+                box=self.box,
+                channels=self._channels_of,
+                lend=authority.lend,
+                locks=Locks(home, clock=clock, instance=self.instance),
+                redactor=self.redactor,
+                settings=settings,
+                clock=clock,
+                instance=self.instance,
+                cursors=Cursors(home.keys),
+                supervisor=self.supervisor,
+                connect=lambda name: self.connect(name),
+            )
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.gateway.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
-        self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
+        self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.runner.hung_share)
         announce = self.gateway.observer.announce
         self.catalog.on_change = self.gateway.observer.surface_changed
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
@@ -140,7 +142,7 @@ class Parts:
             announce=announce,
             pay=self.gateway.pay,
             release_pieces=self.gateway.kept.release_pieces,
-            heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
+            heed=lambda: self.remote_cancel.heed(self.gateway.cancellation.cancel),
             alive=self.instance.alive,
             alerts=self.gateway.telemetry.alerts,
             supervisor=self.supervisor,

@@ -96,7 +96,7 @@ def list_upstreams(parts: Parts) -> Json:
     """Every upstream with its tools, and the breakers of other services that tools name (`external_service`)."""
     known = parts.upstreams.list()
     names = {one.name for one in known}
-    services = parts.gateway.execution.services.snapshot()
+    services = parts.gateway.services.snapshot()
     return {
         "upstreams": [
             {**one.document(), "tools": [tool.document() for tool in parts.upstreams.offers(one.name)]} for one in known
@@ -107,7 +107,7 @@ def list_upstreams(parts: Parts) -> Json:
 
 def show_upstream(parts: Parts, name: str) -> Json:
     """One upstream, or one other service that tools name, with its breakers."""
-    services = [one.document() for one in parts.gateway.execution.services.snapshot() if one.name == name]
+    services = [one.document() for one in parts.gateway.services.snapshot() if one.name == name]
     if services and all(one.name != name for one in parts.upstreams.list()):
         return {"name": name, "kind": "external_service", "services": services}
     return {**parts.upstreams.document(name), "services": services}

@@ -160,11 +160,11 @@ def grant(
     by: Caller,
     approvers: frozenset[str],
     now_ms: int,
-    claims: Sequence[Callable[[Transaction], None]] = (),
+    uses: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Standing]:
     """Unit that grants a standing approval; refuses approvers without the right, and missing bounds.
 
-    `claims` are run in the same transaction to use up what granting consumes; one that raises has written nothing.
+    `uses` are run in the same transaction to use up what granting consumes; one that raises has written nothing.
     """
     if not is_person(by):
         raise Failure("E3206", "only a person can agree in advance; an agent never can")
@@ -178,8 +178,8 @@ def grant(
         raise Failure("E3004", f"a standing approval needs its bounds: {fault}")
 
     def unit(transaction: Transaction) -> Standing:
-        for claim in claims:
-            claim(transaction)
+        for use in uses:
+            use(transaction)
         row = StandingRow(
             wish.id, wish.tenant, wish.tool, wish.versions, encode(dict(wish.arguments)).decode(), wish.caller,
             wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,

@@ -243,11 +243,11 @@ def resolve(
     edit: Edit | None = None,
     outside: Failure | None = None,
     four_eyes: FourEyes = "irreversible",
-    claims: Sequence[Callable[[Transaction], None]] = (),
+    uses: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Ticket | Refused]:
     """Unit in which a person approves or denies.
 
-    `claims` are run in the same transaction to use up what the decision consumes: all of them, or none if one is
+    `uses` are run in the same transaction to use up what the decision consumes: all of them, or none if one is
     refused.
     """
 
@@ -256,7 +256,7 @@ def resolve(
         if isinstance(ticket, Refused):
             return ticket
         try:
-            transaction.apart(_claim_all, transaction, claims)
+            transaction.apart(_run_all, transaction, uses)
         except Failure as failure:
             return _refused(transaction, ticket, by, failure)
         state: TicketState = "APPROVED" if approve else "DENIED"
@@ -279,9 +279,9 @@ def resolve(
     return unit
 
 
-def _claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction], None]]) -> None:
-    for claim in claims:
-        claim(transaction)
+def _run_all(transaction: Transaction, uses: Sequence[Callable[[Transaction], None]]) -> None:
+    for use in uses:
+        use(transaction)
 
 
 def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Failure) -> Refused:

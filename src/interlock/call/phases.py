@@ -2,9 +2,9 @@
 
     Request ─► Requested ─► Checked ─► Granted ─► Ran ─► Verified ─► Result
 
-Each can only be made from the one before it. An executor takes `Granted`, whose seal only the Authorize phase can set,
-so a tool that was not validated and authorized cannot run. Ordinary reads take the first three steps at once, as a
-`Read` that carries the seal.
+Each can only be made from the one before it. An executor takes `Granted`, whose grant only the Authorize phase can set,
+so a tool that was not validated and authorized cannot run. Reads on the fast path take the first three steps at once,
+as a `Read` that carries the grant.
 """
 
 from __future__ import annotations
@@ -95,18 +95,19 @@ class Mutated(NamedTuple):
     after: Any
 
 
-PLAINLY: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
+# The states of a fast-path read.
+FAST_PATH_STATES: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
 
 
 class More:
     """Fields that few calls need. `Call.extend` makes it; a call that needs none of them shares `NOTHING`."""
 
     __slots__ = (
-        "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes", "claimed",
-        "claims", "compensation", "context", "detected", "files", "held", "hidden", "hook_outputs", "lease", "looking",
+        "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes",
+        "compensation", "context", "detected", "files", "held", "hidden", "hook_outputs", "lease", "looking",
         "mappings", "meter", "mutations", "noted", "pagination", "parts", "predicted", "progress", "promised",
-        "provenance", "redacted", "resources", "runs_on", "scope", "source", "span", "task", "waiter", "warnings",
-        "why",
+        "provenance", "redacted", "resources", "runs_on", "scope", "source", "span", "task", "used", "uses", "waiter",
+        "warnings", "why",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -139,9 +140,10 @@ class More:
         self.approval_outcome: Json | None = None
         self.agreed: Json | None = None
         self.promised: Json | None = None
-        # What it uses up: actions to be run with its intent, locks, credentials on loan, and a meter.
-        self.claims: list[Callable[[Any], None]] | None = None
-        self.claimed = False
+        # Actions that use up its approval, budgets and rate limits, run with its intent, and whether they have run.
+        self.uses: list[Callable[[Any], None]] | None = None
+        self.used = False
+        # Its locks, the credentials lent to it, and a meter.
         self.held: Held | None = None
         self.lease: Lease | None = None
         self.meter: Meter | None = None
@@ -187,8 +189,8 @@ class Call(Trail):
     """
 
     __slots__ = (
-        "deadline", "decision", "encoded", "id", "input", "input_hash", "launched", "model_input", "more", "output",
-        "own_id", "phases", "recorded", "request", "returned", "seal", "started", "started_ms", "tool", "trace_id",
+        "deadline", "decision", "encoded", "grant", "id", "input", "input_hash", "launched", "model_input", "more",
+        "output", "own_id", "phases", "recorded", "request", "returned", "started", "started_ms", "tool", "trace_id",
         "value",
     )  # fmt: skip
 
@@ -212,7 +214,7 @@ class Call(Trail):
         self.deadline = started
         self.decision: Decision | None = None
         # Set by the Authorize phase only. Executors run nothing without it.
-        self.seal: object = None
+        self.grant: object = None
         # Progress: its tool was started, its tool returned, its success is being written.
         self.launched = self.returned = self.recorded = False
 
@@ -227,6 +229,10 @@ class Call(Trail):
         if more is NOTHING:
             more = self.more = More()
         return more
+
+    def latency_ms(self, now: float) -> float:
+        """Return how long the call has taken, in milliseconds with three decimals."""
+        return int((now - self.started) * 1_000_000) / 1000
 
     @property
     def ref(self) -> str:
@@ -303,13 +309,13 @@ if TYPE_CHECKING:
         def input(self) -> Json: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     class Granted(Checked):
-        """3. A checked call and the decision that allows it. Only the Authorize phase sets its seal.
+        """3. A checked call and the decision that allows it. Only the Authorize phase sets its grant.
 
         A grant for looking runs the tool's preview and nothing else.
         """
 
         @property
-        def seal(self) -> object: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+        def grant(self) -> object: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     class Ran(Granted):
         """4. A call whose tool has run, with its output and what the tool reported about its effects."""
@@ -322,13 +328,13 @@ else:
 
 
 class Read:
-    """1 to 3 in one: a plain read on the straight line, from its request to where its function is called.
+    """1 to 3 in one: a read on the fast path, from its request to the start of its function.
 
-    Like a grant it can only be sealed by the Authorize phase, which sets `decision` and `seal` together.
+    Only the Authorize phase can grant it: it sets `decision` and `grant` together.
     """
 
     __slots__ = (
-        "arguments", "caller", "decision", "id", "input_hash", "model_input", "own", "request", "seal", "started",
+        "arguments", "caller", "decision", "grant", "id", "input_hash", "model_input", "own", "request", "started",
         "started_ms", "tool", "trace_id",
     )  # fmt: skip
 
@@ -348,10 +354,10 @@ class Read:
         self.started_ms = started_ms
         self.started = started
         self.decision: Decision | None = None
-        self.seal: object = None
+        self.grant: object = None
 
     def requested(self) -> Requested:
-        """The call as the phases know it, with all that it has been through: it runs."""
+        """Return the call in the regular phases, in the state in which its tool runs."""
         call = Call(self.id, self.trace_id, self.started_ms, self.started, self.request)
         call.tool = tool = self.tool
         call.input = self.arguments
@@ -359,7 +365,7 @@ class Read:
         call.input_hash = self.input_hash
         call.decision = self.decision
         call.phases += ("validate", "authorize", "execute")
-        for state in PLAINLY[1:]:
+        for state in FAST_PATH_STATES[1:]:
             call.move(state)
         call.launched = True
         call.deadline = self.started + tool.contract.timeout.default_s

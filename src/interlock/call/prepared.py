@@ -19,6 +19,7 @@ class Prepared:
 
     __slots__ = (
         "bound",
+        "computes",
         "confined",
         "contract",
         "credentials",
@@ -26,6 +27,8 @@ class Prepared:
         "digest",
         "dump",
         "facing",
+        "fast_path",
+        "fits_fast",
         "fits_input",
         "has_checks",
         "has_fragments",
@@ -38,10 +41,7 @@ class Prepared:
         "notice",
         "paged",
         "permissions",
-        "plain",
-        "plainly_fits",
         "private",
-        "quick",
         "redactor",
         "ref",
         "remote",
@@ -49,7 +49,6 @@ class Prepared:
         "service",
         "sink",
         "slow",
-        "straight",
         "take",
         "tier",
         "writes",
@@ -67,7 +66,7 @@ class Prepared:
         self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
         # A fast check for results. If it returns False, the schema decides.
-        self.plainly_fits = fitter(contract.output.document)
+        self.fits_fast = fitter(contract.output.document)
         self.defaults = schema.defaults
         self.dump = bound.dump
         # Redactors of its results and of its input; compiled by the gateway when first needed.
@@ -95,28 +94,26 @@ class Prepared:
             self.max_inline = 0  # nothing fits, so every result is stored and returned by reference
         self.max_result = manifest.max_result_bytes
         # A tool that only computes runs in its caller's own task; anything that may wait gets a task of its own.
-        self.quick = (
+        self.computes = (
             contract.timeout.timeout_class == "interactive"
             and not self.writes
             and not self.isolated
             and not self.remote
         )
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
-        # A read that produces nothing but its closing record.
-        self.plain = not self.writes and not bound.takes_context
-        # One that may go straight from its request to its result, if its call is as plain: see gateway/straight.py.
-        self.straight = (
-            self.plain and self.quick and bound.is_async and self.dump is None and notice is None
+        # Whether its calls may take the fast path: see gateway/fast_path.py.
+        self.fast_path = (
+            self.computes and bound.is_async and not bound.takes_context and self.dump is None and notice is None
             and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
             and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
         )  # fmt: skip
         # Checks, copies and writes its input in one pass, if possible.
         rich = None if bound.arguments is None else [name for name, _ in bound.rich]
-        self.take = taker(self.facing.document, rich) if self.straight else None
+        self.take = taker(self.facing.document, rich) if self.fast_path else None
 
     def fits_output(self, value: Any) -> bool:
         """Whether a result fits its schema. Takes time in proportion to the result."""
-        plainly = self.plainly_fits
+        plainly = self.fits_fast
         return (plainly is not None and plainly(value)) or self.contract.output.fits(value)
 
     def handler(self, name: str) -> Callable[..., Any] | None:

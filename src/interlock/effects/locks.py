@@ -6,7 +6,7 @@ segments. A name stands for itself and all that lies below it. `reach` writes th
 reach of one begins with the reach of the other. Nothing else is known of a name: two names for one thing (a link, a
 relative path) are two things.
 
-A call takes all its claims at once. It waits for every call before it, running or waiting, that it conflicts with, and
+A call requests all its locks at once. It waits for each call before it, running or waiting, that it conflicts with, and
 counts them; whoever ends counts down those behind. So nobody who waits holds anything, which rules deadlock out; nobody
 is overtaken, which rules starvation out; and a release costs as much as there are calls that waited for it.
 
@@ -25,7 +25,7 @@ The board is a file that is written under a `flock`: a process killed at any mom
 a dead process claimed counts for nothing; the kernel knows who is dead (`Instance.alive`). After a power cut everybody
 is, so nothing here needs to reach the disk.
 
-INVARIANT: two calls whose claims conflict, neither of which called the other, never hold them at the same time.
+INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RETRY_AFTER_MS = 250
 _ENDS = ("", ":", "/")  # the ends of a reach that is not cut off within a segment
 
 
-class Claim(NamedTuple):
+class LockRequest(NamedTuple):
     """A resource that a call would read or change."""
 
     resource: str
@@ -157,18 +157,18 @@ class Held:
     """The locks of one call, from the moment they are queued until they are released."""
 
     __slots__ = (
-        "_locks", "above", "behind", "blockers", "call", "claims", "granted", "held", "number", "released", "waiter",
+        "_locks", "above", "behind", "blockers", "call", "granted", "held", "number", "reaches", "released", "waiter",
     )  # fmt: skip
 
-    def __init__(self, locks: Locks | None, call: str, above: Held | None, claims: Sequence[Claim]) -> None:
+    def __init__(self, locks: Locks | None, call: str, above: Held | None, requests: Sequence[LockRequest]) -> None:
         self._locks = locks
         self.call = call
         self.above = above
-        self.claims: dict[str, bool] = {}  # reach -> whether to change it
-        for resource, mode in claims:
+        self.reaches: dict[str, bool] = {}  # reach -> whether to change it
+        for resource, mode in requests:
             where, _ = _parse(resource)
-            if mode == "write" or where not in self.claims:
-                self.claims[where] = mode == "write"
+            if mode == "write" or where not in self.reaches:
+                self.reaches[where] = mode == "write"
         # The number of calls it waits for, and the calls that wait for it.
         self.blockers = 0
         self.behind: list[Held] = []
@@ -220,23 +220,25 @@ class Locks:
         self._uses = self._uses_seen = 0
         self._idle_since = 0.0
 
-    async def hold(self, call: str, claims: Sequence[Claim], deadline: float, parent: str | None = None) -> Held:
+    async def hold(
+        self, call: str, requests: Sequence[LockRequest], deadline: float, parent: str | None = None
+    ) -> Held:
         """Take all locks of a call together, waiting until the deadline at most; E3410 if they cannot be had.
 
         The caller releases the `Held` once nothing of the call runs any more.
         """
         above = None if parent is None else self._calls.get(parent)
-        if not claims and above is None:
+        if not requests and above is None:
             return _NOTHING
-        ticket = Held(self, call, above, claims)
-        self._queue(ticket, claims)
+        ticket = Held(self, call, above, requests)
+        self._queue(ticket, requests)
         if self._alone and ticket.granted:
             ticket.held = True
             return ticket
         try:
             if not ticket.granted:
-                await self._wait(ticket, claims, deadline)
-            await self._share(ticket, claims, deadline)
+                await self._wait(ticket, requests, deadline)
+            await self._share(ticket, requests, deadline)
         except BaseException:
             ticket.release()
             raise
@@ -244,17 +246,17 @@ class Locks:
 
     # Within the process
 
-    def _queue(self, ticket: Held, claims: Sequence[Claim]) -> None:
+    def _queue(self, ticket: Held, requests: Sequence[LockRequest]) -> None:
         """Queue a ticket: behind all that conflict or, for a call within a call, ahead of those that only wait."""
         if self._table:
             above, conflicting = ticket.above, self._conflicting(ticket)
             if above is not None and any(other.granted and not other.within(above) for other in conflicting):
-                raise _taken(claims)
+                raise _taken(requests)
             for other in conflicting:
                 first, second = (other, ticket) if above is None or other.within(above) else (ticket, other)
                 first.behind.append(second)
                 second.blockers += 1
-        for where, write in ticket.claims.items():
+        for where, write in ticket.reaches.items():
             tickets = self._table.get(where)
             if tickets is None:
                 self._table[where] = {ticket: write}
@@ -271,7 +273,7 @@ class Locks:
     def _conflicting(self, ticket: Held) -> Iterable[Held]:
         """Return every ticket that conflicts with this one, except those of its own callers."""
         tickets: dict[Held, None] = {}
-        for mine, write in ticket.claims.items():
+        for mine, write in ticket.reaches.items():
             for where in self._overlapping(mine):
                 for other, writes in self._table[where].items():
                     if write or writes:
@@ -289,20 +291,20 @@ class Locks:
             index += 1
         return reaches
 
-    async def _wait(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
+    async def _wait(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
         left_s = deadline - self._monotonic()
         if left_s <= 0:
-            raise _taken(claims)
+            raise _taken(requests)
         ticket.waiter = self._loop.create_future()
         try:
             async with asyncio.timeout(left_s):
                 await ticket.waiter
         except TimeoutError:
-            raise _taken(claims) from None
+            raise _taken(requests) from None
 
     def drop(self, ticket: Held) -> None:
         """Remove a ticket, whether it was held or only waited; called by the ticket itself."""
-        for where in ticket.claims:
+        for where in ticket.reaches:
             tickets = self._table[where]
             del tickets[ticket]
             if not tickets:
@@ -323,16 +325,16 @@ class Locks:
 
     # Between processes
 
-    async def _share(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
+    async def _share(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
         """Wait until no other process is in the way either."""
         pause_s = ASK_AFTER_S
-        while not self._alone and ticket.claims:
+        while not self._alone and ticket.reaches:
             answer = self._post(ticket)
             if answer in ("alone", "held"):
                 break
             left_s = deadline - self._monotonic()
             if left_s <= 0 or (answer == "taken" and ticket.above is not None):
-                raise _taken(claims)
+                raise _taken(requests)
             await asyncio.sleep(min(left_s, pause_s))
             pause_s = min(pause_s * 2, ASK_AT_LEAST_S)
         ticket.held = True
@@ -396,8 +398,8 @@ class Locks:
         self._board.close()
 
 
-def _taken(claims: Sequence[Claim]) -> Failure:
-    names = [claim.resource for claim in claims]
+def _taken(requests: Sequence[LockRequest]) -> Failure:
+    names = [one.resource for one in requests]
     shown = _names(names[:3]) + (" and more" if len(names) > 3 else "")
     return Failure(
         "E3410",
@@ -437,8 +439,8 @@ class Board:
             answer = "alone" if not others else "held" if asking is None else _answer(asking, others.values())
             if answer == "held" and asking is not None:
                 asking.held = True
-            claims = [] if answer == "alone" else [[one.number, one.held, one.claims] for one in mine if one.claims]
-            entry = {"alone": answer == "alone", "claims": claims}
+            entries = [] if answer == "alone" else [[one.number, one.held, one.reaches] for one in mine if one.reaches]
+            entry = {"alone": answer == "alone", "claims": entries}
             self._write(board, {"next": number, "members": {**others, self._me: entry}})
             return answer
 
@@ -513,9 +515,9 @@ def _answer(asking: Held, others: Iterable[Mapping[str, Any]]) -> Answer:
     for entry in others:
         if entry["alone"]:
             return "handing over"
-        for number, held, claims in entry["claims"]:
+        for number, held, reaches in entry["claims"]:
             ahead = held or (asking.above is None and number < asking.number)
-            if ahead and _conflict(asking.claims, claims):
+            if ahead and _conflict(asking.reaches, reaches):
                 return "taken"
     return "held"
 

@@ -30,13 +30,13 @@ MOST_HUNG = 192
 
 
 class FunctionExecutor:
-    """Calls the function behind a grant. Refuses anything that does not carry the gateway's seal."""
+    """Calls the function behind a grant. Refuses anything that does not carry the grant of the Authorize phase."""
 
-    def __init__(self, seal: object, hung: Callable[[Call, int], None] | None = None) -> None:
+    def __init__(self, grant: object, hung: Callable[[Call, int], None] | None = None) -> None:
         """Make an executor. `hung` is called for each thread that continues after its call was cut off, with their
         number.
         """
-        self._seal = seal
+        self._grant = grant
         self._threads = ThreadPoolExecutor(THREADS + MOST_HUNG, thread_name_prefix="interlock-tool")
         self._unfinished: dict[str, Future[Any]] = {}
         self._places = asyncio.Semaphore(THREADS)
@@ -50,7 +50,7 @@ class FunctionExecutor:
 
     def start(self, read: Read) -> Begun:
         """Begin a read at once. Most end without waiting for anything."""
-        if read.seal is not self._seal:
+        if read.grant is not self._grant:
             raise _unsealed()
         own, read.own = read.own, None  # used by its function only from here on, and released as soon as that has ended
         return Begun(read.tool.bound, read.arguments, own)
@@ -58,7 +58,7 @@ class FunctionExecutor:
     async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
         """Call the function, or continue one that has begun."""
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
-        if granted.seal is not self._seal:
+        if granted.grant is not self._grant:
             raise _unsealed()
         tool = granted.tool.bound
         call = granted

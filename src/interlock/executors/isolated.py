@@ -60,11 +60,11 @@ async def _open(shared: Path | None) -> Sandbox:
 
 
 class IsolatedExecutor:
-    """Calls the function behind a grant in isolation. Refuses anything without the gateway's seal."""
+    """Calls the function behind a grant in isolation. Refuses anything without the grant of the Authorize phase."""
 
     def __init__(
         self,
-        seal: object,
+        grant: object,
         *,
         clock: Clock,
         network: NetworkPolicy,
@@ -75,7 +75,7 @@ class IsolatedExecutor:
         shared: Path | None = None,
         opener: Callable[[], Awaitable[Sandbox]] | None = None,
     ) -> None:
-        self._seal = seal
+        self._grant = grant
         self._clock = clock
         self._network = network
         self._network_of = network_of or {}
@@ -88,7 +88,7 @@ class IsolatedExecutor:
 
     async def run(self, granted: Granted, context: Context | None) -> Any:
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
-        if granted.seal is not self._seal:
+        if granted.grant is not self._grant:
             raise Failure("E3000", "a tool can only run under a grant")
         call, tool = granted, granted.tool
         sandbox = await self._sandbox()

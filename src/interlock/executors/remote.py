@@ -29,18 +29,18 @@ def nowhere(upstream: str) -> Connector:
 
 
 class RemoteExecutor:
-    """Calls the upstream behind a grant. Refuses anything without the gateway's seal."""
+    """Calls the upstream behind a grant. Refuses anything without the grant of the Authorize phase."""
 
     def __init__(
         self,
-        seal: object,
+        grant: object,
         *,
         clock: Clock,
         connect: Connect = nowhere,
         network: NetworkPolicy | None = None,
         network_of: Mapping[str, NetworkPolicy] | None = None,
     ) -> None:
-        self._seal = seal
+        self._grant = grant
         self._network = network or NetworkPolicy.model_validate({})
         self._network_of = network_of or {}
         self._clock = clock
@@ -49,7 +49,7 @@ class RemoteExecutor:
     async def run(self, granted: Granted, context: Context | None, caller: Caller) -> Any:
         """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more."""
         # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
-        if granted.seal is not self._seal:
+        if granted.grant is not self._grant:
             raise Failure("E3000", "a tool can only run under a grant")
         requested = granted
         call, tool = requested, requested.tool

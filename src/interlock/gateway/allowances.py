@@ -1,8 +1,8 @@
-"""What a call uses up besides its key: room in rate limits and budgets, and uses of a token that has few.
+"""Allowances: what a call uses up besides its idempotency key, which is rate limits, budgets and uses of a token.
 
-All of it is claimed in the transaction that makes the call's intent durable, together with its key and its approval, so
-that calls at the same time, in one process or several, cannot use the same room. What was set aside is settled in the
-write that closes the call.
+All of them are used in the transaction that makes the call's intent durable, together with its key and its approval, so
+that concurrent calls, in one process or several, cannot use the same allowance. Amounts that were set aside are settled
+in the write that closes the call.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Allowance, Booked, Overrun
-from interlock.call.allowances import Budget, millionths
+from interlock.call.allowances import MILLION, Budget, millionths
 from interlock.call.capability import Capability
 from interlock.call.context import Caller
 from interlock.call.cost import FREE, Cost, Meter
 from interlock.call.phases import Call, Checked
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.data.schema import Json
 from interlock.gateway.observe import Observer
 from interlock.resilience import limits
 from interlock.resilience.limits import LoopWatch
@@ -27,7 +28,7 @@ from interlock.store.port import Store, Transaction
 
 
 class Allowances:
-    """Claims what calls use up, and settles what they cost."""
+    """Uses up allowances, and settles what calls cost."""
 
     def __init__(self, *, journal: Store, settings: Settings, observer: Observer, owner: str, clock: Clock) -> None:
         self._journal = journal
@@ -40,36 +41,36 @@ class Allowances:
         self.active = bool(settings.budgets or settings.rate_limits or self.metered)
 
     def needed(self, checked: Checked, caller: Caller) -> bool:
-        """Whether a call uses anything up at all."""
+        """Whether a call uses up any allowance."""
         if self.active or _heeds_suspension(checked):
             return True
         return caller.capability is not None and caller.capability.constrained
 
-    def claim(self, checked: Checked, caller: Caller) -> None:
-        """Note what the call will use up; it is claimed with its intent, or refused there."""
+    def add_uses(self, checked: Checked, caller: Caller) -> None:
+        """Add what the call will use up to the actions that run with its intent. One of them may refuse the call."""
         call, contract = checked, checked.tool.contract
-        claims: list[Callable[[Transaction], None]] = [*(call.more.claims or ())]
+        uses: list[Callable[[Transaction], None]] = [*(call.more.uses or ())]
         tool = str(contract.id)
         service = contract.manifest.external_service
         services = () if service is None else (service,)
         buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
         if buckets:
-            claims.append(lambda transaction: limits.admit(transaction, buckets))
+            uses.append(lambda transaction: limits.admit(transaction, buckets))
         if _heeds_suspension(checked):
-            claims.append(lambda transaction: limits.check_suspended(transaction, services))
+            uses.append(lambda transaction: limits.check_suspended(transaction, services))
         if not call.request.dry_run:
             if caller.capability is not None:
-                claims.extend(uses_of(caller.capability))
+                uses.extend(uses_of(caller.capability))
             held = self._budgets(call, caller, tool)
             if held:
                 amount = millionths(contract.manifest.estimated_cost or 0.0)
-                claims.append(lambda transaction: budgets.hold(transaction, call.id, self._owner, held, amount))
+                uses.append(lambda transaction: budgets.hold(transaction, call.id, self._owner, held, amount))
         if self.metered:
             call.extend().meter = Meter()
-        call.extend().claims = claims or None
+        call.extend().uses = uses or None
 
     def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
-        """What is spent of the tightest budget that covers a call, and what is left of it; for policies to look at."""
+        """Return what is spent and what is left of the tightest budget that covers a call, for policies."""
         assert call.tool is not None
         tightest: tuple[int, int] | None = None
         for allowance in self._budgets(call, caller, str(call.tool.contract.id)):
@@ -101,7 +102,7 @@ class Allowances:
         return capability is not None and capability.capped
 
     def cost(self, call: Call) -> Cost:
-        """What a call has cost so far: what its tool reported, and what was metered."""
+        """Return what a call has cost so far: what its tool reported, and what was metered."""
         total = FREE if call.more.context is None else call.more.context.costs
         if call.more.meter is not None:
             total += call.more.meter.cost(self._settings.prices)
@@ -109,8 +110,24 @@ class Allowances:
             total += Cost(human_review=millionths(self._settings.prices.human_review))
         return total
 
-    def settle(self, transaction: Transaction, call: Call, cost: Cost) -> Booked:
-        """Turn what the call set aside into what it cost, in the write that closes it."""
+    def charge(self, call: Call, metadata: Json, extra: Json) -> Cost | None:
+        """Add what a call has cost to its result and to its record. None when its cost is not counted."""
+        if call.tool is None or not self.counts(call):
+            return None
+        cost = self.cost(call)
+        metadata["cost"] = cost.total / MILLION
+        metadata["cost_parts"] = extra["cost"] = cost.document()
+        return cost
+
+    def give_back(self, transaction: Transaction, call: Call) -> None:
+        """Free what was set aside for a call that will not run."""
+        if self.counts(call):
+            self.settle(transaction, call, FREE)
+
+    def settle(self, transaction: Transaction, call: Call, cost: Cost | None) -> Booked:
+        """Replace what the call set aside with what it cost, in the write that closes it."""
+        if cost is None:
+            return Booked()
         caller = call.request.caller
         assert caller is not None
         assert call.tool is not None
@@ -120,12 +137,14 @@ class Allowances:
         )
 
     def keep(self, transaction: Transaction, call: Call) -> Booked:
-        """Count what a call set aside as spent: what it cost is not known."""
+        """Count what a call set aside as spent, because its cost is not known."""
+        if call.tool is None or call.request.caller is None:
+            return Booked()
         amount = budgets.held_for(transaction, call.id)
         return self.settle(transaction, call, Cost(compute=amount) if call.launched else FREE)
 
     def note_limit(self, call: Call, failure: Failure) -> None:
-        """Leave a service alone for as long as it asked for."""
+        """Do not call a service again before the time that it asked for has passed."""
         service = None if call.tool is None else call.tool.contract.manifest.external_service
         if failure.code == "E3504" and failure.retry_after_ms and service is not None and not call.more.borrowed:
             self._journal.post(limits.suspend(service, self._now_ms() + failure.retry_after_ms))
@@ -137,26 +156,26 @@ class Allowances:
 
 
 def _heeds_suspension(checked: Checked) -> bool:
-    """Whether the call asks, together with its intent, if its service wants to be left alone.
+    """Whether the call checks, together with its intent, if its service asked not to be called for a while.
 
-    A read has no intent to write; it asks when it is let through to the service (`resilience.services`).
+    A read has no intent; it checks when it is let through to the service (`resilience.services`).
     """
     requested = checked
     return requested.tool.service is not None and (requested.tool.writes or requested.request.dry_run)
 
 
 def task_of(call: Call) -> str:
-    """The task a call belongs to: the one it names, or the call that everything under it came from."""
+    """Return the task of a call: the one it names, or the outermost call that it belongs to."""
     return call.request.task or call.id
 
 
 def billed_session(call: Call) -> str:
-    """The session whose budget a call counts in: that of the call which everything came from."""
+    """Return the session whose budget a call counts in: that of the outermost call."""
     return call.request.session if call.request.billed_to is None else call.request.billed_to
 
 
 def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transaction], None]]:
-    """One claim per link of the chain that may only be used so often. Agreeing to a call is a use of a token too."""
+    """Return one action per link of the chain that limits its uses. Approving a call uses a token too."""
     return [
         lambda transaction, jti=link.jti, most=link.constraints["max_uses"]: _use(transaction, jti, most, calls)
         for link in capability.links
@@ -165,7 +184,7 @@ def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transactio
 
 
 def _use(transaction: Transaction, jti: str, most: int, calls: int) -> None:
-    # INVARIANT: a grant for n calls is used n times at most, by whatever processes at whatever time.
+    # INVARIANT: a token for n calls is used at most n times, by all processes together.
     if grants.used(transaction, jti) + calls > most:
         gone = "and is used up" if calls == 1 else f"and {calls} are more than it has left"
         raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} {gone}")

@@ -1,7 +1,7 @@
-"""Phase 3. The caller's authority covers the call, or a person must agree first, or the answer is no.
+"""Phase 3. Decide whether the caller may make the call: yes, no, or only after a person has approved it.
 
-Several voices are heard, and the strictest wins: the token the caller came with, the scopes the tool requires, the
-hooks, the policy, and the gate that no configuration can open. Caches are consulted only after the token was checked.
+The strictest of several decisions counts: the token of the caller, the scopes that the tool requires, the hooks, the
+policy, and the approval gate that no configuration can open. Caches are consulted only after the token was checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from interlock.gateway.obtain_approval import Asking
 from interlock.settings import Settings
 
 _MOST_COVERED = 50_000
-# Up to what size of input the resources of a call are recorded for tokens that are bound to resources, and how many.
+# The largest input, and the largest number of resources, for which the resources of a call are recorded.
 _LARGEST_NAMED = 16_384
 _MOST_NAMED = 100
 _LONGEST_PATH = 4096
@@ -41,12 +41,12 @@ _NO_BUDGET = (0, 0)
 
 
 class Authorizer:
-    """Decides, and seals what it grants."""
+    """Decides about calls. Only this class sets the grant that executors require."""
 
     def __init__(
         self,
         *,
-        seal: object,
+        grant: object,
         engine: Engine,
         verifier: Verifier,
         asking: Asking,
@@ -57,7 +57,7 @@ class Authorizer:
         clock: Clock,
     ) -> None:
         self._hooks = hooks
-        self._seal = seal
+        self._grant = grant
         self._engine = engine
         self._verifier = verifier
         self._asking = asking
@@ -67,11 +67,11 @@ class Authorizer:
         self._environment = settings.environment
         self._gate = Gate.of(settings)
         self._clock = clock
-        # Tokens and tools that were found to go together, and whether the token is bound to resources as well.
+        # Pairs of token and tool that were checked before, and whether the token is bound to resources as well.
         self._covered: dict[tuple[str, str], bool] = {}
 
     async def authorize(self, checked: Checked) -> Granted | Ticket:
-        """A grant, or the ticket that a person must decide on first; raises when the answer is no."""
+        """Return a granted call, or the ticket that a person must decide on first. A refusal is raised."""
         call, tool = checked, checked.tool
         caller = call.request.caller
         assert caller is not None
@@ -81,35 +81,35 @@ class Authorizer:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
         decision = self._plainly(checked, caller) or await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
-            look = self._grant(checked, looking=True)
+            look = self._granted(checked, looking=True)
             found = await self._asking.seek(checked, decision, look)
-            call.seal = None
+            call.grant = None
             if found.ticket is not None:
                 return found.ticket
             if found.edited is not None:
                 checked = await self._edited(checked, found.edited, found.by, found.agreed)
-                # What the reviewer wrote is judged like anything else; only the agreement is not asked for twice.
+                # The input of the reviewer needs a decision like any other; only the approval is not requested twice.
                 decision = await self._decide(checked, caller)
         elif (tool.writes or tool.tier) and not call.request.dry_run:
             call.extend().approval_outcome = mechanism.auto(decision)
         if self._allowances.needed(checked, caller):
-            self._allowances.claim(checked, caller)
-        return self._grant(checked, looking=call.request.dry_run)
+            self._allowances.add_uses(checked, caller)
+        return self._granted(checked, looking=call.request.dry_run)
 
-    def _grant(self, checked: Checked, *, looking: bool) -> Granted:
-        """Seal a call: from here on executors run it, or only its preview."""
+    def _granted(self, checked: Checked, *, looking: bool) -> Granted:
+        """Grant a call: from here on executors run it, or only its preview."""
         call: Call = checked
         if looking or call.more.looking:
             call.extend().looking = looking
-        call.seal = self._seal
+        call.grant = self._grant
         return cast("Granted", call)
 
     def to_look(self, checked: Checked) -> Granted:
-        """A grant that is good for nothing but a preview, which a reviewer wants to see before they agree."""
-        return self._grant(checked, looking=True)
+        """Grant only the preview of a call, for a reviewer who decides on it."""
+        return self._granted(checked, looking=True)
 
     def clear(self, read: Read) -> Decision | None:
-        """Seal a plain read that fits its contract. None, and no seal, where anything has to be looked at closely."""
+        """Grant a fast-path read that fits its contract. None, and no grant, if the regular phases must decide."""
         caller, tool = read.caller, read.tool
         capability = caller.capability
         if capability is not None:
@@ -120,18 +120,18 @@ class Authorizer:
         decision = self._engine.plain(caller, tool.digest, read.started, read.started_ms)
         if decision is None or decision.behavior != "allow" or decision.obligations:
             return None
-        read.decision, read.seal = decision, self._seal
+        read.decision, read.grant = decision, self._grant
         return decision
 
-    def grant(self, read: Read) -> Granted:
-        """The grant of a plain read that turned out not to be so plain."""
+    def granted(self, read: Read) -> Granted:
+        """Return a fast-path read as a granted call, to continue it in the regular phases."""
         assert read.decision is not None
         call: Call = read.requested()
-        call.seal = read.seal
+        call.grant = read.grant
         return cast("Granted", call)
 
     def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
-        """An allow that nothing about this very call can change. Nearly all reads end here."""
+        """Return a decision that allows the call whatever its input is; None if there is none. Most reads end here."""
         requested = checked
         call, tool = requested, requested.tool
         if tool.writes or tool.tier or tool.required_scopes or tool.confined:
@@ -147,7 +147,7 @@ class Authorizer:
         return decision
 
     async def _decide(self, checked: Checked, caller: Caller) -> Decision:
-        """What all the voices together say; a deny is raised."""
+        """Combine all decisions about the call. A deny is raised."""
         requested = checked
         call, tool, request = requested, requested.tool, requested.request
         if caller.capability is not None:
@@ -171,7 +171,7 @@ class Authorizer:
             asked = gate(decision, tool.contract, trust=caller.trust, settings=self._gate, tier=tool.tier)
             decision = asked or decision
         if call.decision is not None:
-            # Whoever else spoke, a ticket is bound to the policy in force.
+            # A ticket is bound to the policy in force, also if something else decided.
             decision = replace(stricter(call.decision, decision), policy=decision.policy)
         if tool.required_scopes and not caller.scopes.issuperset(tool.required_scopes):
             decision = _lacking(tool, caller, decision)
@@ -189,7 +189,7 @@ class Authorizer:
         return decision
 
     def _check_token(self, checked: Checked, capability: Capability) -> None:
-        """The token is good now, and every link of its chain covers this tool, version and resource."""
+        """Check that the token is valid now, and that every link of its chain covers tool, version and resources."""
         tool = checked.tool
         self._verifier.check(capability)
         known = (capability.digest, tool.digest)
@@ -197,7 +197,7 @@ class Authorizer:
         if bound is None or capability.within is not None:
             token_checks.check_tool(capability, tool.contract, self._environment)
             bound = capability.bound
-            if capability.within is None:  # what the call above was about says nothing of the token itself
+            if capability.within is None:  # the resources of a calling tool are no property of the token
                 if len(self._covered) > _MOST_COVERED:
                     self._covered.clear()
                 self._covered[known] = bound
@@ -213,7 +213,7 @@ class Authorizer:
             self._note_resources(checked)
 
     def _block(self, checked: Checked, failure: token_checks.BlockedPath, source: str) -> None:
-        """Have it recorded which path was refused, and by what."""
+        """Record which path was refused, and by what."""
         call, contract = checked, checked.tool.contract
         path = as_written(contract, checked.input, failure.path)
         call.decision = Decision(
@@ -226,13 +226,13 @@ class Authorizer:
         )
 
     def _can_name(self, call: Call, path: str) -> bool:
-        """Whether a path may be recorded: it is as long as a path can be, and holds nothing private."""
+        """Whether a path may be recorded: it is no longer than a path can be, and contains no private value."""
         return len(path) <= _LONGEST_PATH and self._observer.resources(call, (path,)) is not None
 
     def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
-        """Have the resources of a call recorded, so that tokens below this one see it only where they cover them.
+        """Record the resources of a call, so that tokens delegated from this one see it only where they cover them.
 
-        A call without them is there only for tokens that are not bound to resources.
+        A call without recorded resources is visible only to tokens that are not bound to resources.
         """
         call = checked
         if found is None and len(checked.model_input) <= _LARGEST_NAMED:
@@ -248,10 +248,10 @@ class Authorizer:
                 self._observer.alert("POLICY_ALERT", call, rules=list(decision.rules))
 
     async def _edited(self, checked: Checked, edited: Json, by: str, agreed: str | None) -> Checked:
-        """The input as the reviewer left it: checked like the caller's own, with every difference on record.
+        """Return the call with the input that the reviewer wrote: checked like the caller's own, differences recorded.
 
-        The hooks see it as they saw the caller's own input. `agreed` is the digest of what they made of it when the
-        reviewer agreed.
+        The hooks run on it as they ran on the caller's input. `agreed` is the digest of the input after the hooks when
+        it was approved.
         """
         requested = cast("Requested", checked)
         call, before = requested, checked.input
@@ -270,7 +270,7 @@ class Authorizer:
                 "hooks make something else of the reviewer's input now than when the reviewer agreed to it",
                 resolution="send the call again under a new key, so that a person decides anew",
             )
-        # It is compared as a whole. What was converted or filled in of the reviewer's input is the reviewer's too.
+        # The inputs are compared as a whole. Conversions and defaults of the reviewer's input count as the reviewer's.
         hooked = {change.pointer: change.source for change in call.more.mutations[told:]}
         changes = difference(f"reviewer:{by}", before, arguments)
         call.extend().mutations[told:] = [one._replace(source=hooked.get(one.pointer, one.source)) for one in changes]

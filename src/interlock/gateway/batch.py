@@ -25,7 +25,7 @@ from interlock.registry.catalog import Catalog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPolicy:
-    """What happens to the others when one fails or the user interrupts, and who may change the context."""
+    """Rules for the other calls when one fails or the user interrupts, and for changes of the context."""
 
     sibling_failure: Literal["ignore", "cancel_siblings", "cancel_dependent"] = "ignore"
     interrupt: Literal["cancel", "block"] = "cancel"
@@ -62,7 +62,7 @@ class Batch:
         self._interrupted = False
 
     async def run(self, requests: Sequence[Request], interrupt: asyncio.Event | None = None) -> list[Result]:
-        """All results, in the order of the requests; an event that is set interrupts."""
+        """Return all results, in the order of the requests. Setting the event interrupts the batch."""
         self._members = [_Member(i, self._gateway.with_id(request)) for i, request in enumerate(requests)]
         watch = None if interrupt is None else asyncio.create_task(self._watch(interrupt))
         try:
@@ -72,7 +72,7 @@ class Batch:
         except asyncio.CancelledError:
             for member in self._members:
                 if member.task is not None and member.result is None:
-                    self._gateway.execution.stop(member.id, "canceled")
+                    self._gateway.cancellation.stop(member.id, "canceled")
             if self._active:
                 await asyncio.wait(self._active)
             raise
@@ -101,15 +101,15 @@ class Batch:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        """The user has had enough: running calls are cancelled or left to finish, as declared; no other starts."""
+        """Stop after an interruption: running calls are cancelled or left to finish, as declared; no other starts."""
         self._interrupted = True
         if self._policy.interrupt == "cancel":
             for member in self._members:
                 if member.task is not None and member.result is None:
-                    self._gateway.execution.stop(member.id, "canceled")
+                    self._gateway.cancellation.stop(member.id, "canceled")
 
     async def _safe(self, request: Request) -> bool:
-        """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
+        """Whether this call, with this input, may overlap others. A call whose tool is not found runs alone."""
         try:
             capability = None if request.caller is None else request.caller.capability
             version = self._catalog.resolve(request.tool, request.version, capability)
@@ -129,7 +129,7 @@ class Batch:
             if await self._gateway.check(request) is not None:
                 return False
             said = decide(**request.arguments)
-            # INVARIANT: only a plain yes is one, for nearly every answer of another type would count as true.
+            # INVARIANT: only True means yes, because most values of other types would count as true.
             return (await said if inspect.isawaitable(said) else said) is True
         except asyncio.CancelledError:
             raise
@@ -152,10 +152,10 @@ class Batch:
         if not result.ok and not result.pending and self._policy.sibling_failure != "ignore":
             for other in self._members:
                 if other.task is not None and other.result is None and self._goes_with(other, member):
-                    self._gateway.execution.stop(other.id, "sibling")
+                    self._gateway.cancellation.stop(other.id, "sibling")
 
     def _lost(self, member: _Member) -> Result:
-        """The result of a call whose task was cancelled from outside; its record says the same."""
+        """Return the result of a call whose task was cancelled from outside; its record says the same."""
         return Result(
             invocation_id=member.id,
             tool=member.request.tool,
@@ -183,7 +183,7 @@ class Batch:
         return found
 
     def _doomed(self, member: _Member) -> Failure | None:
-        """Why a call that has not started must not start any more."""
+        """Return why a call that has not started must not start any more."""
         if self._interrupted:
             return Failure("E3703", "the batch was interrupted before this call started")
         if self._policy.sibling_failure == "ignore":

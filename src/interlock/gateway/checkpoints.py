@@ -1,13 +1,12 @@
-"""Checkpoints: saved while a call runs, read back by whoever made it.
+"""Checkpoints: states that a running call saves, for whoever made the call.
 
-A checkpoint is one write: its row and its record in the journal, which says which point of the work it is and the
-digest of its state, and never the state. The state is kept as it was saved, so that the work can be taken up from it,
-but for what the call was given in private: that is taken out first. At rest it is packed with gzip and encrypted,
-bound to its call, its number and all that is said about it. Whoever reads it sees it as they would see a result that no
-schema describes.
+A checkpoint is one write: its row, and a record in the journal with its label and the digest of its state, never the
+state itself. The state is stored exactly as it was saved, so that the work can be resumed from it, except that the
+private values of the call are removed first. It is compressed with gzip and encrypted, bound to its call, its number
+and all other columns of its row. Readers see it redacted, like a result that no schema describes.
 
-A call that saves something is on record as begun, so that it is found if its process dies. Once a call has its outcome
-it saves no more: what was on its way to the journal comes before the closing record there, the rest is refused.
+A call that saves something is recorded as started, so that it is found if its process dies. A call that has its outcome
+saves no more: a checkpoint that was queued for the journal comes before the closing record, and others are refused.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from interlock.store.port import Store, Transaction
 from interlock.store.sealing import Box
 from interlock.telemetry.trace import Recording
 
-# From how many bytes on a state is packed apart, so that other calls need not wait for it.
+# A state of this many bytes or more is compressed in a thread, so that other calls do not wait for it.
 _LARGE = 1 << 16
 _GZIP = 31
 
 
 class Checkpoints:
-    """The checkpoints of a home."""
+    """The checkpoints of a data directory."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Checkpoints:
         self.bounds = Bounds(settings.checkpoints_per_call, settings.checkpoint_bytes)
 
     async def save(self, call: Call, label: str, state: Any, *, runs: Callable[[], bool]) -> None:
-        """Save how far a call has come while it `runs`. When it returns, that is on disk; E3902 if it could not be."""
+        """Save the state of a call while it `runs`. It is on disk when this returns; E3902 if that failed."""
         tool, caller = call.tool, call.request.caller
         assert tool is not None
         assert caller is not None
@@ -93,8 +92,8 @@ class Checkpoints:
                 redacted = list(scrubbed_at(state, bare))
                 text, sha256 = written(bare, self.bounds.size)
         packed = _packed(text) if len(text) < _LARGE else await WALKS.run(_packed, text)
-        # INVARIANT: what is saved of a call is in the journal before its closing record. From here to the queue of the
-        # journal nothing else happens, and who closes a call queues behind.
+        # INVARIANT: the checkpoints of a call are in the journal before its closing record. Nothing else runs between
+        # here and the queue of the journal, and the closing of the call queues behind it.
         if not runs():
             raise _over(call)
         kind: CheckpointType = "macro" if label in config.macro_events else "named"
@@ -132,11 +131,11 @@ class Checkpoints:
         self._observer.progress(call, {"message": f"saved checkpoint {label}", **facts})
 
     def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
-        """What a call has saved, oldest first, for whoever may see it. One that is damaged says so (E3904)."""
+        """Return what a call has saved, oldest first, for a caller who may see it. E3904 for a damaged checkpoint."""
         return [self._read(row) for row in checkpoints.of_call(self._journal.reader, call_id, after=after, limit=limit)]
 
     def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
-        """The same for the caller that made the call; for others there is no such call (E3702)."""
+        """Return the same for the caller that made the call. E3702 for other callers, as if the call did not exist."""
         reader = self._journal.reader
         owners = checkpoints.owners(reader, call_id)
         for body in ledger.of_call(reader, call_id):
@@ -168,7 +167,7 @@ class Checkpoints:
         )
 
     def _opened(self, row: CheckpointRow) -> Any:
-        """The state that was saved, exactly; E3904 if it is not that any more."""
+        """Return the state exactly as it was saved; E3904 if it was changed since."""
         *facts, body = row
         seq, label, sha256 = row.seq, row.label, row.sha256
         try:
@@ -181,7 +180,7 @@ class Checkpoints:
         return state
 
     def _shown(self, tool: str, state: Any) -> Redacted:
-        """A state as its reader may see it. In a namespace whose results keep their text, so do its states."""
+        """Return a state as its reader may see it. Namespaces whose results keep their text keep it here too."""
         redacts = self._settings.redacts(tool.partition(".")[0])
         return self._schema.for_sinks(state) if redacts else self._schema.for_people(state)
 
@@ -191,7 +190,7 @@ def _packed(text: bytes) -> bytes:
 
 
 def _about(facts: Sequence[Any]) -> str:
-    """What an encrypted state is bound to: all that its row says of it."""
+    """Return what an encrypted state is bound to: all other columns of its row."""
     return orjson.dumps(facts).decode()
 
 

@@ -1,7 +1,7 @@
-"""Asking a tool's own handlers (its checks, its verifier) within the call's time and at nobody else's expense.
+"""Call a tool's own handlers (its checks, its verifier) within the call's deadline.
 
 Plain functions run in a pool of threads that handlers and hooks share. Python cannot end a thread, so functions that
-never return can use this pool up: calls that need it then run out of time. Nothing else in the process uses it.
+never return can exhaust this pool: calls that need it then run out of time. Nothing else in the process uses it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _threads = Threads("check", THREADS)
 
 
 async def aside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a plain function of other people's in a thread of the pool that only such functions use."""
+    """Run a plain function of a tool or hook in the thread pool for such functions."""
     return await _threads.run(function, *args, **kwargs)
 
 
 def being_cancelled() -> bool:
-    """Whether somebody asked for the current task to end, or other people's code merely raised as if."""
+    """Whether the current task is being cancelled, as opposed to code that raised CancelledError itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **kwargs: Any) -> Any:
-    """What a handler answers. Plain functions run in a thread; whatever goes wrong is a failure of the call."""
+    """Return the answer of a handler. Plain functions run in a thread; any exception is a failure of the call."""
     try:
         async with asyncio.timeout(max(0.0, left_s)):
             waits = inspect.iscoroutinefunction(handler)
@@ -42,15 +42,15 @@ async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **k
         raise Failure("E3402", "the call ran out of time in one of the tool's own checks") from None
     except Failure:
         raise
-    except BaseException as error:  # a handler is the tool's code; even SystemExit is only its failure
+    except BaseException as error:  # a handler is code of the tool; its SystemExit too is only a failure
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
         raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error
 
 
 async def faults_by(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -> list[Fault]:
-    """What a handler finds wrong. An answer that is no list of faults is one: nobody can tell what it means."""
-    # INVARIANT: what a handler does to the input or the result of a call changes neither.
+    """Return the faults that a handler reports. An answer that is not a list of faults counts as a fault."""
+    # INVARIANT: a handler cannot change the input or the result of a call.
     found: Any = await consult(handler, left_s, **copy.deepcopy(kwargs))
     if found is None:
         return []

@@ -1,15 +1,15 @@
-"""Hooks: other people's code around a call, which can look, add, change the input or stop, but never permit.
+"""Hooks: functions of users around a call, which can observe, add, change the input or stop it, but never permit it.
 
-A hook that raises or takes too long blocks the call. What it changes is validated again and recorded under its name.
+A hook that raises or takes too long blocks the call. A change by a hook is validated again and recorded under its name.
 
 Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
-hook's id and phase. The entries stand beside the result and never in it, in the caller's answer and in the closing
-record. Their texts are redacted and bounded.
+hook's id and phase. The entries are returned beside the result, never in it, and are part of the closing record. Their
+texts are redacted and bounded.
 
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
 cancellation. The deadline ends the call (E3402); the hook's own limit blocks it (E3211). Failure hooks only observe:
-one that has not ended when the call's time is over goes on for the rest of its own time, and the answer does not wait.
+one that has not ended at the call's deadline continues for the rest of its own time, and the result does not wait.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")
 # The phase of a hook as the standard names it (tool_hook).
 _PHASE: dict[When, str] = {"pre": "pre_tool", "post": "post_tool", "failure": "failure"}
-# How long one text of a hook may be, how many messages and context texts one call passes on, and their length together.
-# A failed call tells them in the details of its error, which must fit into the trailers of gRPC.
+# The longest text of a hook, the number of messages and context texts of one call, and their length in total.
+# A failed call returns them in the details of its error, which must fit into the trailers of gRPC.
 LONGEST_TEXT = 1000
 MOST_TEXTS = 20
 MOST_CHARACTERS = 4000
-CLOSE_S = 5.0  # how long hooks have to end when their home is closed
+CLOSE_S = 5.0  # the time that hooks have to end when the data directory is closed
 
 
 @record
@@ -62,12 +62,12 @@ class Seen:
     caller: str
     value: Any = None
     error: Failure | None = None
-    remaining_s: float = 0.0  # how long the call waits for this hook
+    remaining_s: float = 0.0  # the time for which the call waits for this hook
 
 
 @record
 class HookResult:
-    """What a hook asks for and says. A field that is not set leaves the call as it is.
+    """The answer of a hook. A field that is not set leaves the call as it is.
 
     `messages` are for the caller, `context` is for the model. Both reach the caller as `hook_outputs`, under the hook's
     id, and are no part of the result. Only a `pre` hook can decide (`permission`) or change the input.
@@ -102,18 +102,18 @@ class Hooks:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def before(self, requested: Requested, arguments: Json, reviewer: str | None = None) -> Json:
-        """Run the pre-hooks; the arguments as they leave them.
+        """Run the pre-hooks and return the arguments as they leave them.
 
-        With `reviewer`, the arguments are those that this reviewer wrote and agreed to.
+        With `reviewer`, the arguments are those that this reviewer wrote and approved.
         """
         call = requested
         chosen = self._matching("pre", call)
         if reviewer is not None:
-            call.extend().hook_outputs.clear()  # they were about the input that does not run
+            call.extend().hook_outputs.clear()  # they concern an input that does not run
         elif chosen:
             call.move("pre_hooks_running")
         for hook in chosen:
-            # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
+            # INVARIANT: a hook gets a copy that it cannot write to, and no reference to model_input.
             seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
             said = len(call.more.hook_outputs)
@@ -135,7 +135,7 @@ class Hooks:
         if not chosen:
             return
         call.move("post_hooks_running")
-        # INVARIANT: a hook sees a copy of the result, so that nothing it does to it changes what the caller gets.
+        # INVARIANT: a hook gets a copy of the result, so that it cannot change the result of the caller.
         large = size_of(value, LARGE) > LARGE
         shown = await WALKS.run(frozen, value) if large else frozen(value)
         given = await _observed(call)
@@ -147,7 +147,7 @@ class Hooks:
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
-        """Run the failure hooks. They can only look: the call has failed already."""
+        """Run the failure hooks. They can only observe: the call has failed already."""
         chosen = self._matching("failure", call)
         given = await _observed(call) if chosen else None
         for hook in chosen:
@@ -169,21 +169,21 @@ class Hooks:
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
 
     async def close(self) -> None:
-        """Cancel the hooks that still run, and give them a moment to end."""
+        """Cancel the hooks that still run, and wait a moment for them to end."""
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running, timeout=CLOSE_S)
 
     def _ignore(self, call: Call, hook: Hook, result: HookResult) -> None:
-        """Warn of what a hook asked for after the run, when it is too late for that."""
+        """Warn of requests that a hook made after the run, when they have no effect any more."""
         if result.permission is not None or result.updated_input is not None:
             call.extend().warnings.append(
                 f"hook `{hook.id}` decided or changed the input after the run, which has no effect"
             )
 
     async def _run(self, hook: Hook, call: Call, seen: Seen, deadline: float) -> HookResult:
-        """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
+        """Run one hook within its time. Anything but a valid answer blocks the call (E3211)."""
         left_s = deadline - self._clock.monotonic()
         if left_s <= 0:
             raise Failure("E3402", f"{call.ref} had no time left for hook `{hook.id}`")
@@ -198,7 +198,7 @@ class Hooks:
 
     def _begin(self, hook: Hook, seen: Seen) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(_called(hook.run, seen))
-        # The loop holds tasks weakly; one that is not waited for any more must still be there to end.
+        # The event loop has only weak references to tasks; one that is not awaited any more must still be able to end.
         self._running.add(task)
         task.add_done_callback(self._let_go)
         return task
@@ -206,10 +206,10 @@ class Hooks:
     def _let_go(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that nothing warns that nobody did
+            task.exception()  # retrieved, so that asyncio logs no warning
 
     def _answer(self, hook: Hook, call: Call, task: asyncio.Task[Any]) -> HookResult:
-        """The answer of a hook that has ended; raises what blocks the call."""
+        """Return the answer of a hook that has ended; raises what blocks the call."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             self._observer.log_failure(call, f"hook {hook.id} failed", error)
@@ -221,7 +221,7 @@ class Hooks:
         if wrong := _malformed(result):
             raise Failure("E3211", f"hook `{hook.id}` answered with {wrong}")
         if result.progress is not None:
-            # A progress record has no other place for its source that every wire carries.
+            # A progress record has no other field for its source that every protocol carries.
             words = _note(call, hook, "progress", text=self._text(call, result.progress))["text"]
             self._observer.progress(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
         self._say(call, hook, "message", result.messages)
@@ -245,8 +245,8 @@ class Hooks:
             _note(call, hook, kind, text=shown)
 
     def _text(self, call: Call, text: str) -> str:
-        """A text of a hook as others may read it."""
-        # INVARIANT: a hook may see what a call was given; what it says is looked through like the tool's own words.
+        """Return a text of a hook, redacted and bounded."""
+        # INVARIANT: a hook may see private values of a call; its texts are searched for them like those of the tool.
         shown = plain_text(str(self._observer.shown(call, text)), LONGEST_TEXT + 1)
         return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
 
@@ -266,14 +266,14 @@ Said = Literal["message", "progress", "decision", "context", "updated_input", "s
 
 
 def _note(call: Call, hook: Hook, kind: Said, **facts: Any) -> Json:
-    """Put something that a hook emitted beside the result, under the hook's name."""
+    """Add something that a hook emitted to the hook outputs, under the hook's name."""
     output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
     call.extend().hook_outputs.append(output)
     return output
 
 
 def _malformed(result: HookResult) -> str | None:
-    """The field of a hook's answer that has another type than it should; None if all are as they should be."""
+    """Return the field of a hook's answer that has the wrong type; None if all are right."""
     for name in ("context", "messages"):
         texts: Any = getattr(result, name)
         if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):  # pyright: ignore[reportUnknownVariableType] - whatever the hook put there
@@ -293,12 +293,12 @@ async def _called(run: Callable[[Seen], Any], seen: Seen) -> Any:
         return await found if inspect.isawaitable(found) else found
     except (Exception, asyncio.CancelledError):
         raise
-    except BaseException as error:  # what is left is SystemExit and its like, which would end the event loop
+    except BaseException as error:  # SystemExit and similar exceptions would end the event loop
         raise RuntimeError(f"the hook raised {type(error).__name__}") from error
 
 
 async def _ended(task: asyncio.Task[Any], left_s: float) -> bool:
-    """Wait for a hook; whether it ended in time. A caller that goes away takes the hook along."""
+    """Wait for a hook. Returns whether it ended in time. Cancelling the caller cancels the hook as well."""
     try:
         done, _ = await asyncio.wait({task}, timeout=left_s)
     except asyncio.CancelledError:
@@ -311,8 +311,8 @@ _STRENGTH: dict[Behavior, int] = {"passthrough": -1, "allow": 0, "ask": 1, "deny
 
 
 def stricter(one: Decision | None, other: Decision) -> Decision:
-    """The stricter of two decisions."""
-    # INVARIANT: nothing that speaks before policy can turn its deny into an allow.
+    """Return the stricter of two decisions."""
+    # INVARIANT: a decision made before policy cannot turn a deny of policy into an allow.
     return other if one is None or _STRENGTH[other.behavior] >= _STRENGTH[one.behavior] else one
 
 
@@ -322,14 +322,14 @@ def _decision(hook: Hook, behavior: Behavior) -> Decision:
 
 
 def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewer: str | None) -> Json:
-    """A hook's change of the input: checked like the input itself, recorded under the hook's name.
+    """Return the input as a hook changed it: checked like the input itself, recorded under the hook's name.
 
-    A change of what a reviewer wrote comes after the caller's own input was judged, so the reviewer is named too.
+    A change of a reviewer's input comes after the decision about the caller's own input, so the reviewer is named too.
     """
     try:
         after = private_copy(after)
         valid = requested.tool.contract.input.valid(after)
-    except Failure:  # it is no JSON data
+    except Failure:  # it is not JSON data
         valid = False
     if not valid:
         raise Failure("E3211", f"hook `{hook}` made the input invalid")
@@ -339,7 +339,7 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewe
 
 
 async def _observed(call: Call) -> Any:
-    """The observable input of a call, read-only. A large one is made beside the event loop."""
+    """Return the observable input of a call, read-only. A large one is made in a thread."""
     large = len(call.model_input) > LARGE
     return await WALKS.run(_frozen_input, call) if large else _frozen_input(call)
 
@@ -349,7 +349,7 @@ def _frozen_input(call: Call) -> Any:
 
 
 def frozen(value: Any) -> Any:
-    """A view of JSON data that raises when written to."""
+    """Return a view of JSON data that raises when written to."""
     if isinstance(value, dict):
         return MappingProxyType({name: frozen(item) for name, item in cast("Json", value).items()})
     if isinstance(value, list):
@@ -358,7 +358,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """Plain JSON data from such a view."""
+    """Return plain JSON data from such a view."""
     if isinstance(value, Mapping):
         return {name: thawed(item) for name, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):

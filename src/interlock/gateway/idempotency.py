@@ -1,9 +1,9 @@
 """Idempotency: reserve, execute, finalize, in the same writes as the journal's records.
 
-A key is looked up only within (tenant, caller, session, tool). Its row is `executing` from the intent on, then `done`
-with the outcome to replay, or gone when nothing happened and a retry may run, or `unknown` when nobody can say: the
+An idempotency key is looked up only within (tenant, caller, session, tool). Its row is `executing` from the intent on,
+then `done` with the outcome to replay, or removed when nothing happened and a retry may run, or `unknown` when the
 process died, or was cut off, between intent and outcome. An unknown row blocks its key until a person settles it, and
-no passage of time lifts it: silence is not proof that nothing happened.
+does not expire: the passage of time does not prove that nothing happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Settlement = Literal["done", "released", "unknown"]
 
 
 def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
-    """The row of a call."""
+    """Return the id of the row of a call's idempotency key."""
     caller = request.caller
     assert caller is not None
     return key_scope(
@@ -38,8 +38,8 @@ def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A wish to run under a key."""
+class KeyRequest:
+    """A request to run under an idempotency key."""
 
     scope: bytes
     tool: str
@@ -55,12 +55,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The key is ours; the intent is on disk."""
+    """The key is reserved, and the intent is on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """It ran before, in its window; this is what came of it, as it was stored."""
+    """The call ran before, within its window. Contains its stored outcome."""
 
     call: str
     at_ms: int
@@ -69,71 +69,73 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """It is running now, here or in another process."""
+    """The call is running now, in this or another process."""
 
     call: str
 
 
 def reserve(
-    claim: Claim,
+    wanted: KeyRequest,
     alive: Callable[[str], bool],
-    claims: Sequence[Callable[[Transaction], None]] = (),
+    uses: Sequence[Callable[[Transaction], None]] = (),
     check: Callable[[Transaction], None] | None = None,
 ) -> Unit[Reserved | Replay | Busy]:
-    """A unit that takes the key, or says who has it. E3306 on other arguments, E3409 on an unknown outcome.
+    """Return a unit that reserves the key. E3306 on other arguments, E3409 on an unknown outcome.
 
-    Whatever else the call uses up (an approval, a budget, a rate) is claimed with the key, all of it or nothing. A call
-    that is to run is refused where `check` raises; one that ran before is not asked.
+    Whatever else the call uses up (an approval, a budget, a rate limit) is used in the same transaction, all of it or
+    nothing. `check` may refuse a call that is to run; it is not asked about one that ran before.
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
-        row = idempotency.find(transaction, claim.scope)
+        row = idempotency.find(transaction, wanted.scope)
         if row is not None:
-            found = _existing(transaction, claim, row, alive)
+            found = _existing(transaction, wanted, row, alive)
             if found is not None:
                 return found
         if check is not None:
             check(transaction)
-        claim_all(transaction, claims)
-        tickets.pass_over(transaction, claim.scope, claim.call)
+        run_all(transaction, uses)
+        tickets.pass_over(transaction, wanted.scope, wanted.call)
         now = transaction.now_ms
         idempotency.reserve(
-            transaction, claim.scope, claim.tool, claim.version, claim.key, claim.caller, claim.input_hash, claim.call,
-            claim.owner, now, now + claim.window_s * 1000,
+            transaction, wanted.scope, wanted.tool, wanted.version, wanted.key, wanted.caller, wanted.input_hash,
+            wanted.call, wanted.owner, now, now + wanted.window_s * 1000,
         )  # fmt: skip
-        transaction.append("intent", claim.call, claim.intent)
+        transaction.append("intent", wanted.call, wanted.intent)
         return Reserved()
 
     return unit
 
 
-def claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction], None]]) -> None:
-    """Make several claims. If one is refused, none of them was made: the refusal undoes the whole unit."""
-    for claim in claims:
-        claim(transaction)
+def run_all(transaction: Transaction, uses: Sequence[Callable[[Transaction], None]]) -> None:
+    """Use up everything that a call consumes. If one use is refused, the refusal undoes the whole unit."""
+    for use in uses:
+        use(transaction)
 
 
-def _existing(tx: Transaction, claim: Claim, row: Reservation, alive: Callable[[str], bool]) -> Replay | Busy | None:
+def _existing(
+    tx: Transaction, wanted: KeyRequest, row: Reservation, alive: Callable[[str], bool]
+) -> Replay | Busy | None:
     version, input_hash, state, call, owner, reserved_ms, expires_ms, result = row
     passed = state == "done" and tx.now_ms >= expires_ms
     if passed and tx.now_ms >= timekeeping.in_doubt_until(timekeeping.steps(tx), reserved_ms, expires_ms):
         return None
-    if input_hash != claim.input_hash or version != claim.version:
+    if input_hash != wanted.input_hash or version != wanted.version:
         raise Failure(
             "E3306",
-            f"the key `{claim.key}` was used with other arguments or another version; a new action needs a new key",
+            f"the key `{wanted.key}` was used with other arguments or another version; a new action needs a new key",
         )
     if passed:
-        raise _window_in_doubt(claim.key, call)
+        raise _window_in_doubt(wanted.key, call)
     if state == "done":
         return Replay(call, reserved_ms, cast("bytes", result))
     if state == "executing" and alive(owner):
         return Busy(call)
-    raise unknown_outcome(claim.key, call)
+    raise unknown_outcome(wanted.key, call)
 
 
 def _window_in_doubt(key: str, call: str) -> Failure:
-    """INVARIANT: a clock that was set makes no call run twice."""
+    """INVARIANT: setting the clock makes no call run twice."""
     return Failure(
         "E3411",
         f"the key `{key}` was used by call {call}, and the machine's clock was set since then:"
@@ -155,28 +157,28 @@ def unknown_outcome(key: str, call: str) -> Failure:
 
 
 def is_open(transaction: Transaction, scope: bytes, call: str) -> bool:
-    """Whether the call still holds its key with nothing decided."""
+    """Whether the call still holds its key and has no outcome."""
     return idempotency.state_of_call(transaction, scope, call) == "executing"
 
 
 def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, result: bytes | None) -> None:
-    """Finalize a reservation in the write that closes its call. The result is sealed: what a replay answers with."""
+    """Finalize a key in the write that closes its call. `result` is the sealed outcome for replays."""
     if settlement == "released":
         idempotency.release(transaction, scope, call)
     else:
         idempotency.finish(transaction, scope, call, settlement, result)
 
 
-def given_back(call: Call, claim: Claim, at_ms: int) -> bytes:
-    """The record of a key that was taken for a call whose caller went away before the call began."""
+def given_back(call: Call, wanted: KeyRequest, at_ms: int) -> bytes:
+    """Return the record of a key that was reserved for a call whose caller was cancelled before it began."""
     return records.about(
-        "settled", call, at_ms, toolId=claim.tool, version=claim.version, idempotencyKey=claim.key, happened=False,
+        "settled", call, at_ms, toolId=wanted.tool, version=wanted.version, idempotencyKey=wanted.key, happened=False,
         by="interlock", resultHash=None,
     )  # fmt: skip
 
 
 def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str]]]:
-    """A unit that closes the calls of dead processes as failed with unknown outcome. Returns their ids and tools."""
+    """Return a unit that closes the calls of dead processes, with unknown outcome. It returns their ids and tools."""
 
     def unit(transaction: Transaction) -> list[tuple[str, str]]:
         orphans = [row for row in idempotency.executing(transaction) if not owner_alive(row.owner)]
@@ -197,7 +199,7 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
     return unit
 
 
-# What the closing record of a call that was cut off takes over from its intent.
+# The fields that the closing record of an orphaned call copies from its intent.
 _OF_THE_INTENT = (
     "agentId", "approval", "approvalTicketId", "authDecision", "door", "mutationClass", "native", "operation", "parent",
     "policy", "resources", "rules", "session", "task", "tenant", "token", "traceId",
@@ -208,14 +210,14 @@ EVICT_AT_ONCE = 1000
 
 
 def evict(transaction: Transaction) -> int:
-    """Remove outcomes whose window has passed for certain, a bounded number at a time."""
+    """Remove outcomes whose window has certainly passed, a bounded number at a time."""
     now_ms, steps = transaction.now_ms, timekeeping.steps(transaction)
-    # Of what was reserved before the last step, only what has passed however often the clock was set.
+    # Of keys reserved before the clock was last set, only those whose window has passed by any reckoning.
     last_ms = max((step.before_ms for step in steps), default=-1)
     surely_ms = now_ms - sum(step.after_ms - step.before_ms for step in steps)
     timekeeping.forget(transaction, now_ms)
     evicted = idempotency.evict(transaction, now_ms, last_ms, surely_ms, EVICT_AT_ONCE)
     if evicted:
-        # The verifier must not miss what went by the store's time, which can be ahead of the machine's.
+        # The verifier must know keys that were removed by the store's time, which can be ahead of the machine's.
         facts.put(transaction, timekeeping.EVICTED, str(now_ms))
     return evicted

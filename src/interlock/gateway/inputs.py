@@ -3,16 +3,15 @@
     model_input ─► observable_input ─► permission_input ─► call_input
         cursor, coercion, default      hooks          reviewer
 
-`model_input` is what the caller sent, `observable_input` what hooks and transcripts see, `permission_input` what policy
-judged, and `call_input` what the tool got. A call keeps the differences, in order and with their source; replayed on
-`model_input` they give each of the others exactly.
+`model_input` was sent by the caller, `observable_input` is visible to hooks and transcripts, policy decides about
+`permission_input`, and the tool receives `call_input`. A call keeps the differences, in order and with their source;
+applied to `model_input` in turn, they give each of the others exactly.
 
-A call holds the four of them while it runs, and its closing record has the source and the place of each difference,
-never a value. What is kept at rest, sealed, is `model_input` and the differences with their values: by default
-(`keep_inputs = "changed"`) where something other than a default was filled in, because a default stands in the pinned
-version of the contract; with "always" of every call that is closed. Those of a call that waits for a person are stored
-with its ticket, however that ends, and replaced when the call runs. A record says why they were not kept where they
-should have been.
+A call has all four while it runs, and its closing record has the source and the place of each difference, never a
+value. Stored, and encrypted, are `model_input` and the differences with their values: by default
+(`keep_inputs = "changed"`) if anything but a default was filled in, because defaults are part of the pinned contract;
+with "always" for every call that is closed. The inputs of a call that waits for an approval are stored with its ticket,
+and replaced when the call runs. If they should have been stored and were not, a record says why.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from interlock.core.record import step
 from interlock.data.canonical import decode, private_copy
 from interlock.data.schema import Json, pointer
 
-# With keep_inputs = "changed", larger inputs are not kept; their hash is on record.
+# With keep_inputs = "changed", larger inputs are not stored; their hash is recorded.
 LARGEST_KEPT = 1 << 18
 TOO_LARGE = f'withheld: inputs above {LARGEST_KEPT:,} bytes are kept with keep_inputs = "always" alone'
 
 
 @step
 class Inputs:
-    """The four inputs of a call. One that is None was not kept, or not reached; `withheld` says why."""
+    """The four inputs of a call. One that is None was not stored, or not reached; `withheld` says why."""
 
     model_input: Any
     observable_input: Any
@@ -43,7 +42,7 @@ class Inputs:
 
 
 def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mutated]:
-    """How two inputs differ, member by member."""
+    """Return how two inputs differ, member by member."""
     return [
         Mutated(source, pointer([name]), before.get(name, ABSENT), after.get(name, ABSENT))
         for name in sorted(before.keys() | after.keys())
@@ -52,12 +51,12 @@ def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def worth_keeping(call: Call) -> bool:
-    """Whether the contract alone does not tell how the input of a call was changed."""
+    """Whether the input of a call was changed in a way that the contract alone does not tell."""
     return any(change.source != "default" for change in call.more.mutations)
 
 
 def to_keep(call: Call) -> Json:
-    """What is kept of the inputs of a call. One that does not fit its contract got no further than `model_input`."""
+    """Return what is stored of the inputs of a call. One that does not fit its contract has only a `model_input`."""
     kept: Json = {
         "model_input": decode(call.model_input),
         "changes": [_document(change) for change in call.more.mutations],
@@ -66,7 +65,7 @@ def to_keep(call: Call) -> Json:
 
 
 def observable(call: Call) -> Json:
-    """The input as hooks see it: as it was sent, with what was filled in and converted. Empty where it does not fit."""
+    """Return the input as hooks see it: converted and with defaults. Empty if it does not fit the contract."""
     if call.input is None:
         return {}
     changes = (change for change in call.more.mutations if between(change.source)[1] == "observable_input")
@@ -80,7 +79,7 @@ def _document(change: Mutated) -> Json:
 
 
 def read(kept: Json) -> Inputs:
-    """The four inputs from what was kept of them."""
+    """Return the four inputs from what was stored of them."""
     changes: list[Json] = kept["changes"]
     found: list[Any] = [kept["model_input"]]
     if "reached" in kept:
@@ -92,7 +91,7 @@ def read(kept: Json) -> Inputs:
 
 
 def replay(document: Mapping[str, Any], changes: Sequence[Json]) -> Any:
-    """A copy of an input with changes made to it, in order. One without a value takes its place away."""
+    """Return a copy of an input with changes applied to it, in order. A change without a value removes its place."""
     root: Json = {"": private_copy(dict(document))}
     for change in changes:
         steps = ["", *(_unescaped(step) for step in change["pointer"].split("/")[1:])]
@@ -112,7 +111,7 @@ def _unescaped(step: str) -> str:
 
 
 def from_record(closed: Json, defaults: Mapping[str, Any]) -> tuple[Json, ...]:
-    """The changes that a closing record tells, with the values of defaults, which the contract has."""
+    """Return the changes in a closing record. The values of defaults come from the contract."""
     told = cast("list[Json]", closed.get("inputMutations") or [])
     changes: list[Json] = []
     for one in told:

@@ -1,4 +1,4 @@
-"""What this host offers to isolate tools with: for people who ask, and for nothing else."""
+"""The ways in which this host can isolate tools, for display only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from interlock.executors.sandbox.supervisor import Sandbox
 
 
 async def rungs() -> Sequence[Rung]:
-    """Every way of isolating, tried by isolating: whether it holds here, and if not, why."""
+    """Try every way of isolating, and return whether it works here, and if not, why."""
     async with await Sandbox.open(spares=0) as sandbox:
         return await sandbox.describe()

@@ -1,4 +1,7 @@
-"""What others can see of calls while they happen: events, progress, partial results, alerts, counts and spans."""
+"""Observation of calls while they run: events, progress, partial results, alerts, metrics and spans.
+
+Everything that leaves this module is redacted: it contains no private value of the call.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ from interlock.telemetry.trace import Recording, progress_facts
 
 _log = logging.getLogger("interlock.gateway")
 _LONGEST_REASONS = 8000
-# Of a longer text only the beginning is searched. Far more than is shown, so no credential is cut in two in what is.
+# Only the beginning of a longer text is searched. It is far longer than what is shown, so no credential is cut in two.
 _LONGEST_TEXT = 1 << 18
 # Characters of a failure in the log when it was logged in full less than a minute ago.
 _LONGEST_LINE = 200
 _NUMBERS = frozenset((int, float, bool))
 _MOST_SHOWN = 1 << 16
-# After so many failures in a row, an operator hears that a tool fails.
+# After so many failures in a row, an alert says that a tool fails.
 FAILING_AFTER = 30
 # The same failure is logged with its traceback, and the same trouble of the store alerted, once in this time.
 TELL_EVERY_S = 60.0
@@ -54,7 +57,7 @@ _COUNTS = ("total_steps", "bytes_read", "bytes_written", "line_count")
 
 
 class Observer:
-    """Tells listeners what happens. Costs nothing while nobody listens."""
+    """Notifies listeners. Costs nothing while nobody listens."""
 
     def __init__(self, clock: Clock, redactor: Redactor, telemetry: Telemetry) -> None:
         self._clock = clock
@@ -64,14 +67,14 @@ class Observer:
         self._failures_in_a_row = telemetry.metrics.failures_in_a_row
         self._seldom = Seldom(TELL_EVERY_S, clock.monotonic)
         self.listeners: list[Listener] = []
-        # Of one call each, so that whoever follows it takes nothing from the others.
+        # Listeners of one call each.
         self.followers: dict[str, list[Listener]] = {}
         self._numbers = itertools.count(1)
         self._sinks: dict[str, SchemaRedactor] = {}
         self.metrics: Counter[str] = telemetry.metrics.signals
 
     def emit(self, kind: str, call: Call, **data: Any) -> None:
-        """Tell of one event."""
+        """Emit one event of a call."""
         if not self.heard(call):
             return
         event_id = f"{call.id}:{next(self._numbers)}"
@@ -79,11 +82,11 @@ class Observer:
         self._tell_all(Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data))
 
     def heard(self, call: Call) -> bool:
-        """Whether anybody listens to what happens to a call."""
+        """Whether anybody listens to the events of a call."""
         return bool(self.listeners) or call.id in self.followers
 
     def follow(self, call_id: str, listener: Listener) -> Callable[[], None]:
-        """Have somebody hear of one call. Returns the way to stop."""
+        """Add a listener for one call. Returns a function that removes it."""
         theirs = self.followers.setdefault(call_id, [])
         theirs.append(listener)
 
@@ -99,14 +102,14 @@ class Observer:
             self._tell(listener, event)
 
     def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
-        """Tell one listener. What it does with it is its own affair and never the call's."""
+        """Call one listener. An exception of the listener does not affect the call."""
         try:
             listener(what)
         except BaseException:  # noqa: BLE001 - a listener is other people's code; even its SystemExit is its own
             _log.exception("a listener failed")
 
     def alert(self, name: str, call: Call, **facts: Any) -> None:
-        """Tell of something an operator should see."""
+        """Emit an alert for operators."""
         self.metrics[name] += 1
         severity = self._alerts.fire(name, tool=call.ref, invocation_id=call.id, trace_id=call.trace_id, facts=facts)
         if isinstance(call.more.span, Recording):
@@ -116,7 +119,7 @@ class Observer:
     def closed(
         self, call: Call, metadata: Mapping[str, Any], source: Source = "compute", failure: Failure | None = None
     ) -> None:
-        """A call has ended and is on record: count it."""
+        """Count a call that has ended and is on record."""
         self._count(call, metadata, source, failure)
         if failure is not None:
             self._note_failure(call, failure)
@@ -126,7 +129,7 @@ class Observer:
             call.more.span.cost, call.more.span.source = metadata.get("cost", 0.0), source
 
     def _note_failure(self, call: Call, failure: Failure) -> None:
-        """Alert where a failure is more than one call's trouble: the store cannot be written, or a tool only fails."""
+        """Alert if a failure concerns more than one call: the store cannot be written, or a tool only fails."""
         if failure.code in _STORE:
             if self._seldom.due((failure.code, failure.message)) is not None:
                 self.alert("STORE_UNWRITABLE", call, reason=f"{failure.message}; {failure.resolution}")
@@ -137,13 +140,13 @@ class Observer:
                 self.alert("TOOL_FAILING", call, reason=reason, failures=failures)
 
     def hide(self, call: Call, text: str) -> str:
-        """A text of a call's making without credentials and personal data, above all those it was called with."""
+        """Return a text of a tool without credentials, personal data and the private values of the call."""
         return self._hider(call)(text)
 
     def _hider(self, call: Call) -> Callable[[str], str]:
-        """The same for several texts. What is private in a call is looked for once."""
+        """Return a function that does the same for several texts. The private values are collected once."""
         if call.more.lease is not None and call.more.lease.closed:
-            return lambda _: REDACTED  # nobody can say any more whether a credential is in it
+            return lambda _: REDACTED  # the values of a closed lease are gone, so they cannot be searched for
         hidden, private = self.hidden(call), self._private(call)
         return lambda text: self._hide_text(text, hidden, private)
 
@@ -154,13 +157,13 @@ class Observer:
         return safe_log(self._redactor, text)
 
     def hides(self, call: Call) -> bool:
-        """Whether a call was given anything that must not get out of it."""
+        """Whether a call has private values, which must not leave it."""
         if call.more.lease is not None or call.more.hidden:
             return True
         return call.tool is not None and (call.tool.sink or self.sink(call)).guarded
 
     def hidden(self, call: Call) -> list[str]:
-        """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
+        """Return the private values of a call: lent credentials, values handed to it, and private arguments."""
         found = [*call.more.hidden, *(() if call.more.lease is None else call.more.lease.values())]
         if call.tool is not None and self.sink(call).guarded:
             for given in _given(call):
@@ -168,7 +171,7 @@ class Observer:
         return found
 
     def check_private(self, call: Call) -> None:
-        """Refuse (E3004) a call with very many private values: each is searched for in all that the call says."""
+        """Refuse (E3004) a call with very many private values, because each is searched for in all its output."""
         if len(set(self.hidden(call))) > MOST_PRIVATE:
             raise Failure(
                 "E3004",
@@ -178,7 +181,7 @@ class Observer:
             )
 
     def without(self, call: Call, value: Any, keep: Collection[str] = ()) -> Any:
-        """Data of a call's making without what must not get out of it; names in `keep` are known anyway."""
+        """Return data of a tool without the private values of the call. Member names in `keep` are known anyway."""
         if call.more.lease is not None and call.more.lease.closed:
             return REDACTED
         return scrub(value, self.hidden(call), keep)[0]
@@ -195,16 +198,16 @@ class Observer:
         return [text for one in _given(call) for text in self._private_in(call, one, for_people=False)]
 
     def private_arguments(self, contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
-        """The names of arguments that hold something private, by a mark of the schema or by their name."""
+        """Return the names of arguments that are private, by a mark of the schema or by their name."""
         found = self._redactor.for_schema(contract.input.document).for_people(dict(arguments)).paths
         return sorted({path.split("/")[1] for path in found})
 
     def remark(self, text: str) -> str:
-        """What a person writes about a call, without credentials."""
+        """Return a comment of a person about a call, without credentials."""
         return without_credentials(self._redactor, text)
 
     def sink(self, call: Call) -> SchemaRedactor:
-        """What knows which parts of a call's input are private; compiled once for each version."""
+        """Return the redactor that knows which parts of a call's input are private; compiled once for each version."""
         tool = call.tool
         assert tool is not None
         found = tool.sink or self._sinks.get(tool.digest)
@@ -214,7 +217,7 @@ class Observer:
         return found
 
     def clean(self, call: Call, failure: Failure) -> Failure:
-        """A failure of other people's making, fit to be shown: no path, no secret, no stack. The log has the rest."""
+        """Return a failure of a tool without paths, secrets and stack. The log has the rest."""
         hide = self._hider(call)
         message = safe_message(self._redactor, hide(failure.message))
         details = None if failure.details is None else self.shown(call, dict(failure.details))
@@ -247,7 +250,7 @@ class Observer:
         )
 
     def _log_reasons(self, call: Call, failure: Failure) -> None:
-        """Put what a failure was made of, and what was noted beside it, into the log, if that is to hear everything."""
+        """Log the causes of a failure and the notes on it, at debug level."""
         reasons: list[str] = []
         behind: BaseException | None = failure
         while isinstance(behind, Failure):
@@ -261,14 +264,14 @@ class Observer:
             _log.debug("behind the failure of %s in call %s\n%s", call.ref, call.id, _writable(told), extra=extra)
 
     def bare(self, call: Call, failure: Failure) -> Failure:
-        """A failure of our own making that may quote what a call was given or gave."""
+        """Return a failure of Interlock without the private values that it may quote."""
         if not self.hides(call):
             return failure
         details = None if failure.details is None else self.without(call, dict(failure.details))
         return Failure(failure.code, self.without(call, failure.message), details=details)
 
     def shown(self, call: Call, value: Any) -> Any:
-        """Data that no output schema describes, without anything private in it."""
+        """Return data that no output schema describes, without private values."""
         if call.more.lease is not None and call.more.lease.closed:
             return REDACTED
         short, hidden = Shortener().shorten(value), self.hidden(call)
@@ -276,9 +279,9 @@ class Observer:
         return scrub(shown, hidden)[0]
 
     def resources(self, call: Call, found: Sequence[str]) -> tuple[str, ...] | None:
-        """The resources of a call as they may be recorded; None where one holds something private.
+        """Return the resources of a call as they may be recorded; None if one contains a private value.
 
-        Half of a name would be the name of another resource.
+        A part of a name would be the name of another resource.
         """
         private = self.hidden(call) if self.hides(call) else []
         if private and any(scrub(one, private)[0] != one for one in found):
@@ -287,7 +290,7 @@ class Observer:
         return tuple(found) if all(without_credentials(clean, one) == one for one in found) else None
 
     def shown_input(self, call: Call, arguments: Mapping[str, Any]) -> Json:
-        """An input as a reviewer may see it: without what its schema or its name says is private.
+        """Return an input as a reviewer may see it: without what its schema or its name declares private.
 
         A very long input is cut, and each cut says how much is missing.
         """
@@ -295,11 +298,11 @@ class Observer:
         return cast("Json", self._for_people(list(call.more.hidden), shown))
 
     def for_reviewer(self, call: Call, preview: Json) -> Json:
-        """A preview as a reviewer may see it: names and addresses stay, what the input holds in private does not."""
+        """Return a preview as a reviewer may see it: names and addresses stay, private values of the input do not."""
         return cast("Json", self._for_people(self.hidden(call), preview))
 
     def _for_people(self, private: list[str], value: Any) -> Any:
-        # Known secrets first: cutting could leave half of one, which nobody would recognise.
+        # Known secrets first: cutting could leave half of one, which would not be recognised.
         return self._without_credentials(_shortener().shorten(scrub(value, private)[0]))
 
     def _without_credentials(self, value: Any) -> Any:
@@ -312,14 +315,14 @@ class Observer:
         return value
 
     def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
-        """Tell of something an operator should see, which no running call of this process is about, if any call is."""
+        """Emit an alert that concerns no call that this process runs."""
         name = str(data.get("alert", kind))
         self.metrics[name] += 1
         self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
         self.mention(kind, invocation_id, tool, **data)
 
     def surface_changed(self, revision: int) -> None:
-        """Tell that the tools that can be listed and called are not the same as before."""
+        """Announce that the set of tools that can be listed and called has changed."""
         if self.listeners:
             now_ms, number = self._clock.now_ms(), next(self._numbers)
             kind, data = "tool.surface.updated", {"revision": revision}
@@ -328,7 +331,7 @@ class Observer:
             self._tell_all(event)
 
     def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
-        """Tell of something that happened to a call which no task of this process is running."""
+        """Emit an event of a call that no task of this process runs."""
         event_id = f"{invocation_id or kind}:{next(self._numbers)}"
         now_ms = self._clock.now_ms()
         self._tell_all(Event(id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=now_ms, data=data))
@@ -343,8 +346,14 @@ class Observer:
             return [self._hide_all(item, hidden, private) for item in cast("list[Any]", value)]
         return value
 
+    def breaker_changed(self, service: str, before: str, after: str) -> None:
+        """Alert that the circuit breaker of a service opened or closed."""
+        if after != "half_open":
+            facts = {"alert": "SERVICE_BREAKER", "service": service, "from": before, "to": after}
+            self.announce("tool.alert", "", "", **facts)
+
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
-        """Put an unforeseen failure into the log, in full but for what is private.
+        """Log an unexpected failure in full, without private values.
 
         The same failure, by the place where it was raised, is logged in full once a minute and in one line otherwise.
         """
@@ -366,7 +375,7 @@ class Observer:
             return
         call.extend().progress += 1
         if call.request.on_progress is None and not self.heard(call) and not isinstance(call.more.span, Recording):
-            return  # nobody hears it
+            return  # nobody listens
         shown = self.shown(call, facts)
         record = _progress_record(call, cast("Json", shown) if isinstance(shown, dict) else {}, facts.get("percent"))
         record["elapsed_ms"] = round((self._clock.monotonic() - call.started) * 1000, 3)
@@ -391,7 +400,7 @@ class Observer:
 
 
 def _progress_record(call: Call, said: Json, percent: Any) -> Json:
-    """A progress record with every field of `tool_progress`; a value of the wrong type becomes null or an empty list.
+    """Return a progress record with every field of `tool_progress`. Values of the wrong type become null or empty.
 
     `partial_result_refs` names the latest part; parts are numbered from 1, so it also tells how many there are.
     """
@@ -414,7 +423,7 @@ def _progress_record(call: Call, said: Json, percent: Any) -> Json:
 
 
 def _part_ref(call: Call, index: int) -> str:
-    """The name of a part of a result: in its event and in progress records."""
+    """Return the name of a part of a result, in its event and in progress records."""
     return f"{call.id}:part:{index}"
 
 
@@ -428,12 +437,12 @@ def _texts(value: Any) -> list[str]:
 
 
 def _shortener() -> Shortener:
-    """Cuts what a person is shown. No text is left so long that the search for credentials would cut it once more."""
+    """Return what shortens texts for people, so far that the search for credentials does not cut them again."""
     return Shortener(characters=_MOST_SHOWN, longest=_LONGEST_SHOWN)
 
 
 def _traced(error: BaseException) -> str:
-    """An error with its stack. The words of one with a very long text are cut first: formatting walks each line."""
+    """Return an error with its stack. A very long message is cut first, because formatting walks each line."""
     words = str(error)
     if len(words) <= _LONGEST_REASONS:
         return "".join(traceback.format_exception(error))
@@ -442,7 +451,7 @@ def _traced(error: BaseException) -> str:
 
 
 def _writable(text: str) -> str:
-    """A text for the log. A lone surrogate is escaped: no handler could encode it, and the line would be lost."""
+    """Return a text for the log. Lone surrogates are escaped, because no handler could encode them."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -451,7 +460,7 @@ def _with_count(what: str, held_back: int) -> str:
 
 
 def _place(error: BaseException) -> tuple[str, int]:
-    """Where an error was raised: the file and the line."""
+    """Return where an error was raised: the file and the line."""
     trace = error.__traceback__
     if trace is None:
         return "", 0
@@ -461,7 +470,7 @@ def _place(error: BaseException) -> tuple[str, int]:
 
 
 def _short(value: Any) -> Any:
-    """Data without its longest texts: no text that is searched for private values is long enough to hold them."""
+    """Return data without its longest texts, which no text that is searched for private values can contain."""
     return value if size_of(value, _LONGEST_TEXT) <= _LONGEST_TEXT else _without_long_texts(value)
 
 
@@ -478,13 +487,13 @@ def _without_long_texts(value: Any) -> Any:
 
 
 def _given(call: Call) -> tuple[Any, ...]:
-    """What a call was called with: as it was sent and, where checking has changed it, as it is used."""
+    """Return the input of a call: as it was sent and, if validation changed it, as it is used."""
     sent = call.request.arguments
     return (sent,) if call.input is sent else (sent, call.input)
 
 
 def approvals(reader: Reader) -> Approvals:
-    """How many calls wait for which group, and how long each decision that was ever made took."""
+    """Return how many calls wait for each group, and how long each decision so far took."""
     pending = Counter((ticket.tool, ticket.approvers[-1]) for ticket in tickets.listing(reader))
     decided = stored.resolutions(reader)
     return Approvals(
@@ -493,5 +502,5 @@ def approvals(reader: Reader) -> Approvals:
 
 
 def _resolution(state: str) -> str:
-    """What was decided, whatever has become of it since."""
+    """Return the decision on a ticket, whatever happened to the ticket since."""
     return state.lower() if state in ("DENIED", "AUTO_DENIED") else "approved"

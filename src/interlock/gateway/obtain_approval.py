@@ -1,12 +1,12 @@
-"""How a call that a person must agree to finds its agreement: given in advance, given before, or still to be asked for.
+"""Obtain the approval of a call that needs one: a standing approval, an earlier decision, or a new ticket.
 
-A ticket shows the reviewer what the call would do: the input without what is private, and the tool's own preview. What
-is needed to go on with the call, after a crash or in another process, is kept with the ticket, sealed.
+A ticket shows the reviewer what the call would do: the input without private values, and the tool's own preview. What
+is needed to continue the call, after a crash or in another process, is stored with the ticket, encrypted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,8 +24,8 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import decode, digest, encode
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
-from interlock.gateway.execute import Execution
 from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept
 from interlock.gateway.preview_diff import promised
 from interlock.settings import Settings
 from interlock.store import records
@@ -39,22 +39,23 @@ _PURPOSE = "ticket"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What asking led to: a ticket that is still open, or an agreement, perhaps to an edited input."""
+    """The outcome of a search for an approval: an open ticket, or an approval, perhaps of an edited input."""
 
     ticket: Ticket | None = None
     edited: Json | None = None
     by: str = ""
-    agreed: str | None = None  # digest of the edited input as hooks left it when it was agreed to
+    agreed: str | None = None  # digest of the edited input, after the hooks, when it was approved
 
 
 class Asking:
-    """Finds or asks for a person's agreement."""
+    """Finds approvals, and opens tickets for calls that have none."""
 
     def __init__(
         self,
         *,
         journal: Store,
-        execution: Execution,
+        look: Callable[[Granted], Awaitable[Json]],
+        kept: Kept,
         observer: Observer,
         settings: Settings,
         clock: Clock,
@@ -62,16 +63,16 @@ class Asking:
         channels: Channels,
     ) -> None:
         self._journal = journal
-        self._execution = execution
+        self._look = look
         self._observer = observer
         self._settings = settings
         self._clock = clock
         self._box = box
-        self._kept = execution.kept
+        self._kept = kept
         self._channels = channels
 
     async def seek(self, checked: Checked, decision: Decision, look: Granted) -> Found:
-        """An agreement that the call can use, or its ticket; raises E3209 when a person or time has said no.
+        """Return an approval that the call can use, or its ticket; raises E3209 if the call was denied or timed out.
 
         `look` is a grant for the preview that a reviewer is shown.
         """
@@ -83,14 +84,14 @@ class Asking:
         ticket = await self._ticket(checked, decision, look)
         if ticket is None:
             call.move("approved")
-            self._claim(call, _refuse_used)
+            self._add_use(call, _refuse_used)
             return Found()
         call.extend().approval_outcome = ticket.outcome()
         no = tickets.rejection(ticket)
         if no is not None:
             raise no
         if ticket.state == "PENDING":
-            # INVARIANT: a call has one id, however often it is sent while a person decides.
+            # INVARIANT: a call keeps one id, however often it is sent while a person decides.
             call.id = ticket.call
             if isinstance(call.more.span, Recording):
                 call.more.span.event("approval_requested", ticketId=ticket.id, group=ticket.approvers[-1])
@@ -101,14 +102,14 @@ class Asking:
         seen = digest(self.opened(ticket).agreed_preview)
         call.extend().agreed = {"approvedBy": ticket.resolved_by, "previewDigest": seen}
         if ticket.state == "USED":
-            # It ran: what came of it is under its key. If the key is free by now, there is no agreement any more.
-            self._claim(call, _refuse_used)
+            # It ran, and its outcome is under its key. If the key is free by now, the approval is used up.
+            self._add_use(call, _refuse_used)
             return Found()
         call.id = ticket.call
-        self._claim(call, lambda transaction: tickets.use(transaction, ticket, call.id))
+        self._add_use(call, lambda transaction: tickets.use(transaction, ticket, call.id))
         assert ticket.sealed is not None
         agreed = self.unsealed(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
-        # What was promised of the input as it was says nothing of another one, which has a promise of its own.
+        # An edited input has a preview of its own, and the preview of the original input does not apply to it.
         call.extend().promised = {"promised": agreed["promised"]}
         if ticket.edited is None:
             return Found()
@@ -118,11 +119,11 @@ class Asking:
         call, tool = checked, checked.tool
         assert call.request.caller is not None
         if call.request.operation != "invoke":
-            return False  # whoever agreed to calls of a tool has not agreed to undoing them
+            return False  # an approval of calls of a tool is none of undoing them
         if call.request.caller.passed_on:
-            return False  # nor to what others hand to the caller
+            return False  # nor of requests that others pass on to the caller
         if tool.tier >= ASKING_TIER:
-            return False  # a person agrees to every call with full access
+            return False  # every call with full access needs an approval of its own
         found = standing.find(
             self._journal.reader,
             tenant=call.request.caller.tenant,
@@ -137,17 +138,18 @@ class Asking:
             return False
         call.extend().approval = found.id
         call.extend().approval_outcome = mechanism.standing(found.id, found.granted_by)
-        call.extend().agreed = {"approvedBy": found.granted_by, "previewDigest": None}  # agreed in advance, to bounds
-        self._claim(call, lambda transaction: standing.use(transaction, found, call.id))
+        # Approved in advance, within bounds, without a preview.
+        call.extend().agreed = {"approvedBy": found.granted_by, "previewDigest": None}
+        self._add_use(call, lambda transaction: standing.use(transaction, found, call.id))
         return True
 
-    def _claim(self, call: Call, claim: Callable[[Transaction], None]) -> None:
-        call.extend().claims = [*(call.more.claims or ()), claim]
+    def _add_use(self, call: Call, use: Callable[[Transaction], None]) -> None:
+        call.extend().uses = [*(call.more.uses or ()), use]
 
     async def _ticket(self, checked: Checked, decision: Decision, look: Granted) -> Ticket | None:
-        """The call's ticket: the one it has, or a new one with a preview of what would happen.
+        """Return the ticket of the call: the one it has, or a new one with a preview.
 
-        None for a call that ran before there was anything to ask: what came of it is under its key.
+        None for a call that ran before it needed an approval: its outcome is stored under its idempotency key.
         """
         call, tool = checked, checked.tool
         approval = tool.contract.manifest.approval or self._settings.approval
@@ -166,8 +168,8 @@ class Asking:
             lambda transaction: tickets.is_taken(transaction, wish.scope)
         ):
             return None
-        preview = await self._execution.look(look)
-        # The promise is sealed too: a digest of something short gives it away to whoever can guess.
+        preview = await self._look(look)
+        # The predicted changes are encrypted too: a short value can be guessed from its digest.
         content = {**_content(checked, self._clock.monotonic()), "promised": promised(preview)}
         sealed = self.seal_up(encode(content), wish.id)
         shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
@@ -220,7 +222,7 @@ class Asking:
             shown=Shown(self._observer.shown_input(call, checked.input), {}),
             head=head,
             sealed=None,
-            # Nobody is asked for longer than the caller's authority lasts.
+            # A ticket does not outlive the caller's token.
             expires_ms=_FOREVER_MS if capability is None else capability.leaf.expires * 1000,
         )
 
@@ -228,11 +230,11 @@ class Asking:
         return self._box.seal(content, purpose=_PURPOSE, about=ticket_id)
 
     def opened(self, ticket: Ticket) -> Ticket:
-        """A ticket with what may be shown of it."""
+        """Return a ticket with its decrypted contents."""
         return ticket.opened(self._box)
 
     def seal_edit(self, ticket_id: str, shown: Json, names: list[str], preview: Json) -> bytes:
-        """What may be shown of an edit, as the store keeps it."""
+        """Return an edit by a reviewer as the store keeps it, encrypted."""
         return seal(self._box, ticket_id, "changed", {"params": shown, "names": names, "preview": preview})
 
     def unsealed(self, sealed: bytes, ticket_id: str) -> Json:
@@ -244,7 +246,7 @@ def _refuse_used(_: Transaction) -> None:
 
 
 def _content(requested: Requested, now: float) -> Json:
-    """All that is needed to go on with a call in another process."""
+    """Return everything that is needed to continue a call in another process."""
     request = requested.request
     assert request.caller is not None
     return {
@@ -254,7 +256,7 @@ def _content(requested: Requested, now: float) -> Json:
         "key": request.key,
         "session": request.session,
         "trace_id": requested.trace_id,
-        # Waiting costs none of the time the call may take.
+        # The time spent waiting does not count against the deadline.
         "timeout_s": max(0.001, requested.deadline - now),
         "operation": request.operation,
         "native": None if request.native is None else dict(request.native),
@@ -289,7 +291,7 @@ def _caller_document(caller: Caller) -> Json:
 
 
 def stored_caller(facts: Json) -> Caller:
-    """The caller of a call that waited, as they were when they asked."""
+    """Return the caller of a call that waited, as they were when they made it."""
     found: Json | None = facts["capability"]
     capability = None
     if found is not None:

@@ -1,13 +1,14 @@
-"""Whose a call is: who may look at it, wait for it, call it off, go on with it or undo it.
+"""Ownership of calls: who may read a call, wait for it, cancel it, continue it or undo it.
 
-A call belongs to whom it was made for: a tenant, and the person or system that the chain of delegation begins with.
-Those who act for the same one share its calls only as far as their tokens go.
+A call belongs to whom it was made for: a tenant, and the person or system at the beginning of the delegation chain.
+Callers who act for the same owner share its calls only as far as their tokens reach.
 
 A token that is bound to resources reaches a call in two cases: the call was made with this very token, or the record of
-the call names resources and the token covers all of them. A call whose record names none is not there for such a token.
-Resources are recorded for writes, and for every call that was made with a token bound to resources.
+the call names resources and the token covers all of them. It does not see a call whose record names none. Resources are
+recorded for writes, and for every call that was made with a token bound to resources.
 
-INVARIANT: nobody sees or touches a call that their own token would not have let them make. To them there is none.
+INVARIANT: nobody sees or touches a call that their own token would not have let them make. They are told that there is
+no such call.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from interlock.registry.catalog import Catalog
 from interlock.store import ledger
 from interlock.store.port import Store
 
-# A call that was refused for this did nothing and shows nothing, and whoever made it must hear why.
+# A call that was refused with this code did nothing and reveals nothing, and its caller must learn why.
 _REFUSED = ("E3204", "E3206")
 
 
 class Ownership:
-    """Tells whose the calls of one home are."""
+    """Decides which callers own the calls of one data directory."""
 
     def __init__(self, journal: Store, catalog: Catalog, environment: str) -> None:
         self._reader = journal.reader
@@ -38,21 +39,21 @@ class Ownership:
         self._environment = environment
 
     def history(self, call_id: str) -> list[Json]:
-        """Every record of a call, oldest first."""
+        """Return every record of a call, oldest first."""
         return [orjson.loads(body) for body in ledger.of_call(self._reader, call_id)]
 
     def has(self, caller: Caller, facts: Json) -> bool:
-        """Whether a call that such facts are on record of is a caller's."""
+        """Whether a call with these recorded facts belongs to a caller."""
         if (facts.get("tenant"), facts.get("callerId")) != (caller.tenant, caller.id):
             return False
         return self.reaches(caller, facts)
 
     def has_call(self, caller: Caller, call_id: str) -> bool:
-        """Whether a call is a caller's, by all that is on record of it."""
+        """Whether a call belongs to a caller, by all of its records."""
         return self.has(caller, facts_in(self.history(call_id)))
 
     def reaches(self, caller: Caller, facts: Json) -> bool:
-        """Whether a caller's token could have made the call that these facts are on record of."""
+        """Whether a caller's token could have made the call with these recorded facts."""
         capability, version = caller.capability, facts.get("version")
         if capability is None:
             return True
@@ -69,7 +70,7 @@ class Ownership:
 
 
 def _covers_resources(capability: Capability, facts: Json) -> bool:
-    """Whether a token that is bound to resources made a call, or covers every resource on record of it."""
+    """Whether a token that is bound to resources made a call, or covers every resource in its records."""
     if facts.get("token") == capability.leaf.jti:
         return True
     resources: list[str] = facts.get("resources") or []
@@ -77,9 +78,9 @@ def _covers_resources(capability: Capability, facts: Json) -> bool:
 
 
 def facts_in(told: Sequence[Json]) -> Json:
-    """What the records of a call say of it. The latest word counts; what was said about its approval is apart.
+    """Return the facts in the records of a call. The latest value counts; approvals are kept apart.
 
-    Of resources every word counts: a reviewer may have changed which ones the call names.
+    All resources count that were ever recorded: a reviewer may have changed which ones the call names.
     """
     facts: Json = {}
     resources: dict[str, None] = {}

@@ -1,8 +1,8 @@
-"""Paging: a cursor that stands for the whole query, so that the next page needs nothing else.
+"""Paging: a cursor that contains the whole query, so that the next page needs nothing else.
 
-A paged tool takes an optional `cursor` and returns `items`, the next `cursor` and perhaps `totalCount`. What callers
-get as a cursor is sealed: it holds the arguments of the query and the tool's own cursor, encrypted, for this caller and
-this version alone. Nothing is stored for it, and what a query asked for cannot be read from it.
+A paged tool takes an optional `cursor` and returns `items`, the next `cursor` and perhaps `totalCount`. Callers get an
+encrypted cursor: it contains the arguments of the query and the tool's own cursor, for this caller and this version
+only. Nothing is stored for it, and the query cannot be read from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CURSOR_LIVES_S = 86_400
 
 
 class Cursors:
-    """Makes and opens cursors with a key of the home's own."""
+    """Makes and opens cursors with a key of the data directory."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "cursor.key"
@@ -38,7 +38,7 @@ class Cursors:
         return Fernet(base64.urlsafe_b64encode(own_secret(self._path)))
 
     def restore(self, requested: Requested, given: Json) -> Json:
-        """The query that a cursor alone stands for; any other input is left as it is."""
+        """Return the query of a cursor. Any other input is returned as it is."""
         token = given.get("cursor")
         if given.keys() != {"cursor"} or not isinstance(token, str):
             return given
@@ -55,7 +55,7 @@ class Cursors:
         return arguments
 
     def split(self, verified: Verified) -> Verified:
-        """The page as the payload, and where it stands in the whole beside it."""
+        """Make the items of the page the value of the result, and put its position into the metadata."""
         checked = verified
         page = cast("Json", verified.value)
         query = {name: value for name, value in checked.input.items() if name != "cursor"}

@@ -1,4 +1,4 @@
-"""What calls leave behind beside their records: session state, payloads, outcomes under keys, the means to undo them.
+"""Storage for what calls leave behind besides records: sessions, payloads, outcomes under keys, means to undo them.
 
 The unit that closes a call stores all of it. Only large payloads are encrypted and written in pieces before that, since
 other writers would wait for them; the closing unit then takes the pieces over. It never depends on them: where they
@@ -41,17 +41,17 @@ _log = logging.getLogger("interlock.gateway")
 
 _DAY_MS = 86_400_000
 _OUTCOME = "outcome"
-# From so many bytes on, sealing and opening leave the event loop.
+# Payloads of this many bytes or more are encrypted and decrypted in a thread.
 _LARGE = 256_000
 
 
 def owner_of(caller: Caller) -> str:
-    """Whose a payload is."""
+    """Return the owner of a payload."""
     return f"{caller.tenant}/{caller.id}"
 
 
 class Kept:
-    """What calls left behind, on one home."""
+    """Stores and reads what calls leave behind in one data directory."""
 
     def __init__(self, journal: Store, observer: Observer, settings: Settings, box: Box, writer: str) -> None:
         self._journal = journal
@@ -59,14 +59,14 @@ class Kept:
         self._observer = observer
         self._settings = settings
         self._box = box
-        # This process, as the writer of pieces, and payloads whose pieces it wrote for nothing.
+        # The id of this process as the writer of pieces, and payloads whose pieces no row refers to.
         self._writer = writer
         self._abandoned: set[str] = set()
 
     # Sessions
 
     def session(self, caller: Caller, session: str) -> SessionState:
-        """A caller's session as it is now."""
+        """Return a caller's session as it is now."""
         return SessionState(lambda: self._stored_session(session_id(caller, session)))
 
     def _stored_session(self, row_id: bytes) -> tuple[int, str]:
@@ -113,13 +113,13 @@ class Kept:
         return self._box.open(sealed, purpose="payload", about=ref)
 
     def has(self, ref: str) -> bool:
-        """Whether anything is kept under a reference now."""
+        """Whether anything is stored under a reference now."""
         return payloads.has_body(self._reader, ref)
 
     def check_room(self, reader: Reader, caller: Caller, size: int) -> None:
-        """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.
+        """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the data directory.
 
-        It is asked in the transaction that stores, so calls at the same time cannot go over a quota together.
+        It is checked in the transaction that stores, so concurrent calls cannot exceed a quota together.
         """
         settings = self._settings
         quotas = {
@@ -139,10 +139,10 @@ class Kept:
                 )
 
     def why_withheld(self, reader: Reader, caller: Caller, bodies: Mapping[str, bytes]) -> str:
-        """Why what a write leaves behind is not kept; empty when it fits into the quotas.
+        """Return why what a write leaves behind is not stored; empty if it fits into the quotas.
 
-        The write has had its effect: its outcome is recorded in any case, with references that say why nothing stands
-        behind them.
+        The write has had its effect: its outcome is recorded in any case, with references that say why they refer to
+        nothing.
         """
         try:
             self.check_room(reader, caller, sum(map(len, bodies.values())))
@@ -151,7 +151,7 @@ class Kept:
         return ""
 
     async def write_ahead(self, caller: Caller, bodies: Mapping[str, bytes], *, strict: bool) -> Mapping[str, Sealed]:
-        """Encrypt payloads beside the event loop and write the pieces of large ones; nothing where all are small.
+        """Encrypt payloads in a thread and write the pieces of large ones. Does nothing if all are small.
 
         Nothing is written that has no room: `strict` raises that (E3407), otherwise the unit that stores the payloads
         decides. A failure of the store is left to that unit too, which then writes them whole.
@@ -185,16 +185,16 @@ class Kept:
         return len(pieces)
 
     def abandon(self, bodies: Mapping[str, bytes]) -> None:
-        """Have the pieces of payloads removed, unless a row names them: the unit for that has failed."""
+        """Have the pieces of payloads removed, unless a row refers to them: the unit for that has failed."""
         self._abandoned.update(ref for ref, body in bodies.items() if len(body) >= _LARGE)
 
     def abandon_inputs(self, sent: SentInputs | None) -> None:
-        """The same for the inputs of a call, once the unit that stores them has run or failed."""
+        """Do the same for the inputs of a call, after the unit that stores them has run or failed."""
         if sent is not None and sent.sealed is not None and sent.sealed.pieces:
             self._abandoned.add(sent.ref)
 
     async def release_pieces(self, alive: Callable[[str], bool]) -> None:
-        """Leave to be removed the pieces that no row will name: abandoned ones, and those of processes that died."""
+        """Mark pieces for removal that no row will refer to: abandoned ones, and those of dead processes."""
         abandoned = frozenset(self._abandoned)
 
         def useless(reader: Reader) -> list[str]:
@@ -205,7 +205,7 @@ class Kept:
             ]
 
         def unit(transaction: Transaction) -> None:
-            # Looked at inside the write: a closing that was merely slow may have taken them.
+            # Checked inside the write: a closing that was merely slow may have taken them over.
             for ref in useless(transaction):
                 payloads.release_pieces(transaction, ref)
 
@@ -225,11 +225,11 @@ class Kept:
         ahead: Mapping[str, Sealed],
         for_the_key: str | None,
     ) -> None:
-        """Keep what a call leaves behind, by reference; or, where it is withheld, the reason.
+        """Store the payloads of a call; or, where they are withheld, the reason.
 
-        `ahead` holds what was sealed already, and maybe written in pieces. A payload's size is that of its content.
-        The payload `for_the_key` is not told to anybody: it is kept for replays alone, until the window of the call's
-        key has passed.
+        `ahead` contains those that were encrypted already, and maybe written in pieces. A payload's size is that of its
+        content. Nobody is told of the payload `for_the_key`: it is stored for replays only, until the window of the
+        call's idempotency key has passed.
         """
         assert call.request.caller is not None
         owner, until_ms = owner_of(call.request.caller), transaction.now_ms + self._settings.payload_days * _DAY_MS
@@ -243,7 +243,7 @@ class Kept:
             _store_until(transaction, ref, call.id, owner, stored, len(body), its_end_ms, withheld)
 
     def _taken(self, transaction: Transaction, ref: str, ahead: Sealed | None) -> Sealed | None:
-        """A payload that was sealed ahead, as its row holds it; None where it must be sealed again."""
+        """Return a payload that was encrypted ahead, as its row contains it; None if it must be encrypted again."""
         # INVARIANT: nothing is stored under a key that was retired after it was sealed.
         if ahead is None or ahead.body is None or not self._box.holds(ahead.body):
             return None
@@ -252,25 +252,25 @@ class Kept:
         return Sealed(ahead.body, 0)
 
     def why_gone(self, ref: str) -> str:
-        """The reason why nothing is kept under a reference."""
+        """Return the reason why nothing is stored under a reference."""
         reason = payloads.reason(self._reader, ref) or ""
         return reason if reason.startswith(("withheld", "discarded")) else "the payload is no longer kept"
 
     def discard(self, call: str) -> Unit[None]:
-        """A unit that lets go of the result and the files of a call. Its rows stay and say so; the undo stays too."""
+        """Return a unit that removes the result and the files of a call. Its rows stay and say so; its undo stays."""
         return lambda transaction: payloads.discard(transaction, call)
 
     # Private values of changes
 
     def store_values(self, transaction: Transaction, call: str, caller: Caller, values: PrivateValues) -> None:
-        """Keep the private values of a call's changes for as long as the records that refer to them."""
+        """Store the private values of a call's changes for as long as the records that refer to them."""
         days = self._settings.retention_years_writes * 366
         for ref, plain in values.kept.items():
             sealed = self._box.seal(plain, purpose=VALUE, about=ref)
             _store(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(plain), days)
 
     def value(self, recorded: Any) -> Any:
-        """A value of a change, from its record. E3801 when what is kept is not what the record says, or is gone."""
+        """Return a value of a change, from its record. E3801 if the stored value is gone or has another hash."""
         if not is_sealed_value(recorded):
             return recorded
         ref = str(recorded["sealed"])
@@ -281,7 +281,7 @@ class Kept:
         return decode(plain)["value"]
 
     def replayed_session(self, caller: Caller, session: str) -> Json:
-        """A session's state, made anew from the journal's records of its changes."""
+        """Return a session's state, computed from the journal's records of its changes."""
         state: Json = {}
         for body in ledger.session_changes(self._reader):
             record: Json = orjson.loads(body)
@@ -298,39 +298,39 @@ class Kept:
     # Outcomes under a key
 
     def check_key(self) -> None:
-        """Refuse (E3601, E3604, E3804) to begin what could not be recorded, since nothing can be sealed."""
+        """Refuse (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted."""
         self._box.current  # noqa: B018 - looks at the keys, and makes them where there are none
 
     def outcome(self, found: idempotency.Replay) -> Json:
-        """What came of a call, as its key keeps it. One in clear text, of an older version, is JSON."""
+        """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""
         sealed = found.result
         if sealed.startswith(b"{"):
             return decode(sealed)
         return decode(self._box.open(sealed, purpose=_OUTCOME, about=found.call))
 
     def sealed_outcome(self, call: str, outcome: Json) -> bytes:
-        """What came of a call, as its key is to keep it."""
+        """Return the outcome of a call, encrypted for its key."""
         return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call)
 
     # Inputs
 
     def keeps_inputs(self, call: Call) -> bool:
-        """Whether the inputs of a call are to be kept, by the setting and by what happened to them."""
+        """Whether the inputs of a call are to be stored, by the setting and by what changed them."""
         mode = self._settings.keep_inputs
         return mode == "always" or (mode == "changed" and inputs.worth_keeping(call))
 
     async def inputs_of(self, call: Call, *, waits: bool = False) -> SentInputs | None:
-        """What is kept of the inputs of a call, ready to be stored; None where nothing is to be kept.
+        """Return the inputs of a call, ready to be stored; None if they are not to be stored.
 
-        Large ones are written and sealed beside the event loop. A call that `waits` for a person ends in a unit that
-        knows its ticket alone, so its inputs are stored with the ticket. If it runs, those of its closing replace them:
-        a reviewer may have changed them.
+        Large ones are encoded and encrypted in a thread. A call that `waits` for an approval ends in a unit that knows
+        only its ticket, so its inputs are stored with the ticket. If it runs, its closing replaces them: a reviewer may
+        have changed them.
         """
         if call.request.caller is None or not call.model_input or not self.keeps_inputs(call):
             return None
         ref, size = f"inputs:{call.id}", len(call.model_input)
         if waits or call.more.approval is not None or call.request.id is not None:
-            # A call that waited can end more than once under its id: refused for a while, it is tried again.
+            # A call that waited can end more than once under its id: one that is refused for a while is tried again.
             ref = f"{ref}.{secrets.token_hex(8)}"
         if size > inputs.LARGEST_KEPT and self._settings.keep_inputs != "always":
             return SentInputs(ref, b"", None, inputs.TOO_LARGE)
@@ -344,9 +344,9 @@ class Kept:
         return body, self._box.seal(body, purpose="inputs", about=ref)
 
     def store_inputs(self, transaction: Transaction, call: Call, sent: SentInputs | None) -> Json:
-        """Keep the inputs of a call, sealed. Returns what the closing record says if they are not kept.
+        """Store the inputs of a call, encrypted. Returns what the closing record says if they are not stored.
 
-        They are left out where a quota has no room: the call goes before them.
+        They are left out if a quota has no room for them: the call itself is more important.
         """
         caller = call.request.caller
         if sent is None or caller is None:
@@ -365,14 +365,14 @@ class Kept:
         return {}
 
     def inputs_withheld(self, reader: Reader, call: Call, sent: SentInputs | None) -> Json:
-        """What a record says about inputs that are to be kept and cannot be; empty where they can."""
+        """Return what a record says about inputs that should be stored and cannot be; empty if they can."""
         if sent is None or call.request.caller is None:
             return {}
         withheld = sent.withheld or self.why_withheld(reader, call.request.caller, {sent.ref: sent.body})
         return {"inputsWithheld": withheld} if withheld else {}
 
     def inputs(self, call: str) -> Callable[[], Json] | None:
-        """What is kept of the inputs of a call, to be opened on any thread; None if nothing is."""
+        """Return a function that decrypts the stored inputs of a call, on any thread; None if there are none."""
         ref = payloads.inputs_of(self._reader, call)
         body = None if ref is None else payloads.whole(self._reader, ref)
         return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=cast("str", ref)))
@@ -380,7 +380,7 @@ class Kept:
     # Undoing
 
     def undo(self, call: str, caller: Caller) -> Json:
-        """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
+        """Return what undoing a call needs, as stored when the call succeeded; only for the caller that made it."""
         ref = f"undo:{call}"
         row = payloads.owned(self._reader, ref)
         if row is None or row.body is None or row.owner != owner_of(caller):
@@ -398,7 +398,7 @@ class Kept:
         await self._keep_undo(ran, _undo(ran, ran.more.compensation))
 
     async def keep_undo_of(self, verified: Verified) -> None:
-        """The same for a call whose effect is confirmed and whose result is withheld; nothing if it has no undo."""
+        """Do the same for a call whose effect is confirmed and whose result is withheld, if it can be undone."""
         undo = compensation(verified)
         if undo is not None:
             await self._keep_undo(verified, undo)
@@ -411,14 +411,14 @@ class Kept:
 
 
 class Sealed(NamedTuple):
-    """An encrypted payload, and how many pieces of it are written. None: it is not kept."""
+    """An encrypted payload, and how many pieces of it are written. None: it is not stored."""
 
     body: bytes | None
     pieces: int
 
 
 class SentInputs(NamedTuple):
-    """The inputs of a call as they are to be kept, sealed already if they are large; or why they are not kept."""
+    """The inputs of a call as they are to be stored, encrypted already if they are large; or why they are not."""
 
     ref: str
     body: bytes
@@ -427,10 +427,10 @@ class SentInputs(NamedTuple):
 
 
 class PrivateValues:
-    """Decides which values of one call's changes are private, and holds these until they are sealed.
+    """Decides which values of one call's changes are private, and keeps these until they are encrypted.
 
-    A record refers to such a value and has a hash of it. The hash is salted: one of something short would give it away
-    to whoever can guess.
+    A record refers to such a value and has a hash of it. The hash is salted, because a short value could be guessed
+    from it.
     """
 
     def __init__(self, call: str, private: Callable[[str, Any], bool], random_bytes: Callable[[int], bytes]) -> None:
@@ -440,7 +440,7 @@ class PrivateValues:
         self.kept: dict[str, bytes] = {}
 
     def shown(self, resource: str, value: Any) -> Any:
-        """A value as its record shows it."""
+        """Return a value as its record shows it."""
         if value is None or not self._private(resource, value):
             return value
         ref = f"value:{self._call}.{len(self.kept)}"
@@ -449,17 +449,17 @@ class PrivateValues:
 
 
 def is_sealed_value(recorded: Any) -> TypeGuard[Json]:
-    """Whether a record refers to a value that is kept sealed."""
+    """Whether a record refers to a value that is stored encrypted."""
     return isinstance(recorded, dict) and cast("Json", recorded).keys() == {"sealed", "sha256"}
 
 
 def session_id(caller: Caller, session: str) -> bytes:
-    """The row of a session: visible only to the tenant and caller that own it."""
+    """Return the id of the row of a session, which only the tenant and caller that own it can compute."""
     return sealed_digest(caller.tenant, caller.id, session)
 
 
 def compensation(verified: Verified) -> Json | None:
-    """The concrete call that would undo this one, stored before success is reported."""
+    """Return the call that would undo this one, stored before success is reported; None if there is none."""
     ran = verified
     requested = ran
     contract = requested.tool.contract
@@ -477,7 +477,7 @@ def _undo(requested: Requested, arguments: Json) -> Json:
 
 
 def _end_of_key(transaction: Transaction, call: Call) -> int:
-    """The end of the window of a call's key."""
+    """Return the end of the window of a call's idempotency key."""
     assert call.more.scope is not None
     row = idempotency_rows.state(transaction, call.more.scope)
     assert row is not None

@@ -1,4 +1,4 @@
-"""What a preview promised, held against what the call then did."""
+"""Compare the changes that a preview predicted with those that the call made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from interlock.data.schema import Json
 
 
 def promised(preview: Json) -> list[tuple[str, str]]:
-    """What a preview promises, as digests: which resource, what is done to it, and the value it will have."""
+    """Return the predictions of a preview as digests: the resource, the operation and the new value of each change."""
     return sorted(
         _promise(one.get("resource"), one.get("operation"), one.get("after")) for one in preview["predicted_effects"]
     )
@@ -22,7 +22,7 @@ def _promise(resource: Any, operation: Any, after: Any) -> tuple[str, str]:
 
 
 def broken_promises(kept: Json, changes: Iterable[Change]) -> list[str]:
-    """What a call did otherwise than its preview said, in words."""
+    """Return the differences between a call and its preview, in words."""
     said: dict[str, set[str]] = {}
     for what, after in kept["promised"]:
         said.setdefault(what, set()).add(after)

@@ -1,12 +1,12 @@
-"""Calls that their process did not live to close.
+"""Calls that were not closed because their process died.
 
-A write that died between intent and outcome leaves a key that is blocked: whether it took effect cannot be told from
-here. Whichever process notices first tells of it, once. Someone who can look at the world decides. That it happened:
-the key answers from now on with the result they state. That it did not: the key is free, and the same call may run.
-Either way the decision is on record, under a name.
+A write that died between intent and outcome leaves a blocked idempotency key: nobody can tell from here whether it took
+effect. The first process that notices alerts, once, and a person who can check decides. If it happened, the key answers
+from then on with the result that they state. If it did not, the key is free, and the same call may run. Either way the
+decision is recorded, with a name.
 
-A read that died left the world as it was, so nobody has to look: whichever process opens the home next closes it as
-failed. Reads that take their time are noted as begun for this, and the note goes in the write that closes them.
+A read that died changed nothing, so no decision is needed: the process that opens the data directory next closes it as
+failed. Reads that take long have a start record for this purpose, and a note that the closing write removes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from interlock.store import idempotency as idempotency_rows
 from interlock.store.port import Store, Transaction, Unit
 
 SCOPE = "calls:reconcile"
-# The note of a read that is under way: its name here and the call, and whose it is.
+# The prefix of the note of a running read, which names the call and its process.
 BEGUN = "begun:"
 _CRASHED = CODES["E3404"]
 
@@ -51,7 +51,7 @@ class UnknownCall:
 
 
 def unknown_calls(journal: Store) -> list[UnknownCall]:
-    """Every call that waits for a person, oldest first."""
+    """Return every call whose outcome a person must decide, oldest first."""
     return [
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
         for call, tool, version, key, caller, at_ms in idempotency_rows.unknown(journal.reader)
@@ -59,12 +59,12 @@ def unknown_calls(journal: Store) -> list[UnknownCall]:
 
 
 def advice(call_id: str) -> str:
-    """What the alert says of a call whose key is blocked."""
+    """Return the reason in the alert about a call whose key is blocked."""
     return f"whether it took effect is unknown; a person settles it with: interlock calls reconcile {call_id}"
 
 
 async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
-    """Block the keys of writes that died with their process, and tell of each. Writes nothing while there are none."""
+    """Block the keys of writes that died with their process, and alert about each. Usually writes nothing."""
     if all(map(alive, idempotency_rows.executing_owners(journal.reader))):
         return
     for call_id, tool in await journal.commit(idempotency.find_orphans(alive)):
@@ -72,7 +72,7 @@ async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: 
 
 
 def require_scope(caller: Caller) -> None:
-    """Refuse (E3206) a caller who may not settle."""
+    """Refuse (E3206) a caller who may not settle calls."""
     if not caller.governs(SCOPE):
         raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`, in the tenant `local`")
 
@@ -83,17 +83,17 @@ Seal = Callable[[str, Json], bytes]
 async def reconcile(
     journal: Store, caller: Caller, call_id: str, *, seal: Seal, happened: bool, value: Any = None
 ) -> None:
-    """Settle a call on a person's word, if they may give it. `seal` makes of an outcome what its key keeps."""
+    """Settle a call as a person decided, if they may decide. `seal` encrypts an outcome for its key."""
     require_scope(caller)
     await journal.commit(settle(call_id, happened, value, caller.id, seal))
 
 
 def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Unit[None]:
-    """A unit that settles one unknown call: with its result, or as never having happened. E3702 if none is open."""
+    """Return a unit that settles one unknown call: with its result, or as not executed. E3702 if none is open."""
 
     def unit(transaction: Transaction) -> None:
         row = idempotency_rows.of_call(transaction, call_id)
-        # Looked at inside the write: the call may have ended after all, or someone else may have settled it.
+        # Checked inside the write: the call may have ended after all, or someone else may have settled it.
         if row is None or row.state != "unknown":
             raise Failure("E3702", f"no call `{call_id}` waits to be settled; see interlock calls reconcile")
         scope, tool, version, key, caller, _, reserved_ms, expires_ms = row
@@ -123,7 +123,7 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
 
 
 def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str, reason: str) -> Unit[None]:
-    """A unit that records a request to cancel. `call` is None where no call of this id runs any more."""
+    """Return a unit that records a request to cancel. `call` is None if no call of this id runs any more."""
 
     def unit(transaction: Transaction) -> None:
         if call is not None:
@@ -137,7 +137,7 @@ def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str, reason
 
 
 def _actors(transaction: Transaction, call_id: str) -> Json:
-    """The caller, agent and tenant that earlier records of the call name; empty for an id that no record has."""
+    """Return the caller, agent and tenant in earlier records of the call; empty for an id without records."""
     first = ledger.first_of_call(transaction, call_id)
     known: Json = {} if first is None else orjson.loads(first)
     return {name: known.get(name) for name in ("callerId", "agentId", "tenant")} if known else {}
@@ -147,7 +147,7 @@ def _actors(transaction: Transaction, call_id: str) -> Json:
 
 
 def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
-    """A unit that puts a read on record as begun, by a process that may die before it ends."""
+    """Return a unit that records the start of a read whose process may die before it ends."""
 
     def unit(transaction: Transaction) -> None:
         transaction.append("started", call_id, body)
@@ -157,12 +157,12 @@ def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
 
 
 def end(transaction: Transaction, call_id: str) -> None:
-    """Part of the write that closes a call: it is no longer merely begun."""
+    """Remove the note of a started read, in the write that closes it."""
     facts.remove(transaction, BEGUN + call_id)
 
 
 def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
-    """A unit that closes the reads of dead processes as failed. Returns their ids."""
+    """Return a unit that closes the reads of dead processes as failed. It returns their ids."""
 
     def unit(transaction: Transaction) -> list[str]:
         rows = facts.between(transaction, BEGUN, "begun;")
@@ -173,7 +173,7 @@ def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
 
 
 def _close(transaction: Transaction, call_id: str) -> bool:
-    """Close one read; False for a call that came to its end, or to a person, after it was noted."""
+    """Close one read. False if the call ended, or waits for an approval, since it was noted."""
     end(transaction, call_id)
     last = ledger.progress(transaction, call_id)
     if last is None or last[0] != "started":

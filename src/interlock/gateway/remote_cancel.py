@@ -1,8 +1,8 @@
-"""Calls that another process on this home runs: which one it is, and how it is asked to end them.
+"""Calls that other processes on this data directory run: which process it is, and how to ask it to end them.
 
-A process stops what it runs itself. Of a call of another it leaves the wish to stop it in the store; every process
-looks now and then for wishes that are for it (`heed`), and its answer is the call's `cancel` record, as always. A wish
-that nobody takes up, because that process does no chores or has died meanwhile, is taken back.
+A process stops its own calls. For a call of another process it stores a request; every process periodically looks for
+requests addressed to it (`heed`), and its answer is the call's `cancel` record, as always. A request that nobody takes
+up, because that process does no background work or has died meanwhile, is withdrawn.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ TRIES = 100
 _WISH = "cancel:"
 
 
-class Elsewhere:
-    """The other processes on a home, as one of them sees them."""
+class RemoteCancel:
+    """Cancels calls of other processes on the same data directory."""
 
     def __init__(self, journal: Store, instance: Instance) -> None:
         self._journal = journal
         self._instance = instance
 
     def runs(self, call_id: str) -> str | None:
-        """The other process that runs a call now, if one does that is alive."""
+        """Return the other process that runs a call now, if there is one and it is alive."""
         runners = idempotency.runners(self._journal.reader, call_id, BEGUN + call_id)
         others = (owner for owner in runners if owner != self._instance.id and self._instance.alive(owner))
         return next(others, None)
 
     async def ended(self, call_id: str) -> None:
-        """Wait until no other process runs a call any more."""
+        """Wait until no other process runs the call any more."""
         while self.runs(call_id) is not None:  # noqa: ASYNC110 - another process ends it, of which only the store tells
             await asyncio.sleep(EVERY_S)
 
     async def cancel(self, call_id: str, owner: str, reason: Reason = "interruption") -> str:
-        """Ask the process that runs a call to end it: what it answers, or `unsupported` where it does not."""
+        """Ask the process that runs a call to end it. Returns its answer, or `unsupported` if it gives none."""
         reader = self._journal.reader
         before = len(ledger.of_kind(reader, call_id, "cancel"))
         await self._journal.commit(_wish(call_id, owner, reason))
@@ -57,7 +57,7 @@ class Elsewhere:
         return "finished" if self.runs(call_id) is None else "unsupported"
 
     async def heed(self, cancel: Callable[[str, Reason], str]) -> None:
-        """Do what others asked of this process."""
+        """Cancel the calls that other processes asked this one to cancel."""
         mine = self._instance.id
         asked = [_said(mine, reason) for reason in REASONS]
         for name, said in facts.between_with(self._journal.reader, _WISH, "cancel;", asked):
@@ -67,7 +67,7 @@ class Elsewhere:
 
 
 def _said(owner: str, reason: Reason) -> str:
-    """Whose a wish is, and why; a process of an older version knows the plain one."""
+    """Return who requested a cancellation and why. A process of an older version sends only the former."""
     return owner if reason == "interruption" else f"{owner} {reason}"
 
 
@@ -76,6 +76,6 @@ def _wish(call_id: str, owner: str, reason: Reason) -> Unit[None]:
 
 
 def _take(call_id: str, owner: str) -> Unit[bool]:
-    """A unit that takes a wish up, or back; whether it was still there."""
+    """Return a unit that takes up or withdraws a request. It returns whether the request was still there."""
     said = [_said(owner, reason) for reason in REASONS]
     return lambda transaction: facts.remove_with(transaction, _WISH + call_id, said)

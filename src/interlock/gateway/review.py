@@ -1,7 +1,7 @@
-"""The reviewers' desk: what waits, what was decided, and going on with what was approved.
+"""Review: list what waits for approval, approve or deny it, and continue what was approved.
 
-Whoever decides does so here, through the command line or a door of their own; no call can. Going on with an approved
-call is an ordinary call with the same id: it passes all six phases again, with the authority its caller has now.
+Reviewers decide here, through the command line or an endpoint; no call can. Continuing an approved call is an ordinary
+call with the same id: it passes all six phases again, with the authority that its caller has now.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRY_S = 5.0
 
 
 class Desk:
-    """Tickets and standing approvals of one home."""
+    """Tickets and standing approvals of one data directory."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Desk:
     # Looking
 
     def list(self, *, every: bool = False) -> list[Ticket]:
-        """What waits for a person, oldest first; or every ticket, newest first."""
+        """Return the tickets that wait for a decision, oldest first; or every ticket, newest first."""
         return [self._asking.opened(ticket) for ticket in tickets.listing(self._journal.reader, every=every)]
 
     async def show(self, ticket_id: str, *, by: Caller | None = None) -> Ticket:
-        """One ticket, by its id or the beginning of it. `by` only bounds what a refusal tells."""
+        """Return one ticket, by its id or the beginning of it. `by` only limits what a refusal says."""
         return self._asking.opened(tickets.load(self._journal.reader, ticket_id, by))
 
     # Deciding
@@ -79,15 +79,15 @@ class Desk:
     async def approve(
         self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
     ) -> Ticket:
-        """Agree to one call. With `edit`, to that call with these arguments changed; None takes an argument out."""
-        # A person's own token bounds what they can agree to, and agreeing is a use of it.
+        """Approve one call. With `edit`, that call with these arguments changed; None removes an argument."""
+        # A person's own token limits what they can approve, and approving is a use of it.
         outside = await self._outside(ticket_id, by, edit or {})
         changed = None if edit is None else await self._edit(ticket_id, by, edit, outside)
         return await self._resolve(ticket_id, by, approve=True, comment=comment, edit=changed, outside=outside)
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Ticket:
-        """Say no. Whoever may say yes may, however narrow their token is: nothing comes of it."""
-        await self.show(ticket_id, by=by)  # what cannot be shown is not decided on
+        """Deny one call. Everybody who may approve it may deny it, however narrow their token is."""
+        await self.show(ticket_id, by=by)  # a ticket that cannot be decrypted cannot be decided on
         return await self._resolve(ticket_id, by, approve=False, comment=comment)
 
     def is_alone(self, by: Caller) -> bool:
@@ -95,13 +95,13 @@ class Desk:
         return is_alone(self._journal.reader, by)
 
     async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> None:
-        """Put on record that a local person decides alone on this machine, or does so no longer."""
+        """Record that a local person decides alone on this machine, or no longer does."""
         if by.capability is not None or not is_person(by) or not by.id.startswith("local:"):
             raise Failure("E3206", "only a person at the command line of this machine can state that they are alone")
         await self._journal.commit(state_alone(by, alone=alone, reason=reason))
 
     async def withdraw(self, call_id: str, *, by: Caller) -> bool:
-        """Take back a call that waits for a person, or was agreed to and has not run. False if none of this id does."""
+        """Withdraw a call that waits for approval, or was approved and has not run. False if there is none."""
         ticket = await self._journal.commit(tickets.withdraw(call_id, by.acting))
         if ticket is None:
             return False
@@ -110,16 +110,16 @@ class Desk:
         return True
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **said: Any) -> Ticket:
-        claims = uses_of(by.capability) if approve and by.capability is not None else ()
+        uses = uses_of(by.capability) if approve and by.capability is not None else ()
         said["comment"] = self._gateway.observer.remark(said["comment"])
         four_eyes = self._settings.four_eyes
-        unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, four_eyes=four_eyes, **said)
+        unit = tickets.resolve(ticket_id, by, approve=approve, uses=uses, four_eyes=four_eyes, **said)
         found = self._asking.opened(_allowed(await self._journal.commit(unit)))
         self._gateway.observer.announce(f"approval.{found.state.lower()}", found.call, found.ref, **found.pending())
         return found
 
     async def _outside(self, ticket_id: str, by: Caller, edit: Mapping[str, Any]) -> Failure | None:
-        """Why a call that waits, as the reviewer would have it, is more than their own token covers."""
+        """Return why a waiting call, as the reviewer would approve it, exceeds what their own token covers."""
         capability, ticket = by.capability, await self.show(ticket_id, by=by)
         if capability is None:
             return None
@@ -138,8 +138,8 @@ class Desk:
         return None
 
     async def _edit(self, ticket_id: str, by: Caller, edit: Mapping[str, Any], outside: Failure | None) -> Edit:
-        """The input as the reviewer wants it, checked and previewed like any input before it is agreed to."""
-        # INVARIANT: what a check says of a private input is told to nobody who may not decide.
+        """Return the input as the reviewer edits it, checked and previewed like any input before it is approved."""
+        # INVARIANT: only a person who may decide learns what a check says about a private input.
         four_eyes = self._settings.four_eyes
         ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by, outside, four_eyes)))
         if ticket.operation != "invoke":
@@ -149,11 +149,11 @@ class Desk:
         arguments = _merged(content["arguments"], edit)
         caller = stored_caller(content["caller"])
         key = content["key"]
-        # Events of hooks that look at the edit are those of the call that waits.
+        # Events of hooks that run on the edit are those of the waiting call.
         request = Request(
             tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key, id=ticket.call
         )
-        # INVARIANT: nobody agrees to what they were not shown; what cannot be foreseen is not agreed to.
+        # INVARIANT: nobody approves what they were not shown; a call without a preview is not approved.
         checked = await self._gateway.checked(request)
         # The preview runs under an id of its own: somebody else may agree meanwhile, and the call itself may run.
         checked.id = self._gateway.with_id(request).id or ""
@@ -181,9 +181,9 @@ class Desk:
         versions: str | None = None,
         tenant: str | None = None,
     ) -> Standing:
-        """Agree to calls of one tool by one caller, within bounds. Without `versions`, to the present version only.
+        """Approve calls of one tool by one caller in advance, within bounds; without `versions`, of the present one.
 
-        `tenant` is the caller's, where it is not that of the person who agrees.
+        `tenant` is the caller's, if it is not that of the person who approves.
         """
         version = self._catalog.resolve(tool, versions)
         contract = version.contract
@@ -196,7 +196,7 @@ class Desk:
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
         for name in self._gateway.observer.private_arguments(contract, arguments):
-            # INVARIANT: the patterns of standing approvals are kept readable, so no private value is among them.
+            # INVARIANT: the patterns of standing approvals are stored readably, so they contain no private value.
             if not standing.is_open(arguments[name]):
                 raise Failure(
                     "E3004",
@@ -217,14 +217,15 @@ class Desk:
         )
         approval = contract.manifest.approval or self._settings.approval
         groups = frozenset(step.group for step in approval.chain)
-        claims: Sequence[Callable[[Transaction], None]] = ()
+        used_up: Sequence[Callable[[Transaction], None]] = ()
         if by.capability is not None:
             token_checks.check_in_advance(
                 by.capability, contract, wish.versions, wish.arguments, self._settings.environment
             )
             token_checks.check_cost(by.capability, contract, wish.uses)
-            claims = uses_of(by.capability, wish.uses)
-        unit = standing.grant(wish, by, groups, now_ms, claims)  # who may not agree hears that first
+            used_up = uses_of(by.capability, wish.uses)
+        # A person who may not approve is told that first.
+        unit = standing.grant(wish, by, groups, now_ms, used_up)
         required: list[str] = contract.input.model_facing.get("required") or []
         for name in required:
             if name not in arguments:
@@ -237,7 +238,7 @@ class Desk:
         return await self._journal.commit(unit)
 
     def standing(self) -> list[Standing]:
-        """Every standing approval there is."""
+        """Return every standing approval."""
         return standing.listing(self._journal.reader)
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Standing:
@@ -247,7 +248,7 @@ class Desk:
     # Time
 
     async def sweep(self) -> list[Happening]:
-        """Do what time has made due: deny what nobody decided on, and carry further what waits too long."""
+        """Deny tickets that have timed out, and escalate those that wait too long."""
         if not any_open(self._journal.reader):
             return []
         happened = await self._journal.commit(tickets.sweep(self._channels))
@@ -258,9 +259,9 @@ class Desk:
     # Going on
 
     async def resume(self, ticket_id: str) -> Result:
-        """Go on with one call that was approved. Whoever asks for it at the same time gets the same answer."""
+        """Continue one call that was approved. Concurrent requests get the same answer."""
         ticket = await self.show(ticket_id)
-        # INVARIANT: a call that goes on keeps its id, so it does so once at a time.
+        # INVARIANT: a call that continues keeps its id, so only one attempt runs at a time.
         going = self._going.get(ticket.id)
         if going is None:
             going = self._going[ticket.id] = asyncio.ensure_future(self._go_on(ticket))
@@ -268,7 +269,7 @@ class Desk:
         return await asyncio.shield(going)
 
     async def _go_on(self, ticket: Ticket) -> Result:
-        """The six phases for a call that waited, with the authority its caller has now."""
+        """Run the six phases of a call that waited, with the authority that its caller has now."""
         if ticket.state != "APPROVED" or ticket.sealed is None:
             raise tickets.rejection(ticket) or Failure(
                 "E3411", f"ticket {ticket.id} is {ticket.state}, so there is nothing to go on with"
@@ -284,7 +285,7 @@ class Desk:
         return result
 
     def _waiting(self, ticket: Ticket) -> Request:
-        """The call that waits, as it was asked for."""
+        """Return the request of a waiting call, as it was made."""
         assert ticket.sealed is not None
         content = self._asking.unsealed(ticket.sealed, ticket.id)
         asked = stored_caller(content.pop("caller"))
@@ -292,7 +293,7 @@ class Desk:
         return Request(**content, id=ticket.call, caller=asked)
 
     async def resume_all(self) -> list[Result]:
-        """Go on with every call that was approved and has not run. What cannot run just now is tried again later."""
+        """Continue every call that was approved and has not run. One that cannot run now is tried again later."""
         results: list[Result] = []
         now = self._clock.monotonic()
         for ticket in tickets.approved(self._journal.reader):
@@ -309,13 +310,13 @@ class Desk:
 
 
 def _merged(arguments: Mapping[str, Any], edit: Mapping[str, Any]) -> Json:
-    """Arguments with some changed; None takes one out."""
+    """Return arguments with some changed; None removes one."""
     merged = {**arguments, **edit}
     return {name: value for name, value in merged.items() if not (value is None and name in edit)}
 
 
 def _refuse_overruled(call: Call, names: Sequence[str]) -> None:
-    """Refuse (E3211) an edit of which a hook changes the very arguments that the reviewer wrote."""
+    """Refuse (E3211) an edit if a hook changes the very arguments that the reviewer wrote."""
     for change in call.more.mutations:
         kind, _, hook = change.source.partition(":")
         name = change.pointer.removeprefix("/").split("/")[0].replace("~1", "/").replace("~0", "~")

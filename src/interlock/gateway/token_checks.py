@@ -1,7 +1,7 @@
-"""What a token covers: every link of its chain must name the tool and its version, allow its class, hold in this
-environment and reach whatever the call touches.
+"""Checks of what a token covers.
 
-Callers are held to it at every call, people who decide on a ticket or agree in advance when they say yes.
+Every link of its chain must name the tool and its version, allow its class, hold in this environment and cover the
+resources of the call. Tokens of callers are checked at every call, tokens of reviewers when they approve.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _permissions(contract: Contract) -> tuple[Permission, ...]:
 def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
     """Refuse (E3206) arguments that name a path outside those that the tool's permissions list.
 
-    A tool in this process is asked for where links lead. One in a sandbox finds what it reads below /in, and what it
-    writes to at its own path.
+    For a tool in this process symbolic links are resolved. A tool in a sandbox finds what it reads below /in, and what
+    it writes at its own path.
     """
     held, contract = tool.permissions, tool.contract
     roots, writable = set(held.readable), set(held.writable)
@@ -101,19 +101,19 @@ def _path_in(resource: str) -> str:
 
 
 def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
-    """The resources that a call with these arguments touches; E3206 for a value that has no normal form."""
+    """Return the resources that a call with these arguments uses; E3206 for a value without a normal form."""
     return facts(contract, arguments, (), _RESOURCES)["resources"]
 
 
 def reach_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """All that a call with these arguments may use: the resources that it touches and those of its permissions."""
+    """Return everything that a call with these arguments may use: its resources and those of its permissions."""
     return (*resources_of(contract, arguments), *(one.resource for one in _permissions(contract)))
 
 
 def check_resources(capability: Capability, contract: Contract, found: Sequence[str]) -> None:
-    """Refuse (E3206) what lies outside the token's resources; a call must tell at least one that it touches.
+    """Refuse (E3206) resources that the token does not cover; a call must name at least one.
 
-    Of a sandboxed tool that lists permissions it is known without asking: it reaches nothing beside them.
+    A sandboxed tool that lists permissions needs to name none: it cannot reach anything else.
     """
     told = contract.manifest.sandbox is not None and contract.auth.required_permissions
     if not found and not told:
@@ -126,7 +126,7 @@ def check_resources(capability: Capability, contract: Contract, found: Sequence[
 
 
 def check_cost(capability: Capability, contract: Contract, calls: int = 1) -> None:
-    """Refuse (E3206) calls that are expected to cost more than the token is for."""
+    """Refuse (E3206) calls that are expected to cost more than the token allows."""
     expected = (contract.manifest.estimated_cost or 0.0) * calls
     most = min(
         (link.constraints["max_cost"] for link in capability.links if "max_cost" in link.constraints), default=None
@@ -138,7 +138,7 @@ def check_cost(capability: Capability, contract: Contract, calls: int = 1) -> No
 def check_in_advance(
     capability: Capability, contract: Contract, versions: str, patterns: Mapping[str, Any], environment: str
 ) -> None:
-    """Refuse calls to come, of a range of versions and with arguments of a pattern, but those the token covers."""
+    """Refuse future calls, of a range of versions and with a pattern of arguments, that the token does not cover."""
     check_tool(capability, contract, environment)
     whole = ToolGrant(str(contract.id), versions)
     if any(widenings(link, replace(link, tools=(whole,))) for link in capability.links):
@@ -146,7 +146,7 @@ def check_in_advance(
     bound = capability.bound
     by_class = any("mutation_class" in link.constraints for link in capability.links)
     if (bound or by_class) and versions != contract.version:
-        # What another version is and touches, nobody knows.
+        # Nothing is known about the resources of other versions.
         raise Failure("E3206", f"the token bounds what a tool may be, so name one version: {contract.version}")
     if bound and any(is_range(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")

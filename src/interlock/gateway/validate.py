@@ -1,29 +1,95 @@
-"""Phase 2. The input fits the contract, or the answer says everything that is wrong with it."""
+"""Phase 2. Check that the input fits the contract. A refusal lists everything that is wrong with it."""
 
 from __future__ import annotations
 
 import copy
 import re
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, cast
 
-from interlock.call.phases import ABSENT, Mutated, Request, Requested
+from interlock.call.phases import ABSENT, Checked, Mutated, Request, Requested
 from interlock.call.prepared import Prepared
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT
+from interlock.data.canonical import decode, private_copy
 from interlock.data.coerce import Coerced, coerce
 from interlock.data.explain import input_faults
 from interlock.data.fragments import attacks
 from interlock.data.schema import Fault, Json, pointer
 from interlock.gateway.handlers import faults_by
+from interlock.gateway.hooks import Hooks
+from interlock.gateway.observe import Observer
+from interlock.gateway.paging import Cursors
 
-# So many conversions of an input are told one by one. The rest are told by the member they lie in, or, if these are as
-# many, as one change of the whole input.
+# So many conversions of an input are recorded one by one. The rest are recorded by the member they lie in, or, if these
+# are as many, as one change of the whole input.
 MOST_TOLD = 1000
+# A shorter input, in bytes of JSON, cannot contain more private values than a call may have.
+_FEW_PRIVATE = 1 << 14
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 
+class Validator:
+    """Validates the inputs of calls."""
+
+    def __init__(self, *, clock: Clock, observer: Observer, hooks: Hooks, cursors: Cursors) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._hooks = hooks
+        self._cursors = cursors
+
+    async def validate(self, requested: Requested) -> Checked:
+        """Check the input against the contract, run the tool's own checks, and run the pre-hooks."""
+        call, tool = requested, requested.tool
+        call.phases.append("validate")
+        if call.request.operation == "compensate":
+            check_key(requested)
+            arguments: Json = decode(requested.model_input)
+            call.input = arguments
+        else:
+            assert isinstance(call.request.arguments, dict)
+            given = call.request.arguments
+            large = len(requested.model_input) > LARGE_INPUT
+            if not large and (tool.writes or tool.has_checks or self._hooks.registered):
+                # INVARIANT: code outside of Interlock has no reference to the input that is checked from here on. A
+                # plain read runs at once, so there is no moment at which its caller could change the input.
+                given = private_copy(given)
+            if tool.paged:
+                given = self._cursors.restore(requested, given)
+            check = self._check_input
+            arguments = call.input = await INPUTS.run(check, requested, given) if large else check(requested, given)
+            if tool.has_checks:
+                await self._check_meaning(requested, arguments)
+        call.move("arguments_ready")
+        self._observer.emit("tool.invocation.arguments_ready", call)
+        if self._hooks.registered:
+            before = arguments
+            arguments = call.input = await self._hooks.before(requested, arguments)
+            if tool.has_checks and arguments != before:
+                await self._check_meaning(requested, arguments)
+        return cast("Checked", requested)
+
+    def _check_input(self, requested: Requested, given: Json) -> Json:
+        """Return the arguments as the contract takes them."""
+        if len(requested.model_input) > _FEW_PRIVATE and self._observer.hides(requested):
+            self._observer.check_private(requested)
+        try:
+            return check_input(requested, given)
+        except Failure as failure:
+            raise self._observer.bare(requested, failure) from None
+
+    async def _check_meaning(self, requested: Requested, arguments: Json) -> None:
+        left_s = requested.deadline - self._clock.monotonic()
+        try:
+            await check_meaning(requested.tool, arguments, left_s)
+        except Failure as failure:
+            raise self._observer.clean(requested, failure) from failure
+
+
 def check_input(requested: Requested, given: Json) -> Json:
-    """The arguments with text converted and defaults filled; refuses with one entry per fault."""
+    """Return the arguments with text converted and defaults filled in. A refusal has one entry per fault."""
     tool, call = requested.tool, requested
     faults = _key_faults(tool, call.request) if tool.key_required or call.request.key is not None else []
     arguments = given
@@ -43,14 +109,14 @@ def check_input(requested: Requested, given: Json) -> Json:
 
 
 def check_key(requested: Requested) -> None:
-    """Refuse (E3307) a call whose input needs no check, but whose key does."""
+    """Refuse (E3307) an idempotency key that is missing or malformed, for a call whose input needs no check."""
     faults = _key_faults(requested.tool, requested.request)
     if faults:
         raise _refusal(requested.tool, faults, "E3307")
 
 
 def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
-    """The arguments with their text converted, if that makes them fit."""
+    """Return the arguments with their text converted, if that makes them fit."""
     tool = requested.tool
     coerced = coerce(tool.facing, given)
     wrong = input_faults(tool.facing, coerced.value)
@@ -65,7 +131,10 @@ def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
 
 
 def _together(given: Json, coerced: Coerced) -> list[Mutated]:
-    """The conversions beyond the first ones, as changes of whole members. INVARIANT: no difference goes untold."""
+    """Return the conversions beyond the first ones as changes of whole members.
+
+    INVARIANT: every difference is recorded.
+    """
     members = dict.fromkeys(change.pointer.split("/", 2)[1] for change in coerced.changes[MOST_TOLD:])
     if len(members) > MOST_TOLD:
         return [Mutated("coercion", "", given, coerced.value)]
@@ -73,7 +142,7 @@ def _together(given: Json, coerced: Coerced) -> list[Mutated]:
     return [Mutated("coercion", f"/{at}", given[name], coerced.value[name]) for at, name in names.items()]
 
 
-# How the callers of each door write a key.
+# The way in which callers of each endpoint write an idempotency key.
 _AS, _SENT = {"cli": "--key order-17", "library": 'key="order-17"'}, '"idempotency_key": "order-17"'
 
 
@@ -90,7 +159,7 @@ def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
 
 
 def _code(errors: list[Any]) -> str:
-    """E3302 where text stands for a number that the type cannot hold without loss; otherwise E3301."""
+    """Return E3302 if text is a number that the type cannot hold without loss; otherwise E3301."""
     lossy = any(error.kind.name == "type" and _is_number(error.instance) for error in errors)
     return "E3302" if lossy else "E3301"
 
@@ -108,9 +177,9 @@ def _refusal(tool: Prepared, faults: list[Fault], code: str) -> Failure:
 
 
 async def check_meaning(tool: Prepared, arguments: Json, left_s: float) -> None:
-    """What a schema cannot say: fragments first, then the tool's own semantics, then what must be there.
+    """Check what a schema cannot express: fragments first, then the tool's own `check`, then its `preflight`.
 
-    Nothing has happened yet.
+    Nothing has been executed yet.
     """
     wrong = attacks(tool.contract.input, arguments) if tool.has_fragments else []
     if wrong:

@@ -1,64 +1,92 @@
-"""Phase 5. The result fits its contract and the effect is what the tool says it is, or nobody hears of success."""
+"""Phase 5. Check that the result fits its contract and that the effect is confirmed, and redact the result."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from interlock.call.phases import Ran
+import orjson
+
+from interlock.call.phases import Ran, Verified
 from interlock.call.prepared import Prepared
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.data.bounds import LARGE, result_too_large, size_of
-from interlock.data.coerce import coerce
-from interlock.data.explain import output_faults
-from interlock.data.schema import Fault, Json
+from interlock.core.threads import INPUTS, WALKS
+from interlock.data.bounds import LARGE_INPUT
+from interlock.data.schema import Json
 from interlock.gateway.handlers import consult, faults_by
+from interlock.gateway.observe import Observer
+from interlock.gateway.paging import Cursors
+from interlock.gateway.results import map_output
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.replay import Replays
+from interlock.privacy.scrub import scrubbed_at
 
 
-def is_small(output: Any) -> bool:
-    """Whether an output can be checked, redacted and encoded on the event loop without holding others up."""
-    return size_of(output, LARGE, steps=10_000) <= LARGE
+class ResultVerifier:
+    """Verifies calls whose tools have run."""
 
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        observer: Observer,
+        outputs: Outputs,
+        replays: Replays,
+        cursors: Cursors,
+    ) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._outputs = outputs
+        self._replays = replays
+        self._cursors = cursors
 
-def map_output(tool: Prepared, output: Any, most: int) -> Any:
-    """The output as JSON data, checked against the output schema. Done exactly once per call.
+    async def verify(self, ran: Ran) -> Verified:
+        """Check, redact and page the output of a call."""
+        call, tool = ran, ran.tool
+        call.phases.append("verify")
+        source = call.more.source
+        if source == "replay":
+            return await self._replays.recall(ran)
+        if source == "preview" or call.request.operation == "compensate":
+            value = self._observer.shown(call, ran.output) if source == "preview" else None
+            ran.value, ran.encoded = value, orjson.dumps(value)
+            return cast("Verified", ran)
+        # The private values of the input are searched for in the result, so a large input needs a thread as well.
+        large = len(call.model_input) > LARGE_INPUT
+        threads = WALKS if not map_output.is_small(ran.output) else INPUTS if large else None
+        try:
+            value, removed = self._mapped(ran) if threads is None else await threads.run(self._mapped, ran)
+        except Failure as failure:
+            if failure.code != "E3303":
+                raise
+            bare = self._observer.bare(call, failure)
+            at = [fault["pointer"] for fault in (bare.details or {}).get("faults", ())]
+            self._observer.alert((failure.details or {})["violation"], call, at=at)
+            raise bare from failure
+        if call.more.attestations or tool.has_verifier:
+            try:
+                await confirm_effects(tool, ran, value, ran.deadline - self._clock.monotonic())
+            except Failure as failure:
+                raise self._observer.clean(call, failure) from failure
+        redact = self._outputs.redact
+        verified = redact(ran, value) if threads is None else await threads.run(redact, ran, value)
+        if removed:
+            verified.extend().redacted = tuple(dict.fromkeys((*removed, *verified.more.redacted)))
+        if tool.paged:
+            verified = self._cursors.split(verified)
+        if call.more.files:
+            verified.extend().artifacts = await self._outputs.refer(call)
+        return verified
 
-    Refused (E3416) if it takes more than `most` bytes as JSON: that is estimated before anything else looks at it.
-    What is no data at all (TOOL_OUTPUT_CORRUPTION) is told apart from data that breaks the contract.
-    """
-    check_size(tool, output, most)
-    try:
-        # What ran isolated was written down inside already.
-        value = output
-        if tool.dump is not None and not tool.isolated:
-            value = tool.dump(output)
-            check_size(tool, value, most)
-        if tool.fits_output(value):
-            return value
-    except Failure:
-        raise
-    except Exception as error:  # a value its own type cannot write down breaks the contract as surely as a wrong one
-        faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
-        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
-    schema = tool.contract.output
-    if tool.contract.manifest.coerce_output:
-        coerced = coerce(schema, value)
-        if schema.valid(coerced.value):
-            return coerced.value
-    raise _violation(tool, output_faults(schema, value))
-
-
-def check_size(tool: Prepared, value: Any, most: int) -> None:
-    """Refuse (E3416) what takes more than `most` bytes as JSON."""
-    if size_of(value, most) > most:
-        raise result_too_large(tool.ref, most, writes=tool.writes)
-
-
-def _violation(tool: Prepared, faults: list[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:
-    return Failure(
-        "E3303",
-        f"{tool.ref} returned something its contract does not allow",
-        details={"violation": what, "faults": [fault.document() for fault in faults]},
-    )
+    def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
+        """Return an output as its contract describes it, and the places where private values were removed."""
+        tool = ran.tool
+        value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool))
+        if not self._observer.hides(ran):
+            return value, ()
+        # INVARIANT: a credential that was lent or sent never leaves with the result.
+        bare = self._observer.without(ran, value, keep=tool.members)
+        return bare, () if bare is value else tuple(scrubbed_at(value, bare))
 
 
 async def confirm_effects(tool: Prepared, ran: Ran, value: Any, left_s: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import orjson
 
 from interlock.call.context import Caller
-from interlock.call.phases import PLAINLY, Call, Decision, Verified
+from interlock.call.phases import FAST_PATH_STATES, Call, Decision, Verified
 from interlock.call.prepared import Prepared
 from interlock.call.results import Persistence, without_private_fields
 from interlock.contract.effects import Change
@@ -283,8 +283,8 @@ def _summary(value: Any, size: int) -> str:
     return orjson.dumps(summarize(value, size)).decode()
 
 
-_PLAIN_STATES = list(PLAINLY)
-_PLAIN = _states(PLAINLY)
+_PLAIN_STATES = list(FAST_PATH_STATES)
+_PLAIN = _states(FAST_PATH_STATES)
 
 
 Shown = Callable[[str, Any], Any]

@@ -355,7 +355,7 @@ class _Handler:
         known_as = request_id if request_id.__class__ is int else native_id(request_id)
         ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
         wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
-        if tool.quick and "interlock/version" not in meta:
+        if tool.computes and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)
         return route.watched(request_id, wanted, caller)
 

@@ -1,18 +1,19 @@
-"""The straight line: a plain read, from its request to its result, in one go.
+"""The fast path: a simple read, from its request to its result, in one step (ADR 24).
 
-Nearly all calls of agents are reads that nothing has to be looked up, asked or waited for. They go through the same
-checks as every call, made by the same parts: the contract holds their input and output, the token and the policy allow
-them, quarantine, loops and redaction are heeded, the same record is written. What they are spared is the steps in
-between, which are there for calls that can stop at any of them.
+Nearly all calls of agents are reads that need no lookup, no approval and no wait. They pass the same checks as every
+call, made by the same components: the contract fits their input and output, the token and the policy allow them,
+quarantine, loop detection and redaction apply, and the same record is written. Only the steps in between are skipped,
+which exist for calls that can stop at any of them.
 
-INVARIANT: the line only ever says yes. Whatever is not plain about a call is left to the phases: before the tool has
-begun by starting over, as nothing has happened; afterwards by going on from there, with the tool as far as it came.
+INVARIANT: the fast path only handles success. Every other call goes to the regular phases: before the tool has started,
+by starting over, because nothing has happened; afterwards, by continuing from that point with the running tool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -24,7 +25,6 @@ from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size
 from interlock.data.canonical import canonical
 from interlock.executors.function import Begun
 from interlock.gateway.authorize import Authorizer
-from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
 from interlock.registry.catalog import Catalog
@@ -35,8 +35,8 @@ from interlock.store.port import Store
 from interlock.telemetry.setup import Telemetry
 
 
-class Line(Read):
-    """A plain read on the line: with its result, to be told once that is written, or as far as its function came."""
+class FastRead(Read):
+    """A read on the fast path: with its result, while that is being written, or with its started function."""
 
     __slots__ = ("begun", "result", "written")
 
@@ -45,8 +45,8 @@ class Line(Read):
     written: asyncio.Future[None] | None
 
 
-class Straight:
-    """Takes the reads that are plain."""
+class FastPath:
+    """Makes simple reads."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Straight:
         catalog: Catalog,
         quarantine: Quarantine,
         authorizer: Authorizer,
-        execution: Execution,
+        start: Callable[[Read], Begun],
         hooks: Hooks,
         observer: Observer,
         telemetry: Telemetry,
@@ -72,7 +72,7 @@ class Straight:
         self._catalog = catalog
         self._quarantine = quarantine
         self._authorizer = authorizer
-        self._execution = execution
+        self._start = start
         self._hooks = hooks
         self._observer = observer
         self._metrics = telemetry.metrics
@@ -82,8 +82,8 @@ class Straight:
         self._loops = loops
         self._batched = batched
 
-    def take(self, request: Request) -> Result | Line | None:
-        """The result of a plain read, or the read where something is left to do. None: nothing has happened."""
+    def take(self, request: Request) -> Result | FastRead | None:
+        """Return the result of a simple read, or a read that is not done yet. None: nothing has happened."""
         caller, given = request.caller, request.arguments
         if (
             request.key is not None or request.trace_id is not None or request.dry_run or request.id is not None
@@ -96,7 +96,7 @@ class Straight:
         clock = self._clock
         try:
             tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
-            if tool is None or not tool.straight or tool.sink is None or tool.sink.guarded:
+            if tool is None or not tool.fast_path or tool.sink is None or tool.sink.guarded:
                 return None
             taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:
@@ -110,7 +110,7 @@ class Straight:
                     return None
             now_ms, now = clock.now_ms(), clock.monotonic()
             self._quarantine.check(tool.digest, tool.ref, now)
-            read = Line(request, caller, tool, given, now_ms, now)
+            read = FastRead(request, caller, tool, given, now_ms, now)
             decision = self._authorizer.clear(read)
             if decision is None:
                 return None
@@ -123,7 +123,7 @@ class Straight:
             odd = self._loops.seen(caller, tool.ref, input_hash, now)
             if odd is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=odd)
-            begun = self._execution.start(read)
+            begun = self._start(read)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
         if begun.ended:
@@ -133,14 +133,14 @@ class Straight:
         read.written, read.begun = None, begun
         return read
 
-    def _close(self, read: Line, value: Any, rest: str) -> Result | Line | None:
-        """Verify what came out and write its record. None where that is not as plain as it was to call it."""
+    def _close(self, read: FastRead, value: Any, rest: str) -> Result | FastRead | None:
+        """Verify the output and write its record. None if the regular phases must do that."""
         tool, written = read.tool, None
         redactor = tool.redactor
         try:
             if redactor is None or self._hooks.registered:
                 return None
-            plainly = tool.plainly_fits
+            plainly = tool.fits_fast
             if (plainly is None or not plainly(value, self._large)) and (
                 size_of(value, self._large) > self._large or not tool.contract.output.fits(value)
             ):
@@ -170,8 +170,8 @@ class Straight:
         read.written, read.result = written, result
         return self.tell(read) if written is None else read
 
-    def tell(self, read: Line) -> Result:
-        """The result of a read that is on record: count it, and tell whoever has come to listen meanwhile."""
+    def tell(self, read: FastRead) -> Result:
+        """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
         self._metrics.read(read.tool, result.metadata["latency_ms"])
         if read.started >= self._alerts.due:

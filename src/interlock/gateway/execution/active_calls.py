@@ -1,6 +1,6 @@
-"""The calls in execution: their deadlines, their cancellation, and the start records of those that take their time.
+"""The calls in execution: their deadlines, their cancellation, and the start records of those that take long.
 
-One sweep every few milliseconds looks after all of them; a timer per call would cost more than many calls do.
+One periodic sweep checks the deadlines of all calls; a timer per call would cost more than many calls do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from interlock.core.errors import Failure
 _log = logging.getLogger("interlock.gateway")
 
 SWEEP_S = 0.01
-# A read that ends sooner leaves its closing record only; one that runs longer is on record as begun. Being noted costs
-# as much as all other records of a read, so that a crowd which merely queues for a while must not pay for it.
+# A read that ends sooner leaves only its closing record; one that runs longer has a start record as well. That costs as
+# much as all other records of a read, so reads that merely wait in a queue for a while must not pay for it.
 NOTE_AFTER_S = 0.25
-# How long a tool that was told to stop may take to say how far it came.
+# The time that a cancelled tool has to report its changes.
 GRACE_S = 0.05
 
 _CODE: dict[Why, tuple[str, str]] = {
@@ -32,14 +32,14 @@ _CODE: dict[Why, tuple[str, str]] = {
 
 
 def cut_off(call: Call) -> Failure:
-    """The failure of a call that was stopped."""
+    """Return the failure of a call that was stopped."""
     assert call.more.why is not None
     code, words = _CODE[call.more.why]
     return Failure(code, f"{call.ref} {words}")
 
 
 def stop(call: Call, why: Why) -> None:
-    """Cut a running call off. Its caller is answered at once, whether or not the tool obeys."""
+    """Cut off a running call. Its caller gets an answer at once, whether or not the tool stops."""
     if call.more.why is not None:
         return
     call.extend().why = why
@@ -51,7 +51,7 @@ def stop(call: Call, why: Why) -> None:
         call.more.task.cancel()
 
 
-class Floor:
+class ActiveCalls:
     """All calls in execution of one gateway."""
 
     def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None]) -> None:
@@ -68,7 +68,7 @@ class Floor:
         return self._calls.get(call_id)
 
     async def run_here(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run work in the caller's own task: the cheap way, for tools that only compute."""
+        """Run work in the caller's own task: the cheaper way, for tools that only compute."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         call.extend().task = task
@@ -84,13 +84,13 @@ class Floor:
         finally:
             del self._calls[call.id]
             if call.more.why is not None:
-                task.uncancel()  # the request to cancel was ours, and is met
+                task.uncancel()  # the cancellation was requested by `stop`, and is done
         if call.more.why is not None:
             raise cut_off(call)
         return value
 
     async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
+        """Run work in a task of its own, so that the caller gets an answer in time even if the work goes on."""
         call.extend().waiter = waiter = self._loop.create_future()
         call.extend().task = task = self._loop.create_task(work)
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
@@ -103,7 +103,7 @@ class Floor:
         finally:
             del self._calls[call.id]
         if call.more.why is not None:
-            # Nobody will ask the task again; its outcome is looked at so that it does not warn about it.
+            # Nobody awaits the task any more; its exception is retrieved so that asyncio logs no warning.
             task.add_done_callback(_consume)
             raise cut_off(call)
         if task.cancelled():
@@ -128,12 +128,12 @@ class Floor:
         except Failure as failure:
             _log.warning("the start of a call could not be noted: %s", failure.message)
         finally:
-            # INVARIANT: whatever happens here, deadlines go on being kept.
+            # INVARIANT: whatever fails here, deadlines are still enforced.
             if self._calls:
                 self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self) -> None:
-        """Cut off what still runs and give it a moment to be closed."""
+        """Cut off the calls that still run, and wait a moment for them to be closed."""
         for call in list(self._calls.values()):
             stop(call, "canceled")
         for _ in range(100):

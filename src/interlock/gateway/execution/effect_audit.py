@@ -1,8 +1,8 @@
-"""Looking over a call's shoulder: what it changed is held against what its tool declared.
+"""Effect audit: compare what a call changed with what its tool declares.
 
-The tool's own reports, its session and the places an operator has put under watch are compared. A read-only tool that
-changed something, and a write tool that changed what its manifest does not cover, have broken their contract: what can
-be put back is put back, the call fails, and the version goes into quarantine until a person has looked.
+The reports of the tool, its session and the places that an operator has put under watch are compared. A read-only tool
+that changed something, and a write that changed what its manifest does not cover, have broken their contract: changes
+that can be reverted are reverted, the call fails, and the version is quarantined until a person has looked at it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from interlock.contract.manifest import Operation
 from interlock.contract.permissions import Permissions, is_below
 from interlock.core.errors import Failure
 from interlock.effects import watch
-from interlock.effects.locks import Claim, covers
+from interlock.effects.locks import LockRequest, covers
 from interlock.effects.session import SessionState
 from interlock.effects.watch import Verdict, Watcher
 from interlock.gateway.observe import Observer
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from interlock.effects.databases import PostgresWatcher, SqliteWatcher
 
 
-class Watching:
-    """The watchers of one gateway, and what follows from what they see."""
+class EffectAudit:
+    """The watchers of one gateway, and the consequences of what they detect."""
 
     def __init__(self, journal: Store, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
         self._journal = journal
@@ -45,26 +45,28 @@ class Watching:
         self._watchers: list[Watcher] = [*_files(settings), *self._databases]
         self._engines = [(place, one.ENGINE) for one in self._databases for place in one.resources]
         self.active = bool(self._watchers)
-        # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
-        self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
+        # A call holds every watched resource exclusively, so that no other call's changes are attributed to it.
+        self.lock_requests = tuple(
+            LockRequest(resource) for watcher in self._watchers for resource in watcher.resources
+        )
 
     async def before(self) -> list[Any]:
         return await watch.look(self._watchers)
 
     async def judge(self, call: Call, tool: Prepared, context: Context | None, before: Sequence[Any] | None) -> None:
-        """Compare; raises E3417 when the tool did what it said it would not.
+        """Check the changes of a call; raises E3417 if its tool did what it declares not to do.
 
-        Changes that were seen and not reported are left in `call.more.detected`, to be recorded with those reported.
+        Changes that were detected and not reported are left in `call.more.detected`, to be recorded with the others.
         """
         watched = [] if before is None else await watch.changes(self._watchers, before)
         detected = [*call.more.detected, *watched]
         reported: list[Change] = [] if context is None else context.changes
         call.extend().detected = tuple(_missing(detected, reported))
         if call.request.operation == "compensate":
-            return  # undoing is not held against the declaration of what is undone
+            return  # an undo is not compared with what the undone call declares
         session = None if context is None else context.session
         told = session.changes() if isinstance(session, SessionState) else ()
-        # Every tool that is declared to write may keep state in its own session; a read-only one may not.
+        # A write may keep state in its own session; a read-only tool may not.
         own = told if not tool.writes else ()
         if not detected and not reported and not own:
             return
@@ -80,7 +82,7 @@ class Watching:
             await self._convict(call, tool, verdict, rolled_back=before is not None and not left)
 
     def _is_listed(self, permissions: Permissions, change: Change) -> bool:
-        """Whether a tool's permissions let it change what it changed: a file, or something in a database."""
+        """Whether the tool's permissions allow the change: of a file, or of something in a database."""
         for place, engine in self._engines:
             if covers(place, change.resource):
                 return permissions.databases.get(engine) == "write"
@@ -90,7 +92,7 @@ class Watching:
         return any(is_below(one, root) for one in (path, resolved) for root in roots)
 
     async def _put_back(self, call: Call, watched: Sequence[Change], before: Sequence[Any] | None) -> list[Change]:
-        """Undo what was seen. Returns what could not be undone; the rest is on record as a change back."""
+        """Revert detected changes. Returns those that could not be reverted; the others are recorded."""
         left: list[Change] = []
         for watcher, seen in zip(self._watchers, before or (), strict=False):
             left.extend(await watcher.restore(seen))
@@ -121,7 +123,7 @@ class Watching:
             watcher.close()
 
 
-# Most homes watch nothing, so what watches is loaded when something is to be watched.
+# Most data directories watch nothing, so the watchers are imported only when they are needed.
 
 
 def _files(settings: Settings) -> list[Watcher]:
@@ -138,7 +140,7 @@ def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
     from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
 
     def postgres(address: str) -> PostgresWatcher:
-        """A watcher of one database, named in claims and findings without how it is reached."""
+        """Return a watcher of one database. Its name in locks and findings omits the credentials."""
         parts = urlsplit(address)
         place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
         return PostgresWatcher(partial(connect_postgres, address), resource=place)
@@ -148,7 +150,7 @@ def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
 
 
 def _missing(changes: Sequence[Change], others: Sequence[Change]) -> list[Change]:
-    """The changes that are not among the others, by resource and operation."""
+    """Return the changes that are not among the others, by resource and operation."""
     known = {(one.resource, one.operation) for one in others}
     return [one for one in changes if (one.resource, one.operation) not in known]
 

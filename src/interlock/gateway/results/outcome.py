@@ -1,4 +1,4 @@
-"""How a call that failed ends: in which state, and what becomes of its key."""
+"""The outcomes of failed calls: the state in which a call ends, and the settlement of its idempotency key."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STATE_OF_CLASS: dict[ErrorClass, State] = {
     ErrorClass.PERMISSION_DENIED: "denied",
     ErrorClass.APPROVAL_REJECTED: "denied",
 }
-# Failures of an upstream that leave open whether it did what it was asked.
+# Failures of an upstream that leave open whether it made the change.
 _MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
 
 
 def terminal_state(failure: Failure, current: State) -> State:
-    """The state in which a failed call ends, as far as the table allows it from where the call is."""
+    """Return the state in which a failed call ends, as far as the state table allows it."""
     wanted = _STATE_OF_CLASS.get(failure.row.error_class, "failed")
     if failure.row.error_code is ErrorCode.INVALID_INPUT and wanted == "failed":
         wanted = "schema_parse_failed" if failure.code == "E3004" else "validation_failed"
@@ -34,7 +34,7 @@ def terminal_state(failure: Failure, current: State) -> State:
 
 
 def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
-    """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
+    """Return how the key is settled: done with the failure, released for a retry, or blocked as unknown."""
     if call.more.scope is None or call.tool is None:
         return None
     if not call.launched:
@@ -46,24 +46,24 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         return "done"
     # INVARIANT: a retry may run again only when nothing was changed.
     if call.returned:
-        # The tool did its work; only what it keeps in the session was not written.
+        # The tool did its work; only its changes of the session were not written.
         session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
         return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
     if call.more.runs_on or reported or (cut_off and not manifest.restart_safe):
         return "unknown"
     if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
-        # The upstream may have done it before the connection was lost, unless nothing was sent at all.
+        # The upstream may have made the change before the connection was lost, unless nothing was sent at all.
         return "released" if (failure.details or {}).get("sent") is False else "unknown"
     return "released"
 
 
 def effect_stands(call: Call) -> bool:
-    """Whether the tool of a call has returned and its effect is confirmed, so that only its hooks were cut short."""
+    """Whether the tool of a call has returned and its effect is confirmed, and only its hooks were cut short."""
     return call.more.scope is not None and call.state == "post_hooks_running" and not call.recorded
 
 
 def carried_out(call: Call, failure: Failure) -> Failure:
-    """The failure of a write that a hook stopped, or that ended in one, after the effect."""
+    """Return the failure of a write that a hook stopped, or that failed in a hook, after its effect."""
     manifest = None if call.tool is None else call.tool.contract.manifest
     undo = (
         f"; to undo it: interlock calls undo {call.id} --key YOUR-KEY"
@@ -81,12 +81,12 @@ def carried_out(call: Call, failure: Failure) -> Failure:
     )
 
 
-# By which a result that stands for the tool's own is labelled: what cut the call short.
+# The label of a synthetic result: what cut the call short.
 _CAUSE = {"E3402": "timeout", "E3412": "sibling_error", "E3413": "fallback", "E3703": "user_interruption"}
 
 
 def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
-    """What cut a call short, so that its result is synthetic; None where the result is the call's own."""
+    """Return what cut a call short, so that its result is synthetic; None if the result is the call's own."""
     if state not in ("timed_out", "canceled"):
         return None
     if call.more.why == "discarded":
@@ -95,7 +95,7 @@ def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
 
 
 def told(call: Call, failure: Failure, cause: str | None) -> Failure:
-    """A failure with what hooks emitted and what cut the call short, as every wire carries a failure's details."""
+    """Return a failure with the hook outputs and the cause in its details, as every protocol carries them."""
     more: Json = {} if cause is None else {"synthetic_cause": cause}
     if call.more.hook_outputs:
         more["hook_outputs"] = call.more.hook_outputs
@@ -103,14 +103,14 @@ def told(call: Call, failure: Failure, cause: str | None) -> Failure:
 
 
 def broken(call: Call) -> Settlement | None:
-    """What becomes of the key of a call that could not be closed: blocked if its tool may have changed something."""
+    """Return how the key of a call that could not be closed is settled: unknown if its tool was started."""
     if call.more.scope is None:
         return None
     return "unknown" if call.launched else "released"
 
 
 def unsettled(call: Call, failure: Failure) -> Failure:
-    """The failure of a call that may have taken effect: whoever hears of it must not send it as something new."""
+    """Return the failure of a call that may have taken effect, which says that it must not be sent again."""
     doubt = "whether it took effect is unknown; never send it under another key"
     return Failure(
         failure.code,
@@ -125,13 +125,13 @@ def unsettled(call: Call, failure: Failure) -> Failure:
 
 
 def stored(failure: Failure) -> Json:
-    """A failure as a key keeps it, to answer with it again."""
+    """Return a failure as its key keeps it, for replays."""
     details = None if failure.details is None else dict(failure.details)
     return {"error": {"code": failure.code, "message": failure.message, "details": details}}
 
 
 def left_nothing(call: Call, metadata: Json) -> bool:
-    """Whether a read with a context has changed nothing and handed nothing over."""
+    """Whether a read with a context has changed nothing and attached nothing."""
     context, more = call.more.context, call.more
     changed = context is not None and isinstance(context.session, SessionState) and context.session.changed
     return not (changed or more.changes or more.detected or more.promised or "handoffs" in metadata)

@@ -1,4 +1,4 @@
-"""The straight line: what goes it, and that nobody can tell from anything that it was gone."""
+"""The fast path: which calls take it, and that results, records and metrics are those of the regular phases."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Taken:
 
 def watch(lock: Interlock) -> Taken:
     """Look at the line from outside, without getting in its way."""
-    seen, line = Taken(), lock.gateway._straight  # pyright: ignore[reportPrivateUsage]
+    seen, line = Taken(), lock.gateway._fast_path  # pyright: ignore[reportPrivateUsage]
     real = line.take
 
     def take(request: Request) -> Any:
@@ -193,13 +193,13 @@ def watch(lock: Interlock) -> Taken:
 
 
 async def warm(lock: Interlock, caller: Caller | None = None) -> None:
-    """The first call of a tool by a caller goes through the phases, and prepares the line for the others."""
+    """The first call of a tool by a caller goes through the phases, and prepares the fast path for the others."""
     for name, arguments in LIGHT.items():
         assert (await lock.call(f"line.{name}", arguments, caller=caller)).ok
 
 
 def bystander(lock: Interlock) -> None:
-    """Something that has to be looked for at every call: no call goes the straight line."""
+    """A hook that concerns no call, but must be looked up for each: no call takes the fast path."""
     lock.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
 
 
@@ -230,17 +230,17 @@ async def lock(line_home: Path, tmp_path: Path) -> AsyncGenerator[Interlock]:
 
 @pytest.fixture(autouse=True, scope="module")
 def nobody_has_changed_the_policy() -> Generator[None]:
-    """Its files are looked at every so often, by a call that leaves the line for that: here, when a test says so."""
+    """Its files are looked at now and then, by a call that leaves the fast path for that: here, when a test says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("interlock.authority.policy.LOOK_EVERY_S", 3600.0)
         yield
 
 
-# What goes it
+# Calls that take it
 
 
 @pytest.mark.parametrize("audit", ["durable", "batched"])
-async def test_a_plain_read_goes_the_straight_line_and_its_record_is_that_of_the_phases(
+async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_phases(
     line_home: Path, tmp_path: Path, audit: str
 ) -> None:
     async with opened(Path(shutil.copytree(line_home, tmp_path / "home")), audit=audit) as lock:
@@ -605,29 +605,29 @@ async def test_a_read_that_cannot_be_recorded_is_no_success(
     assert (await lock.call("line.tell", words="a")).ok
 
 
-# The seal
+# The grant
 
 
-async def test_a_read_that_bears_no_seal_is_not_begun(lock: Interlock) -> None:
+async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
     prepared = lock.catalog.prepared("line.tell", None)
     read = Read(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
-    for executor in (FunctionExecutor(object()), lock.gateway.execution):
+    for executor in (FunctionExecutor(object()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:
             executor.start(read)
         assert refused.value.code == "E3000"
 
 
-def test_only_the_authorizer_seals_and_only_the_line_begins() -> None:
+def test_only_the_authorizer_grants_and_only_the_executor_begins() -> None:
     """A static look at the whole package."""
     package = Path(interlock.__file__).parent
-    sealers: set[str] = set()
+    granters: set[str] = set()
     beginners: set[str] = set()
     for path in package.rglob("*.py"):
         name = str(path.relative_to(package))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr == "seal" and isinstance(node.ctx, ast.Store):
-                sealers.add(name)
+            if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
+                granters.add(name)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Begun":
                 beginners.add(name)
-    assert sealers == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
+    assert granters == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
     assert beginners == {"executors/function.py"}

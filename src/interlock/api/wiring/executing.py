@@ -1,0 +1,98 @@
+"""Build what runs tools: idempotency keys, locks, credentials, contexts, executors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from interlock.gateway import reconcile
+from interlock.gateway.execute import Execution
+from interlock.gateway.execution.active_calls import ActiveCalls
+from interlock.gateway.execution.cancellation import Cancellation
+from interlock.gateway.execution.credentials import Credentials
+from interlock.gateway.execution.effect_audit import EffectAudit
+from interlock.gateway.execution.late import LateOutcomes
+from interlock.gateway.execution.preview import Previews
+from interlock.gateway.execution.reserve import Reservations
+from interlock.gateway.execution.resource_locks import ResourceLocks
+from interlock.gateway.execution.run_tool import ToolRunner
+from interlock.gateway.execution.tool_context import Contexts
+from interlock.resilience.services import Services
+from interlock.store import records
+
+if TYPE_CHECKING:
+    from interlock.api.wiring.returning import Returning
+    from interlock.api.wiring.shared import Outside, Shared
+    from interlock.call.phases import Call, Request
+    from interlock.call.results import Result
+
+
+class Executing:
+    """The Execute phase. `invoke` makes the calls of tools that call other tools."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        shared: Shared,
+        returning: Returning,
+        invoke: Callable[[Request], Awaitable[Result]],
+    ) -> None:
+        journal, clock, settings, instance = outside.journal, outside.clock, outside.settings, outside.instance
+        observer, allowances, kept, checkpoints = shared.observer, shared.allowances, shared.kept, shared.checkpoints
+        outputs, owed = returning.outputs, returning.owed
+
+        def note_start(call: Call) -> None:
+            journal.post(reconcile.begin(call.id, instance.id, records.started(call, clock.now_ms())))
+
+        active = ActiveCalls(clock.monotonic, note_start)
+        credentials = Credentials(outside.lend, clock, observer)
+        self.cancellation = Cancellation(active, journal, clock, observer)
+        self.services = Services(
+            journal, clock, listen=observer.breaker_changed, rules=settings.breakers, supervisor=outside.supervisor
+        )
+        self.audit = EffectAudit(journal, settings, observer, shared.quarantine)
+        self.runner = ToolRunner(
+            grant=outside.grant,
+            journal=journal,
+            clock=clock,
+            settings=settings,
+            instance=instance,
+            observer=observer,
+            active=active,
+            cancellation=self.cancellation,
+            credentials=credentials,
+            late=LateOutcomes(clock, observer, allowances, kept, outputs, owed),
+            checkpoints=checkpoints,
+            connect=outside.connect,
+        )
+        self.previews = Previews(self.runner, observer)
+        self.execution = Execution(
+            services=self.services,
+            credentials=credentials,
+            reservations=Reservations(
+                journal=journal,
+                clock=clock,
+                settings=settings,
+                instance=instance,
+                observer=observer,
+                allowances=allowances,
+                kept=kept,
+                outputs=outputs,
+                owed=owed,
+            ),
+            locks=ResourceLocks(outside.locks, self.audit, clock, observer),
+            contexts=Contexts(
+                clock=clock,
+                observer=observer,
+                outputs=outputs,
+                kept=kept,
+                checkpoints=checkpoints,
+                invoke=invoke,
+                running=active.get,
+            ),
+            runner=self.runner,
+            previews=self.previews,
+            audit=self.audit,
+            cancellation=self.cancellation,
+            observer=observer,
+        )

@@ -1,0 +1,113 @@
+"""Build the gateway of one open data directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interlock.api.wiring.executing import Executing
+from interlock.api.wiring.returning import Returning
+from interlock.api.wiring.shared import Outside, Shared
+from interlock.data.bounds import LARGE, LARGE_INPUT
+from interlock.gateway.authorize import Authorizer
+from interlock.gateway.failure import FailedCalls
+from interlock.gateway.fast_path import FastPath
+from interlock.gateway.invoke import Gateway
+from interlock.gateway.obtain_approval import Asking
+from interlock.gateway.request import Requests
+from interlock.gateway.results.roll_back import Rollback
+from interlock.gateway.validate import Validator
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Request
+    from interlock.call.results import Result
+
+
+def build_gateway(outside: Outside) -> Gateway:
+    """Build the phases and connect them."""
+
+    async def invoke(request: Request) -> Result:
+        return await gateway.invoke(request)
+
+    journal, clock, settings, catalog = outside.journal, outside.clock, outside.settings, outside.catalog
+    shared = Shared(outside)
+    observer, hooks, allowances, kept = shared.observer, shared.hooks, shared.allowances, shared.kept
+    returning = Returning(outside, shared)
+    executing = Executing(outside, shared, returning, invoke)
+    asking = Asking(
+        journal=journal,
+        look=executing.previews.look,
+        kept=kept,
+        observer=observer,
+        settings=settings,
+        clock=clock,
+        box=outside.box,
+        channels=outside.channels,
+    )
+    authorizer = Authorizer(
+        grant=outside.grant,
+        engine=outside.engine,
+        verifier=outside.verifier,
+        asking=asking,
+        allowances=allowances,
+        observer=observer,
+        hooks=hooks,
+        settings=settings,
+        clock=clock,
+    )
+    fast_path = FastPath(
+        # A call that is traced, metered, audited or stored with its inputs goes through the regular phases.
+        barred=shared.telemetry.tracer is not None
+        or allowances.active
+        or executing.audit.active
+        or settings.keep_inputs == "always",
+        # An input of this size cannot contain more values than it may.
+        small=min(LARGE_INPUT, 2 * settings.max_values),
+        large=min(LARGE, settings.max_result_bytes),
+        catalog=catalog,
+        quarantine=shared.quarantine,
+        authorizer=authorizer,
+        start=executing.runner.start,
+        hooks=hooks,
+        observer=observer,
+        telemetry=shared.telemetry,
+        journal=journal,
+        clock=clock,
+        loops=allowances.loops,
+        batched=settings.audit == "batched",
+    )
+    requests = Requests(
+        catalog=catalog,
+        quarantine=shared.quarantine,
+        observer=observer,
+        outputs=returning.outputs,
+        kept=kept,
+        reader=journal.reader,
+        most_values=settings.max_values,
+    )
+    gateway = Gateway(
+        clock=clock,
+        catalog=catalog,
+        fast_path=fast_path,
+        requests=requests,
+        validator=Validator(clock=clock, observer=observer, hooks=hooks, cursors=outside.cursors),
+        authorizer=authorizer,
+        pending=returning.pending,
+        execution=executing.execution,
+        runner=executing.runner,
+        services=executing.services,
+        cancellation=executing.cancellation,
+        previews=executing.previews,
+        verifier=returning.verifier,
+        rollback=Rollback(observer, kept, hooks, invoke),
+        finisher=returning.finisher,
+        failed=FailedCalls(observer, hooks, executing.cancellation, executing.execution, returning.failures),
+        owed=returning.owed,
+        hooks=hooks,
+        observer=observer,
+        telemetry=shared.telemetry,
+        quarantine=shared.quarantine,
+        kept=kept,
+        checkpoints=shared.checkpoints,
+        asking=asking,
+    )
+    return gateway

@@ -1,0 +1,52 @@
+"""Build what verifies and records the outcomes of calls."""
+
+from __future__ import annotations
+
+from interlock.api.wiring.shared import Outside, Shared
+from interlock.gateway.finish import Finisher
+from interlock.gateway.results.metadata import ResultMetadata
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.owed import OwedOutcomes
+from interlock.gateway.results.record_failure import FailureWriter
+from interlock.gateway.results.record_success import SuccessWriter
+from interlock.gateway.results.replay import Replays
+from interlock.gateway.results.waiting import PendingResults
+from interlock.gateway.verify import ResultVerifier
+
+
+class Returning:
+    """The Verify and Return phases."""
+
+    def __init__(self, outside: Outside, shared: Shared) -> None:
+        journal, clock, settings = outside.journal, outside.clock, outside.settings
+        observer, allowances, kept = shared.observer, shared.allowances, shared.kept
+        self.outputs = outputs = Outputs(outside.redactor, settings, observer, clock.random_bytes)
+        self.owed = owed = OwedOutcomes(journal, clock, observer)
+        metadata = ResultMetadata(clock, observer, outputs)
+        replays = Replays(journal, clock, observer, kept, outputs, metadata)
+        self.verifier = ResultVerifier(
+            clock=clock, observer=observer, outputs=outputs, replays=replays, cursors=outside.cursors
+        )
+        self.pending = PendingResults(clock, metadata)
+        self.finisher = Finisher(
+            journal=journal,
+            clock=clock,
+            settings=settings,
+            observer=observer,
+            allowances=allowances,
+            kept=kept,
+            outputs=outputs,
+            metadata=metadata,
+            success=SuccessWriter(observer, allowances, kept, outputs, metadata, owed),
+            replays=replays,
+        )
+        self.failures = FailureWriter(
+            journal=journal,
+            clock=clock,
+            observer=observer,
+            allowances=allowances,
+            kept=kept,
+            outputs=outputs,
+            metadata=metadata,
+            owed=owed,
+        )

@@ -1,0 +1,79 @@
+"""Build what all phases share: observation, hooks, allowances and storage."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.hooks import Hooks
+from interlock.gateway.observe import Observer, approvals
+from interlock.gateway.persistence import Kept
+from interlock.registry.quarantine import Quarantine
+from interlock.telemetry.setup import Telemetry
+
+if TYPE_CHECKING:
+    from interlock.approvals.tickets import Channels
+    from interlock.authority.policy import Engine
+    from interlock.authority.verifier import Verifier
+    from interlock.call.connector import Connector
+    from interlock.call.phases import Lease
+    from interlock.core.clock import Clock
+    from interlock.core.supervise import Supervisor
+    from interlock.effects.locks import Locks
+    from interlock.gateway.paging import Cursors
+    from interlock.privacy.redact import Redactor
+    from interlock.registry.catalog import Catalog
+    from interlock.settings import Settings
+    from interlock.store.home import Instance
+    from interlock.store.port import Store
+    from interlock.store.sealing import Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What the gateway needs from the rest of an open data directory."""
+
+    journal: Store
+    catalog: Catalog
+    engine: Engine
+    verifier: Verifier
+    box: Box
+    channels: Channels
+    lend: Callable[[tuple[str, ...], float], Awaitable[Lease]]
+    locks: Locks
+    redactor: Redactor
+    settings: Settings
+    clock: Clock
+    instance: Instance
+    cursors: Cursors
+    supervisor: Supervisor
+    connect: Callable[[str], Connector]
+    # The object that Authorize puts on granted calls. Executors run nothing without it.
+    grant: object = field(default_factory=object)
+
+
+class Shared:
+    """What all phases share."""
+
+    def __init__(self, outside: Outside) -> None:
+        journal, settings, clock, owner = outside.journal, outside.settings, outside.clock, outside.instance.id
+        self.telemetry = Telemetry(
+            clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
+        )
+        self.telemetry.metrics.approvals = lambda: approvals(journal.reader)
+        self.observer = observer = Observer(clock, outside.redactor, self.telemetry)
+        self.hooks = Hooks(observer, clock)
+        self.quarantine = Quarantine(journal, clock.monotonic)
+        self.allowances = Allowances(journal=journal, settings=settings, observer=observer, owner=owner, clock=clock)
+        self.kept = Kept(journal, observer, settings, outside.box, owner)
+        self.checkpoints = Checkpoints(
+            journal=journal,
+            settings=settings,
+            observer=observer,
+            redactor=outside.redactor,
+            box=outside.box,
+            owner=owner,
+        )

@@ -1,0 +1,1 @@
+"""Helpers of the Execute phase: keys, locks, credentials, contexts, running and stopping tools."""

@@ -1,0 +1,24 @@
+"""Failures of tools, prepared for their callers."""
+
+from __future__ import annotations
+
+from interlock.call.phases import Call
+from interlock.core.errors import Failure
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT
+from interlock.gateway.observe import Observer
+
+
+async def clean_failure(observer: Observer, call: Call, failure: Failure) -> Failure:
+    """Return a failure without private values. A large input or message is searched for them in a thread."""
+    if len(call.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
+        return observer.clean(call, failure)
+    return await INPUTS.run(observer.clean, call, failure)
+
+
+def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:
+    """Return the failure that an unexpected exception of a tool means."""
+    if isinstance(error, MemoryError):
+        return Failure("E3403", f"{ref} ran out of memory")
+    # A write that failed unexpectedly may be half done; only a read is safe to send again.
+    return Failure("E3401", f"{ref} failed: {type(error).__name__}", retryable=not writes)

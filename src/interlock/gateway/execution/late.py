@@ -1,0 +1,152 @@
+"""Record the outcome of a write that ends after its call was cut off, so that it is no longer unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
+
+from interlock.core.errors import Failure
+from interlock.core.threads import WALKS
+from interlock.data.schema import Json
+from interlock.gateway import idempotency
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept, Sealed
+from interlock.gateway.results.map_output import is_small, map_output
+from interlock.gateway.results.outcome import stored
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.owed import OwedOutcomes
+from interlock.gateway.results.placement import payload_ref, persistence_of, result_hash
+from interlock.store import idempotency as idempotency_rows
+from interlock.store import records
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Granted, Ran, Verified
+    from interlock.core.clock import Clock
+    from interlock.store.port import Transaction
+
+
+class LateOutcomes:
+    """Waits for writes that continue after their calls were cut off, and records how they ended."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        observer: Observer,
+        allowances: Allowances,
+        kept: Kept,
+        outputs: Outputs,
+        owed: OwedOutcomes,
+    ) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._allowances = allowances
+        self._kept = kept
+        self._outputs = outputs
+        self._owed = owed
+        self._settling: set[asyncio.Task[None]] = set()
+
+    def watch(self, granted: Granted, future: Future[Any]) -> None:
+        """Record the outcome of a call when its function ends, in whatever thread that is."""
+        loop = asyncio.get_running_loop()
+
+        def on_loop(done: Future[Any]) -> None:
+            try:
+                loop.call_soon_threadsafe(self._settle, granted, done)
+            except RuntimeError:
+                pass  # the loop is closed: the outcome stays unknown, and reconcile lists it
+
+        future.add_done_callback(on_loop)
+
+    async def close(self) -> None:
+        """Wait until every outcome that is being recorded is on record."""
+        while self._settling:
+            await asyncio.wait(self._settling)
+
+    def _settle(self, granted: Granted, done: Future[Any]) -> None:
+        task = asyncio.ensure_future(self._record(granted, done))
+        self._settling.add(task)
+
+        def settled(task: asyncio.Task[None]) -> None:
+            self._settling.discard(task)
+            if granted.more.held is not None:
+                granted.more.held.release()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._observer.log_failure(granted, "the late outcome of the call could not be recorded", error)
+
+        task.add_done_callback(settled)
+
+    async def _record(self, granted: Granted, done: Future[Any]) -> None:
+        """Record the outcome of a write that was cut off. If it cannot be written now, it is owed like any closing."""
+        call, scope, caller, kept = granted, granted.more.scope, granted.request.caller, self._kept
+        assert scope is not None
+        assert caller is not None
+        bodies, for_the_key = dict[str, bytes](), None
+        facts: Json = {}
+        try:
+            verified = await self._result(granted, done)
+        except Failure as failure:
+            outcome = stored(self._observer.clean(call, failure))
+        else:
+            persistence = persistence_of(verified, redacted=False)
+            size = len(verified.encoded)
+            ref = payload_ref(call, persistence, size)
+            outcome = {
+                "value": verified.value if ref is None else None,
+                "persistence": [persistence.decision, ref, size, persistence.reason],
+                "redacted": verified.more.redacted,
+                "metadata": {"late": True},
+            }
+            facts["resultHash"] = await result_hash(verified)
+            if ref is not None:
+                bodies[ref] = verified.encoded
+            for_the_key = ref if persistence.ref is None else None
+        facts |= {"succeeded": "error" not in outcome, "traceId": call.trace_id}
+        cost = self._allowances.charge(call, {}, facts)
+        now_ms = self._clock.now_ms()
+        body = records.about("late", call, now_ms, **facts)
+
+        def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> None:
+            booked = self._allowances.settle(transaction, call, cost)
+            if idempotency_rows.state_of_call(transaction, scope, call.id) in ("unknown", "executing"):
+                withheld = kept.why_withheld(transaction, caller, bodies) if bodies else ""
+                idempotency.settle(transaction, scope, call.id, "done", kept.sealed_outcome(call.id, outcome))
+                kept.store_payloads(transaction, call, bodies, withheld, ahead, for_the_key)
+                transaction.append("late", call.id, records.with_budgets(body, booked.rows))
+            elif booked.rows:
+                # A person settled the call meanwhile. Its cost counts all the same.
+                spent = records.about("authority", call, now_ms, act="cost.late", by="interlock", **facts)
+                transaction.append("authority", call.id, records.with_budgets(spent, booked.rows))
+
+        try:
+            ahead = await kept.write_ahead(caller, bodies, strict=False)
+            await self._owed.write(call, lambda transaction: unit(transaction, ahead))
+        except Failure as failure:
+            if failure.code != "E3409":
+                raise  # `settled` logs it; the outcome stays unknown, and its idempotency key blocked
+            # The closing is owed, and that has been logged.
+        finally:
+            kept.abandon(bodies)
+
+    async def _result(self, granted: Granted, done: Future[Any]) -> Verified:
+        """Return the output of a write that was cut off, checked and redacted."""
+        try:
+            output = done.result()
+        except Failure:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the tool may raise anything, SystemExit too
+            raise Failure("E3401", f"{granted.ref} failed: {type(error).__name__}") from None
+
+        def walk() -> Verified:
+            value = map_output(granted.tool, output, self._outputs.most_bytes(granted.tool))
+            # The credentials of a lease are void by now, so they cannot be searched for in the output.
+            return self._outputs.redact(cast("Ran", granted), value if granted.more.lease is None else None)
+
+        try:
+            return walk() if is_small(output) else await WALKS.run(walk)
+        except Failure:
+            raise
+        except Exception as error:  # noqa: BLE001 - the output is the tool's, and reading it may raise anything
+            raise Failure("E3401", f"{granted.ref} failed: {type(error).__name__}") from None

@@ -1,0 +1,163 @@
+"""Reserve the idempotency key of a write: its intent is durable before it runs, and it runs once."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from interlock.call.phases import Call, Granted, Ran, Requested
+from interlock.contract.effects import predict
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.gateway import idempotency
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.owed import OwedOutcomes
+from interlock.settings import Settings
+from interlock.store import records
+from interlock.store.home import Instance
+
+if TYPE_CHECKING:
+    from interlock.store.port import Store, Transaction
+
+# A holder of a key in another process is polled at this interval.
+BUSY_POLL_S = 0.02
+
+
+class Reservations:
+    """Reserves idempotency keys, and uses up what calls are allowed by (approvals, budgets, rate limits)."""
+
+    def __init__(
+        self,
+        *,
+        journal: Store,
+        clock: Clock,
+        settings: Settings,
+        instance: Instance,
+        observer: Observer,
+        allowances: Allowances,
+        kept: Kept,
+        outputs: Outputs,
+        owed: OwedOutcomes,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._settings = settings
+        self._instance = instance
+        self._observer = observer
+        self._allowances = allowances
+        self._kept = kept
+        self._outputs = outputs
+        self._owed = owed
+        # Calls of this process that hold a key, for which others may wait.
+        self._holders: dict[str, asyncio.Future[None]] = {}
+
+    async def reserve(self, granted: Granted) -> Ran | None:
+        """Make the intent durable and reserve the key. Returns a replay if the call has been made already."""
+        call, contract, request = granted, granted.tool.contract, granted.request
+        assert request.caller is not None
+        assert request.key is not None
+        predicted = call.extend().predicted = predict(contract.mutation.effects, granted.input)
+        call.move("queued")
+        self._observer.emit("tool.invocation.queued", call)
+        window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
+        if request.operation == "compensate":
+            window_s = max(window_s, self._settings.undo_days * 86_400)
+        wanted = idempotency.KeyRequest(
+            scope=idempotency.scope_for(request, contract, call.input_hash),
+            tool=str(contract.id),
+            version=contract.version,
+            key=request.key,
+            caller=request.caller.id,
+            input_hash=call.input_hash,
+            call=call.id,
+            owner=self._instance.id,
+            window_s=window_s,
+            intent=records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s),
+        )
+        # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
+        self._kept.check_key()
+        if self._owed.owes:
+            # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
+            await asyncio.shield(self._owed.pay())
+        while True:
+            found = await self._committed(call, wanted)
+            if isinstance(found, idempotency.Reserved):
+                more = call.extend()
+                more.scope = wanted.scope
+                more.noted = more.used = True
+                self._holders[call.id] = asyncio.get_running_loop().create_future()
+                return None
+            if isinstance(found, idempotency.Replay):
+                self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
+                granted.output, call.extend().source = found, "replay"
+                return cast("Ran", granted)
+            await self._wait_for(found.call, granted)
+
+    async def use_up(self, call: Call) -> None:
+        """Use up what a call without an idempotency key is allowed by."""
+        uses = call.more.uses or ()
+        using = self._journal.submit(lambda transaction: idempotency.run_all(transaction, uses))
+        try:
+            await asyncio.shield(using)
+        except asyncio.CancelledError:
+            using.add_done_callback(lambda used: self._give_back(call, None, used))
+            raise
+        call.extend().used = True
+
+    def release(self, call: Call) -> None:
+        """Wake the calls that wait for the key of a call that is closed."""
+        holder = self._holders.pop(call.id, None)
+        if holder is not None and not holder.done():
+            holder.set_result(None)
+
+    async def _committed(
+        self, call: Call, wanted: idempotency.KeyRequest
+    ) -> idempotency.Reserved | idempotency.Replay | idempotency.Busy:
+        """Ask for the key. If the caller is cancelled meanwhile and the key was reserved, it is given back."""
+        caller = call.request.caller
+        assert caller is not None
+        # INVARIANT: a quota stops neither a replay nor an undo.
+        undoes = call.request.operation == "compensate"
+        room = None if undoes else partial(self._kept.check_room, caller=caller, size=1)
+        unit = idempotency.reserve(wanted, self._instance.alive, call.more.uses or (), room)
+        asking = self._journal.submit(unit)
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(lambda asked: self._give_back(call, wanted, asked))
+            raise
+
+    def _give_back(self, call: Call, wanted: idempotency.KeyRequest | None, asked: asyncio.Future[Any]) -> None:
+        """Give back the key and the budget of a call whose caller was cancelled. Its approval stays used."""
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        if wanted is not None and not isinstance(asked.result(), idempotency.Reserved):
+            return
+
+        def unit(transaction: Transaction) -> None:
+            if wanted is not None and idempotency.is_open(transaction, wanted.scope, wanted.call):
+                idempotency.settle(transaction, wanted.scope, wanted.call, "released", None)
+                if not transaction.has("closed", wanted.call):
+                    # Its intent is on record and its end is not: the record says why its key is free.
+                    transaction.append("settled", wanted.call, idempotency.given_back(call, wanted, transaction.now_ms))
+            self._allowances.give_back(transaction, call)
+
+        self._owed.commit_or_owe(call, unit)
+
+    async def _wait_for(self, other: str, requested: Requested) -> None:
+        """Wait for the call that holds the key, within the deadline of this call."""
+        left = requested.deadline - self._clock.monotonic()
+        if left <= 0:
+            details = {"invocation_id": other}
+            raise Failure("E3408", "the same call is still running", retry_after_ms=250, details=details)
+        here = self._holders.get(other)
+        try:
+            # A holder in this process wakes its waiters; one in another process is polled.
+            async with asyncio.timeout(left if here is not None else min(left, BUSY_POLL_S)):
+                await (asyncio.shield(here) if here is not None else asyncio.sleep(left))
+        except TimeoutError:
+            pass

@@ -1,0 +1,67 @@
+"""Lock the resources of a call, and check the state that its caller assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlock.call.phases import Call, Granted, Requested
+from interlock.contract.effects import expected
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.effects.locks import LockRequest, Locks, check_preconditions
+from interlock.gateway.execution.effect_audit import EffectAudit
+from interlock.gateway.handlers import consult
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import session_id
+
+
+class ResourceLocks:
+    """Locks the resources that calls change, observe or depend on."""
+
+    def __init__(self, locks: Locks, audit: EffectAudit, clock: Clock, observer: Observer) -> None:
+        self._locks = locks
+        self._audit = audit
+        self._clock = clock
+        self._observer = observer
+
+    def needed(self, granted: Granted) -> bool:
+        """Whether a call needs locks: a write, a call below another, and every call while effects are audited."""
+        return granted.tool.writes or self._audit.active or granted.request.parent is not None
+
+    async def hold(self, granted: Granted) -> None:
+        """Lock the predicted and the stated resources of a call, then check its preconditions."""
+        call, tool = granted, granted.tool
+        requests = [
+            *(_lock_on(call, change.resource) for change in call.more.predicted),
+            *self._audit.lock_requests,
+        ]
+        stated = expected(tool.contract.manifest.preconditions, granted.input)
+        requests += [LockRequest(resource, "read") for resource, _ in stated]
+        call.extend().held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
+        if stated and call.request.operation == "invoke":
+            await self._check_preconditions(granted, stated)
+
+    def close(self) -> None:
+        """Release all locks of this process."""
+        self._locks.close()
+
+    async def _check_preconditions(self, requested: Requested, stated: Sequence[tuple[str, str]]) -> None:
+        """Refuse a call whose assumed state is out of date. From here on only this call can change that state."""
+        look = requested.tool.handler("version_of")
+        assert look is not None
+        now: dict[str, str | None] = {}
+        try:
+            for resource in {resource for resource, _ in stated}:
+                found = await consult(look, requested.deadline - self._clock.monotonic(), resource)
+                now[resource] = None if found is None else str(found)
+            check_preconditions(stated, now)
+        except Failure as failure:
+            raise self._observer.clean(requested, failure) from failure
+
+
+def _lock_on(call: Call, resource: str) -> LockRequest:
+    """Return the exclusive lock on a resource. A resource of a session is one of that session only."""
+    name = resource.removeprefix("session:")
+    if name == resource or call.request.caller is None:
+        return LockRequest(resource)
+    return LockRequest(f"session:{session_id(call.request.caller, call.request.session).hex()}/{name}")

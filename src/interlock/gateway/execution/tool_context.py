@@ -1,0 +1,131 @@
+"""The context that a tool receives: its caller, deadline and session, and functions to report and to call others."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from interlock.call.connector import secret_of
+from interlock.call.context import Caller, Context
+from interlock.call.phases import Call, Granted, Request
+from interlock.core.clock import Clock, Deadline
+from interlock.core.errors import Failure
+from interlock.effects.session import SessionState
+from interlock.gateway import token_checks
+from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept
+from interlock.gateway.results.outputs import Outputs
+from interlock.telemetry import w3c
+
+if TYPE_CHECKING:
+    from interlock.call.results import Result
+    from interlock.data.schema import Json
+
+
+class Contexts:
+    """Makes the contexts of calls."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        observer: Observer,
+        outputs: Outputs,
+        kept: Kept,
+        checkpoints: Checkpoints,
+        invoke: Callable[[Request], Awaitable[Result]],
+        running: Callable[[str], Call | None],
+    ) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._outputs = outputs
+        self._kept = kept
+        self._checkpoints = checkpoints
+        self._invoke = invoke
+        self._running = running
+
+    def make(self, granted: Granted) -> Context:
+        """Return the context of a granted call."""
+        call, request = granted, granted.request
+        assert request.caller is not None
+        session: SessionState = self._kept.session(request.caller, request.session)
+        if granted.tool.writes or not granted.tool.bound.is_async:
+            # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
+            session.read()
+        caller = narrowed(granted)
+        observer, part = self._observer, self._outputs.shown_part
+        return Context(
+            invocation_id=call.id,
+            caller=caller,
+            deadline=Deadline(at=granted.deadline),
+            monotonic=self._clock.monotonic,
+            session=session,
+            key=request.key,
+            dry_run=request.dry_run,
+            trace_id=call.trace_id,
+            trace=lambda: w3c.headers(call.trace_id, call.more.span, self._clock.random_bytes),
+            on_progress=lambda facts: observer.progress(call, facts),
+            on_partial=lambda value: observer.partial(call, part(granted, value)),
+            on_yield=lambda value: observer.partial(call, part(granted, value), yielded=True),
+            hide=lambda text: observer.hide(call, text),
+            child=self._caller_below(granted, caller),
+            secret=lambda name: _secret(call, name),
+            task=request.task or call.id,
+            save=lambda label, state: self._checkpoints.save(call, label, state, runs=lambda: self._runs(call)),
+        )
+
+    def _runs(self, call: Call) -> bool:
+        """Whether a call's tool is at work: neither done, in whatever way, nor cut off."""
+        return call.more.why is None and self._running(call.id) is call
+
+    def _caller_below(self, granted: Granted, caller: Caller) -> Callable[..., Awaitable[Any]]:
+        """Return the function with which a tool calls other tools: with its own authority and within its deadline."""
+        call, deadline = granted, Deadline(at=granted.deadline)
+        request = call.request
+
+        async def below(context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
+            result = await self._invoke(
+                Request(
+                    tool=tool,
+                    version=options.pop("version", None),
+                    key=options.pop("key", None),
+                    timeout_s=options.pop("timeout_s", None),
+                    arguments={**(arguments or {}), **options},
+                    caller=caller,
+                    trace_id=call.trace_id,
+                    deadline=deadline,
+                    parent=call.id,
+                    door="tool",
+                    task=request.task or call.id,
+                    billed_to=request.billed_to or request.session,
+                    hidden=tuple(self._observer.hidden(call)),
+                )
+            )
+            context.failed_below = result.error
+            return result.unwrap()
+
+        return below
+
+
+def _secret(call: Call, name: str) -> str:
+    if call.more.lease is None:
+        raise Failure("E3206", f"{call.ref} asks for the secret `{name}` and its manifest names none")
+    return call.more.lease[secret_of(name, call.request.caller)].reveal()
+
+
+def narrowed(granted: Granted) -> Caller:
+    """Return the caller as the tool sees them, and as its own calls are made: with what the tool requires, no more."""
+    caller = granted.request.caller
+    assert caller is not None
+    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires. Where the token
+    # names resources, those of the call are all that is left of them.
+    capability = caller.capability
+    if capability is not None and capability.bound:
+        reach = token_checks.reach_of(granted.tool.contract, granted.input)
+        capability = replace(capability, within=reach)
+    scopes = caller.scopes.intersection(granted.tool.required_scopes)
+    if scopes == caller.scopes and capability is caller.capability:
+        return caller
+    return replace(caller, scopes=scopes, capability=capability)

@@ -1,0 +1,38 @@
+"""Limit what a caller learns about a tool that they may not use."""
+
+from __future__ import annotations
+
+from interlock.call.capability import Capability
+from interlock.call.phases import Call
+from interlock.core.errors import Failure
+from interlock.registry.catalog import Catalog
+
+
+def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
+    """Return what the caller is told about a call that failed before it was authorized.
+
+    INVARIANT: a caller who may not use a tool is told only that, and learns neither its schema nor its versions.
+    """
+    caller = call.request.caller
+    if caller is None or call.phases[-1] not in ("request", "validate"):
+        return failure
+    token, tool = caller.capability, call.tool
+    if tool is None:
+        return failure if token is None else _unnamed(call.request.tool, token, catalog) or failure
+    contract = tool.contract
+    if token is not None and not token.covers(str(contract.id), contract.version):
+        return Failure("E3204", f"the token does not name {contract.ref}")
+    if lacking := sorted(set(tool.required_scopes) - caller.scopes):
+        return Failure("E3206", f"{contract.ref} is not allowed: missing scope {', '.join(lacking)}")
+    return failure
+
+
+def _unnamed(name: str, token: Capability, catalog: Catalog) -> Failure | None:
+    """Return the refusal of a tool that exists and that the token does not name in any version."""
+    try:
+        address = catalog.address(name, token)
+        if catalog.versions(address) and not token.names(address):
+            return Failure("E3204", f"the token does not name `{name}`")
+    except Failure:
+        pass  # there is no such tool, or it cannot be looked up now
+    return None

@@ -1,0 +1,35 @@
+"""Start a call: its id, its trace and its start time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from interlock.call.phases import Call, Request
+from interlock.core.clock import Clock, new_id, new_ids
+from interlock.telemetry import w3c
+
+_TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
+
+
+def open_call(request: Request, clock: Clock) -> Call:
+    """Make the call of a request. Its trace is the one that the request names, or a new one."""
+    now_ms = clock.now_ms()
+    call_id, new_trace = new_ids(now_ms, clock.random_bytes(24))
+    trace_id, above = request.trace_id, None
+    if trace_id is not None and w3c.claims(trace_id):
+        above = w3c.read(trace_id)
+        trace_id = None if above is None else above.trace_id
+    if trace_id is None or not _TRACE.match(trace_id):
+        trace_id = new_trace
+    call = Call(request.id or call_id, trace_id, now_ms, clock.monotonic(), request)
+    if above is not None:
+        call.extend().span = above
+    if request.hidden:
+        call.extend().hidden = request.hidden
+    return call
+
+
+def with_id(request: Request, clock: Clock) -> Request:
+    """Return the request with the id that its call will have, so that the call can be stopped by it."""
+    return replace(request, id=new_id(clock.now_ms(), clock.random_bytes(8)))

@@ -1,0 +1,194 @@
+"""Phase 1. Identify the caller, the tool, the deadline and the input as it was sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from interlock.call.phases import Call, Request, Requested
+from interlock.call.prepared import Prepared
+from interlock.core.errors import Failure
+from interlock.core.threads import DEFINITIONS, INPUTS
+from interlock.data.bounds import LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
+from interlock.data.canonical import canonical, plain_form, private_copy
+from interlock.data.schema import Json
+from interlock.gateway import idempotency
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept
+from interlock.gateway.results.outputs import Outputs
+from interlock.registry.catalog import Catalog, Stranded
+from interlock.registry.quarantine import Quarantine
+from interlock.store import idempotency as idempotency_rows
+
+if TYPE_CHECKING:
+    from interlock.call.capability import Capability
+    from interlock.store.port import Reader
+
+    Find = Callable[[str, str | None, Capability | None], Prepared | None]
+
+
+class Requests:
+    """Reads requests."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        quarantine: Quarantine,
+        observer: Observer,
+        outputs: Outputs,
+        kept: Kept,
+        reader: Reader,
+        most_values: int,
+    ) -> None:
+        self._catalog = catalog
+        self._quarantine = quarantine
+        self._observer = observer
+        self._outputs = outputs
+        self._kept = kept
+        self._reader = reader
+        self._most_values = most_values
+
+    async def read(self, call: Call) -> Requested:
+        """Check the request of a call, encode its input, and find its tool and deadline."""
+        request = call.request
+        if request.caller is None:
+            raise Failure("E3212", "a call needs the identity it is made for")
+        if not isinstance(request.arguments, dict):
+            raise Failure("E3004", "arguments must be an object")
+        names = (request.tool, request.session, request.key or "", request.version or "", request.task or "")
+        joint = "".join(names)
+        if len(joint) > LONGEST_NAME and max(map(len, names)) > LONGEST_NAME:
+            call.request = _with_short_names(request)
+            raise Failure(
+                "E3004",
+                f"the names of tools, versions, sessions, tasks and keys have at most {LONGEST_NAME} characters",
+                details={"mostCharacters": LONGEST_NAME},
+            )
+        if not joint.isascii():
+            _refuse_unwritable(names)
+        self._observer.emit("tool.invocation.planned", call)
+        model_input = await self._encode_input(call)
+        try:
+            return self._select(call, model_input, self._catalog.at_hand)
+        except _NotAtHandError:
+            version = self._catalog.resolve(request.tool, request.version, request.caller.capability)
+            await DEFINITIONS.run(version.compile)
+            requested = self._select(call, model_input, self._catalog.prepared)
+            await DEFINITIONS.run(self._compile_redaction, requested)
+            return requested
+
+    def _compile_redaction(self, requested: Requested) -> None:
+        """Compile the redactors of a large contract, before the first call needs them."""
+        self._observer.sink(requested)
+        self._outputs.redactor_of(requested.tool)
+
+    async def _encode_input(self, call: Call) -> bytes:
+        """Return the input in canonical form. A large one is copied and encoded in a thread."""
+        request = call.request
+        if request.operation == "compensate":
+            return b""  # comes from the call that is undone
+        given: Any = request.arguments
+        size = size_of(given, LARGE_INPUT)
+        model_input = canonical(given) if size <= SMALL_INPUT else None if size > LARGE_INPUT else plain_form(given)
+        if model_input is not None and len(model_input) <= LARGE_INPUT:
+            call.input_hash = hashlib.sha256(model_input).hexdigest()
+            return model_input
+        # INVARIANT: code outside of Interlock has no reference to the copy that is read from here on.
+        given, model_input, call.input_hash = await INPUTS.run(_copy_input, given, self._most_values)
+        call.request = replace(request, arguments=given)
+        return model_input
+
+    def _select(self, call: Call, model_input: bytes, find: Find) -> Requested:
+        """Find the tool of a call, and set its deadline."""
+        request = call.request
+        assert request.caller is not None
+        if request.operation == "compensate":
+            # INVARIANT: an undo does what the call it undoes recorded, never what its caller asks for.
+            stored = self._kept.undo(request.parent or "", request.caller)
+            call.extend().hidden = tuple(stored["hidden"])
+            call.request = request = replace(request, session=stored.get("session", ""))
+            call.model_input = model_input = canonical(stored["arguments"])
+            call.input_hash = hashlib.sha256(model_input).hexdigest()
+            tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
+        else:
+            call.model_input = model_input
+            if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked when it was copied
+                check_values(model_input, self._most_values)
+            try:
+                tool = find(request.tool, request.version, request.caller.capability)
+            except Stranded as missing:
+                tool = self._answered_before(call, missing)
+            if tool is None:
+                raise _NotAtHandError
+        call.tool = tool
+        self._quarantine.check(tool.digest, tool.ref, call.started)
+        call.move("selected")
+        self._observer.emit("tool.invocation.selected", call)
+        timeout = tool.contract.timeout
+        if request.timeout_s is not None and not request.timeout_s > 0:
+            raise Failure("E3004", "a timeout is a number of seconds above nought")
+        bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
+        deadline = call.started + bound_s
+        if request.deadline is not None:
+            # INVARIANT: a deadline only ever shrinks.
+            deadline = min(deadline, request.deadline.at)
+        call.deadline = deadline
+        return cast("Requested", call)
+
+    def _answered_before(self, call: Call, missing: Stranded) -> Prepared:
+        """Return a tool whose code is missing, if the call's idempotency key has an outcome. Nothing runs for that."""
+        tool, request = missing.prepared, call.request
+        if not tool.writes or request.key is None or request.dry_run:
+            raise missing
+        scope = idempotency.scope_for(request, tool.contract, call.input_hash)
+        if not idempotency_rows.has_outcome(self._reader, scope, call.started_ms):
+            raise missing
+
+        def refuse(_: Any) -> None:
+            raise missing
+
+        call.extend().uses = [refuse]  # in case the outcome expires meanwhile
+        return tool
+
+
+class _NotAtHandError(Exception):
+    """The contract of the called tool is large and was not compiled yet."""
+
+
+def _copy_input(arguments: Json, most_values: int) -> tuple[Json, bytes, str]:
+    """Return a copy of a large input, its canonical form and the digest of that."""
+    try:
+        given: Json = private_copy(arguments)
+    except (TypeError, ValueError, RecursionError):
+        given = arguments  # not JSON: `canonical` raises what is wrong with it
+    except RuntimeError:
+        raise Failure("E3004", "the arguments were changed while they were read") from None
+    model_input = canonical(given)
+    check_values(model_input, most_values)
+    return given, model_input, hashlib.sha256(model_input).hexdigest()
+
+
+def _with_short_names(request: Request) -> Request:
+    """Return a request that is refused for the length of its names, as it is recorded."""
+
+    def short(name: str) -> str:
+        return name if len(name) <= LONGEST_NAME else f"{name[:100]}…"
+
+    key, version, task = (
+        None if name is None else short(name) for name in (request.key, request.version, request.task)
+    )
+    return replace(
+        request, tool=short(request.tool), session=short(request.session), key=key, version=version, task=task
+    )
+
+
+def _refuse_unwritable(names: Sequence[str]) -> None:
+    """Refuse (E3004) names and ids that cannot be encoded, since they go into records and keys."""
+    for text in names:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None

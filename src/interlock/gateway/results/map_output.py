@@ -1,0 +1,59 @@
+"""Turn the output of a tool into JSON data that fits its contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from interlock.call.prepared import Prepared
+from interlock.core.errors import Failure
+from interlock.data.bounds import LARGE, result_too_large, size_of
+from interlock.data.coerce import coerce
+from interlock.data.explain import output_faults
+from interlock.data.schema import Fault
+
+
+def is_small(output: Any) -> bool:
+    """Whether an output can be checked, redacted and encoded on the event loop without delaying other calls."""
+    return size_of(output, LARGE, steps=10_000) <= LARGE
+
+
+def map_output(tool: Prepared, output: Any, most: int) -> Any:
+    """Return the output as JSON data, checked against the output schema. Done exactly once per call.
+
+    Refused (E3416) if it takes more than `most` bytes as JSON, which is estimated before anything else is done with it.
+    The failure tells output that cannot be encoded at all (TOOL_OUTPUT_CORRUPTION) from data that breaks the contract.
+    """
+    check_size(tool, output, most)
+    try:
+        # The output of an isolated tool was encoded inside the sandbox already.
+        value = output
+        if tool.dump is not None and not tool.isolated:
+            value = tool.dump(output)
+            check_size(tool, value, most)
+        if tool.fits_output(value):
+            return value
+    except Failure:
+        raise
+    except Exception as error:  # a value that its own type cannot encode breaks the contract like a wrong one
+        faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
+        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
+    schema = tool.contract.output
+    if tool.contract.manifest.coerce_output:
+        coerced = coerce(schema, value)
+        if schema.valid(coerced.value):
+            return coerced.value
+    raise _violation(tool, output_faults(schema, value))
+
+
+def check_size(tool: Prepared, value: Any, most: int) -> None:
+    """Refuse (E3416) a value that takes more than `most` bytes as JSON."""
+    if size_of(value, most) > most:
+        raise result_too_large(tool.ref, most, writes=tool.writes)
+
+
+def _violation(tool: Prepared, faults: list[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:
+    return Failure(
+        "E3303",
+        f"{tool.ref} returned something its contract does not allow",
+        details={"violation": what, "faults": [fault.document() for fault in faults]},
+    )

@@ -1,0 +1,212 @@
+"""Write everything that a successful call leaves behind, in one transaction.
+
+The idempotency record, the session's state, the mutation records, payloads, files, the means to undo the call, its cost
+and its closing record commit together or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from interlock.call.phases import Call, Verified
+from interlock.call.results import INLINE, Persistence
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+from interlock.effects.session import SessionState
+from interlock.gateway import idempotency, reconcile
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence import Kept, Sealed, compensation, owner_of, session_id
+from interlock.gateway.results.metadata import ResultMetadata
+from interlock.gateway.results.outputs import Outputs
+from interlock.gateway.results.owed import OwedOutcomes
+from interlock.gateway.results.placement import payload_ref, result_hash
+from interlock.store import records
+
+if TYPE_CHECKING:
+    from interlock.authority.budgets import Overrun
+    from interlock.contract.effects import Change
+    from interlock.store.port import Transaction
+
+T = TypeVar("T")
+
+# The metadata that belongs to the result itself, so that a replay returns it again.
+_REPLAYED = ("content", "views", "handoffs", "data_version", "confidence")
+
+
+class SuccessWriter:
+    """Records successes that leave more behind than a closing record."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        allowances: Allowances,
+        kept: Kept,
+        outputs: Outputs,
+        metadata: ResultMetadata,
+        owed: OwedOutcomes,
+    ) -> None:
+        self._observer = observer
+        self._allowances = allowances
+        self._kept = kept
+        self._outputs = outputs
+        self._metadata = metadata
+        self._owed = owed
+
+    async def write(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> str:
+        """Record a success. Returns why its payloads were withheld, or an empty string."""
+        call, request = verified, verified.request
+        assert request.caller is not None
+        caller, kept = request.caller, self._kept
+        session = self._session_of(verified)
+        changes = self._changes(verified, session, metadata)
+        undo = compensation(verified)
+        ref = payload_ref(call, persistence, len(verified.encoded))
+        outcome = _outcome(verified, persistence, ref, metadata)
+        extra: Json = {}
+        if "handoffs" in metadata:
+            extra["handoffs"] = metadata["handoffs"]
+        if call.more.scope is not None:
+            extra["resultHash"] = await result_hash(verified)
+        if verified.more.artifacts:
+            outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.more.artifacts]
+        cost = self._allowances.charge(call, metadata, extra)
+        if persistence is not INLINE:
+            extra["persistence"] = records.persistence(persistence)
+        if session is not None and session.changed:
+            extra |= {"sessionVersion": session.version + 1, "sessionHash": digest(session.values_now())}
+        if "previewDifferences" in metadata:
+            extra["previewDifferences"] = metadata["previewDifferences"]
+        if undo is not None:
+            extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
+
+        def record(withheld: str = "", more: Json | None = None) -> bytes:
+            more = {**(more or {}), **({"withheld": withheld} if withheld else {})}
+            if withheld and persistence.ref is not None:
+                gone = replace(persistence, decision="link", reason=withheld)
+                more["persistence"] = records.persistence(gone)
+            summary = records.summarize(verified.value, len(verified.encoded))
+            return records.closed(
+                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=call.more.source,
+                effects=changes, summary=summary, extra={**extra, **more},
+            )  # fmt: skip
+
+        body = record()
+        bodies = {
+            artifact.ref: file.content for artifact, file in zip(verified.more.artifacts, call.more.files, strict=True)
+        }
+        if ref is not None:
+            bodies[ref] = verified.encoded
+        for_the_key = ref if persistence.ref is None else None
+        values = self._outputs.private_values(call, verified.tool)
+        changed = () if session is None else self._outputs.resources(call, session.changes())
+        versions = {} if session is None else dict.fromkeys(changed, session.version + 1)
+        mutations = [
+            records.mutation(call, now_ms, change, values.shown, versions.get(change.resource)) for change in changes
+        ]
+        hidden = [] if undo is None else self._observer.hidden(call)
+        owner = owner_of(caller)
+        sent = await kept.inputs_of(call)
+
+        def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
+            withheld = ""
+            if bodies and call.more.scope is None:
+                kept.check_room(transaction, caller, sum(map(len, bodies.values())))
+            elif bodies:
+                withheld = kept.why_withheld(transaction, caller, bodies)
+            if session is not None and session.changed:
+                kept.store_session(transaction, session_id(caller, request.session), session)
+            if call.more.scope is not None:
+                idempotency.settle(transaction, call.more.scope, call.id, "done", kept.sealed_outcome(call.id, outcome))
+            elif call.more.noted:
+                reconcile.end(transaction, call.id)
+            kept.store_payloads(transaction, call, bodies, withheld, ahead, for_the_key)
+            if undo is not None:
+                kept.store_undo(transaction, call.id, owner, undo, hidden)
+            unkept = kept.store_inputs(transaction, call, sent)
+            booked = self._allowances.settle(transaction, call, cost)
+            kept.store_values(transaction, call.id, caller, values)
+            for mutation in mutations:
+                transaction.append("mutation", call.id, mutation)
+            told = record(withheld, unkept) if withheld or unkept else body
+            transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
+            return withheld, booked.overrun
+
+        closing = self._commit(call, bodies, unit)
+        try:
+            # INVARIANT: a write is not cut off between its effect and its record.
+            withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
+        finally:
+            kept.abandon_inputs(sent)
+        self._allowances.tell(call, overrun)
+        return withheld
+
+    def _session_of(self, verified: Verified) -> SessionState | None:
+        """Return the session that the tool used, without the private values of the call; None if it used none."""
+        context = verified.more.context
+        session = None if context is None else context.session
+        assert session is None or isinstance(session, SessionState)
+        if session is not None and self._observer.hides(verified):
+            session.rewrite(lambda value: self._observer.without(verified, value))
+        return session
+
+    def _changes(self, verified: Verified, session: SessionState | None, metadata: Json) -> tuple[Change, ...]:
+        """Return the changes of a call as they are recorded. Compares them with the preview that was approved."""
+        call, more = verified, verified.more
+        reported = (*more.changes, *(() if session is None else session.changes()))
+        changes = self._outputs.writable(call, (*reported, *more.detected))
+        if more.promised is not None and more.context is not None:
+            # Values of detected changes are descriptions, which no preview contains.
+            detected = (replace(one, after=None) for one in more.detected)
+            promised = self._outputs.writable(call, (*reported, *detected))
+            self._metadata.compare_with_preview(call, promised, metadata)
+        reports = more.context is not None and not verified.tool.remote
+        if more.scope is not None and reports and not changes and verified.request.operation == "invoke":
+            # A tool without a context cannot report changes, so an empty report of such a tool means nothing.
+            self._metadata.warn_unreported(call, metadata)
+        return changes
+
+    async def _commit(
+        self, call: Call, bodies: Mapping[str, bytes], unit: Callable[[Transaction, Mapping[str, Sealed]], T]
+    ) -> T:
+        """Commit the closing of a call with the payloads that it leaves. Large ones are written ahead, in pieces."""
+        caller = call.request.caller
+        assert caller is not None
+        try:
+            ahead = await self._kept.write_ahead(caller, bodies, strict=call.more.scope is None)
+            call.recorded = True
+            return await self._owed.write(call, lambda transaction: unit(transaction, ahead))
+        except BaseException:
+            self._kept.abandon(bodies)
+            raise
+
+
+def _outcome(verified: Verified, persistence: Persistence, ref: str | None, metadata: Json) -> Json:
+    """Return the outcome as its idempotency key keeps it, for replays."""
+    outcome: Json = {
+        "value": None if ref is not None else verified.value,
+        "persistence": [persistence.decision, ref, persistence.size, persistence.reason],
+        "redacted": verified.more.redacted,
+    }
+    if any(change.source.startswith("reviewer:") for change in verified.more.mutations):
+        # A replay too says that a reviewer changed the input.
+        outcome["metadata"] = {"input_mutations": metadata["input_mutations"]}
+    replayed = {name: metadata[name] for name in _REPLAYED if name in metadata}
+    if replayed:
+        outcome["metadata"] = {**outcome.get("metadata", {}), **replayed}
+    return outcome
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Finish some work although the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # it has been told: what could not be recorded is owed
+        raise

@@ -55,6 +55,7 @@ def notification(name: str, params: Json) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params}) + b"\n"
 
 
+ODD_IDS: list[Any] = [None, True, 1.5, [], {}, "", -1, 2**62, "é", "x" * 300]
 ODD = b'{"jsonrpc":"2.0","id":%b,"method":"ping"}\n'
 ATTACKS: dict[str, bytes] = {
     "a line of the maximum size": call(b'{"a":"' + b"x" * (MOST - 200) + b'"}'),
@@ -69,7 +70,7 @@ ATTACKS: dict[str, bytes] = {
     "a deep nest": call(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "a nest that does not end": b"[" * 1_000_000 + b"\n",
     "a number of very many digits": call(b'{"a":' + b"9" * 1_000_000 + b"}"),
-    "ids of odd kinds": b"".join(map(ping, [None, True, 1.5, [], {}, "", -1, 2**62, "é", "x" * 300])),
+    "ids of odd kinds": b"".join(map(ping, ODD_IDS)),
     "an id that is not whole": b"".join(ODD % one for one in (b"1e400", b"NaN", b"1e2")),
     "answers to nothing": b'{"jsonrpc":"2.0","id":77,"result":{}}\n' * 2_000,
     "the same id many times": ping(5) * 1_000,

@@ -595,6 +595,46 @@ def test_text_that_is_no_json_is_a_usage_error_that_says_where(fresh: Cli, text:
     assert not fresh.home.exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"account": Infinity}', "not valid JSON"),
+        ('{"account": "a", "account": "b"}', "account"),
+        ('{"account": ' + "9" * 5000 + "}", "not valid JSON"),
+        ('{"account": "\\ud800"}', "unusable"),
+        ("\ufeff{}", "not valid JSON"),
+        ('{"account": ' + "[" * 50_000 + "]" * 50_000 + "}", "unusable"),
+    ],
+    ids=["infinity", "a name twice", "five thousand digits", "half a character", "a byte order mark", "a deep nest"],
+)
+def test_json_that_readers_understand_differently_is_a_usage_error(fresh: Cli, text: str, words: str) -> None:
+    for given, stdin in ((text, ""), ("-", text)):
+        ended = fresh("call", "demo.balance", given, stdin=stdin)
+        assert (ended.code, ended.out) == (2, "")
+        assert words in ended.err
+        assert len(ended.err) < 2000
+    assert not fresh.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        ("<&-", "stdin is unusable: not valid JSON"),
+        ("0> written", "stdin cannot be read"),
+        ("< /dev/zero", "stdin holds more than 64 MiB"),
+    ],
+)
+def test_a_stdin_that_is_closed_unreadable_or_endless_is_a_usage_error(fresh: Cli, stdin: str, words: str) -> None:
+    command = ["sh", "-c", f'exec "$0" "$@" {stdin}', *INTERLOCK, "call", "demo.balance", "-"]
+    ended = subprocess.run(
+        command, env=fresh.environment, cwd=fresh.path, capture_output=True, check=False, timeout=120
+    )
+    assert (ended.returncode, ended.stdout) == (2, b""), ended.stderr
+    assert words.encode() in ended.stderr
+    assert b"Traceback" not in ended.stderr
+    assert not fresh.home.exists()
+
+
 GARBAGE = [
     "null",
     "[]",

@@ -389,7 +389,7 @@ def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
     from interlock.data.documents import Malformed, read_json
 
     from_stdin = or_stdin and text == "-"
-    raw = sys.stdin.buffer.read() if from_stdin else text.encode()
+    raw = _read_stdin(what) if from_stdin else text.encode()
     try:
         read_json(raw)
         return decode(raw)  # whole numbers as they are, however long
@@ -397,6 +397,20 @@ def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
         source = "stdin" if from_stdin else "the text given"
         why = str(error) if isinstance(error, Malformed) else "a number in it is too long"
         raise click.UsageError(f"{what}: {source} is unusable: {why}") from None
+
+
+MOST_STDIN = 64 << 20
+
+
+def _read_stdin(what: str) -> bytes:
+    """Read all of stdin, within a bound: it may be a device that never ends."""
+    try:
+        raw = sys.stdin.buffer.read(MOST_STDIN + 1)
+    except OSError:
+        raise click.UsageError(f"{what}: stdin cannot be read") from None
+    if len(raw) > MOST_STDIN:
+        raise click.UsageError(f"{what}: stdin holds more than {MOST_STDIN >> 20} MiB")
+    return raw
 
 
 UNSAID = object()

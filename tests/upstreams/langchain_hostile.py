@@ -17,6 +17,7 @@ class Hung:
 
     def __init__(self) -> None:
         self.event = threading.Event()
+        self.begun: set[str] = set()
 
     def close(self) -> None:
         self.event.set()
@@ -79,6 +80,7 @@ ending = [_given(error) for error in (SystemExit, KeyboardInterrupt, asyncio.Can
 @tool
 async def insist() -> str:
     """Go on, whoever cancels it."""
+    HUNG.begun.add("insist")
     while not HUNG.event.is_set():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0.01)
@@ -88,6 +90,7 @@ async def insist() -> str:
 @tool
 async def block() -> str:
     """Hold the event loop it runs in."""
+    HUNG.begun.add("block")
     HUNG.event.wait()
     return "at last"
 

@@ -21,7 +21,7 @@ from interlock.data.schema import Json
 from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream
-from tests.upstreams.hostile import loop_is_free
+from tests.upstreams.hostile import loop_is_free, raw_server
 from tests.upstreams.servers import remote_call
 from tests.upstreams.test_children import no_process_is_left as no_process_is_left
 
@@ -226,6 +226,9 @@ class _Hostile(BaseHTTPRequestHandler):
         last = b'{"type": "text", "text": "good"}]}}'
         parts = b'{"type": "text", "text": ""},' * 300_000
         how, _, what = kind.partition("-")
+        if how == "odd":
+            self._answer_oddly(number, what, head + last)
+            return
         if what in PIECES:
             media = b"application/json" if how == "json" else b"text/event-stream"
             begun, many = PIECES[what]
@@ -252,6 +255,36 @@ class _Hostile(BaseHTTPRequestHandler):
             many = {"notes": b"data: " + note + b"\n\n", "comments": b":\n", "blank": b"\n", "ids": b"id: 1\n\n"}[what]
             while True:
                 self.wfile.write(many * 1000)
+
+    def _answer_oddly(self, number: int, what: str, good: bytes) -> None:
+        other = good.replace(b'"id": %d' % number, {"wrong id": b'"id": %d' % (number + 1000)}.get(what, b'"id": null'))
+        if what == "redirect":
+            self.send_response(307)
+            self.send_header("location", f"http://127.0.0.1:{ELSEWHERE[0]}/mcp")
+            self.send_header("content-length", "0")
+            self.end_headers()
+        elif what in ("wrong id", "no id"):
+            self._start("application/json")
+            self.wfile.write(other)
+        elif what == "page":
+            self._start("text/html")
+            self.wfile.write(b"<html>" + b"<p>Please sign in.</p>" * 100_000)
+        elif what == "long header":
+            self._start("application/json", x_long="x" * 5_000_000)
+            self.wfile.write(good)
+        elif what == "many headers":
+            self._start("application/json", **{f"x_{n}": "x" for n in range(100_000)})
+            self.wfile.write(good)
+        elif what == "new sessions":
+            self._start("application/json", mcp_session_id=f"session-{number}")
+            self.wfile.write(good)
+        else:
+            assert what == "silence"
+            self._start("text/event-stream")
+            self.rfile.read(1)  # until the client hangs up
+
+
+ELSEWHERE = [0]
 
 
 @contextmanager
@@ -289,6 +322,31 @@ async def test_a_flood_of_events_ends_the_conversation(what: str) -> None:
             assert failure.code == "E3502", failure.message
             async with asyncio.timeout(60):
                 assert (await one.call(remote_call(tool("sse-good"))))["content"]
+
+
+async def _code_of(one: McpUpstream, name: str) -> str:
+    try:
+        await one.call(remote_call(tool(name), attempts=1, left_s=3.0))
+    except Failure as failure:
+        return failure.code
+    return ""
+
+
+ODD = {
+    "redirect": "E3502", "wrong id": "E3503", "no id": "E3502", "page": "E3502", "long header": "E3502",
+    "many headers": "E3502", "silence": "E3503", "new sessions": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_an_odd_answer_over_http_ends_its_call_and_the_next_one_is_made(what: str) -> None:
+    with raw_server(lambda _: None) as elsewhere, hostile_http() as url:
+        ELSEWHERE[0] = elsewhere.port
+        async with server(url=url) as one, loop_is_free(held_s=0.3):
+            async with asyncio.timeout(60):
+                assert await _code_of(one, f"odd-{what}") == ODD[what]
+                assert await _code_of(one, "sse-good") == ""
+        assert elsewhere.accepted == 0, "nobody is sent elsewhere with what is for this server"
 
 
 @pytest.mark.parametrize("kind", ["json-chunks", "sse-chunks", "json-continue", "json-hints"])

@@ -85,8 +85,8 @@ def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(served: 
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]
     # Adding an upstream, and previewing that, goes out to the network; it has tests of its own.
     # The stream of events has no end; tests/doors/test_event_stream.py reads it.
-    outgoing = ("/v1/upstreams", "/v1/upstreams/preview")
-    tried = schema.exclude(path=outgoing, method="POST").exclude(path="/v1/events")
+    tried = schema.exclude(path="/v1/upstreams", method="POST").exclude(path="/v1/upstreams/preview")
+    tried = tried.exclude(path="/v1/events")
     found = [result.ok() for result in tried.get_all_operations()]
     # Whoever replaces the policy may take every right away, so that comes last.
     operations = sorted(found, key=lambda operation: operation.label == "PUT /v1/policy")

@@ -258,6 +258,46 @@ def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_ser
         process.communicate()
 
 
+BROKEN = """
+import pathlib
+from interlock import tool
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def breaks() -> str:
+    "Fail, once it was admitted, in a way that nobody foresaw."
+    if pathlib.Path("admitted").exists():
+        raise RuntimeError("cannot read /srv/private/signing.key with password=correcthorsebattery")
+    return "sound"
+"""
+
+
+@pytest.mark.proves("CONTRACT-13")
+def test_the_log_of_a_server_over_stdio_says_what_its_client_is_not_told_under_the_same_trace(cli: Cli) -> None:
+    (cli.path / "broken.py").write_text(BROKEN)
+    assert cli("tools", "add", "broken.py").code == 0
+    (cli.path / "admitted").touch()
+    (cli.home / "settings.toml").write_text('log_format = "json"')
+    process = _stdio(cli)
+    assert process.stdout is not None
+    try:
+        _said(process, HELLO, {"id": 1, "method": "tools/call", "params": {"name": "own-breaks", "arguments": {}}})
+        assert json.loads(process.stdout.readline())["id"] == 0
+        line = process.stdout.readline()
+        _, log = process.communicate(timeout=PATIENCE_S)
+        envelope: Json = json.loads(line)["result"]["_meta"]["interlock/error"]
+        assert envelope["error_code"] == "E3401"
+        entries: list[Json] = [json.loads(one) for one in log.splitlines()]
+        (entry,) = [one for one in entries if one["trace_id"] == envelope["traceId"]]
+        assert entry["level"] in ("warning", "error")
+        for detail in ("Traceback", "RuntimeError: cannot read /srv/private/signing.key", "in breaks"):
+            assert detail in str(entry)
+            assert detail not in line.decode()
+        assert b"correcthorse" not in log + line
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.supports("CONTRACT-13")
 def test_a_line_of_too_many_values_or_with_a_long_id_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
     process = _stdio(cli)

@@ -270,6 +270,14 @@ def test_what_only_speaks_of_a_credential_stays(text: str) -> None:
     assert failure.details == {"pointer": "/token", "text": text, "token": None, "secret": 5}
 
 
+@pytest.mark.timeout(60)  # a search that starts again at every word would take many minutes
+@pytest.mark.supports("CONTRACT-13")
+@pytest.mark.parametrize("part", ["pwd:", "pwd: ", "pwd='", "bearer ", "pwd: basic ", "sk-", "://", "-----BEGIN "])
+def test_a_text_of_many_beginnings_of_credentials_is_searched_once(part: str) -> None:
+    text = part * (200_000 // len(part)) + "bearer" + " " * 50_000 + "password=correcthorse"
+    assert "correcthorse" not in Failure("E3801", text).message
+
+
 @pytest.mark.proves("CONTRACT-13")
 @given(
     code=st.sampled_from([*CODES, *ErrorCode]),

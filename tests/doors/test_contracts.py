@@ -311,11 +311,7 @@ async def _asked(wires: Wires, door: str) -> Heard:
     return Heard(str(document), "library", document["structured_content"], envelope=document.get("error"))
 
 
-@pytest.mark.part_of(
-    "CONTRACT-13",
-    rest="credentials quoted by failures of Interlock's own layers, faults in operations other than calls, approvals, "
-    "tokens, audit and MCP tools/list, and the log of a server over stdio",
-)
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("layer", LAYERS)
 async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says_what_it_was(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
@@ -501,13 +497,15 @@ async def test_a_fault_of_the_protocol_is_told_as_an_envelope(wires: Wires, mode
     bad: tuple[tuple[str, Json], ...] = (
         ("tools/nothing", {}),
         ("tools/list", {"cursor": 7}),
+        ("tools/list", {"cursor": "?"}),
         ("tools/call", {"name": "demo-nothing", "arguments": {}}),
         ("tools/call", {"name": "demo-add", "arguments": {"a": 1}, "_meta": {"interlock/key": 7}}),
         ("resources/read", {"uri": "payload:nothing"}),
     )
     for method, params in bad:
         text = await wires.mcp(method, params, modern=modern)
-        sound(Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "grpc")
+        envelope = sound(Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "grpc")
+        assert envelope["error_code"] != "E3000", "the fault is the client's"
 
 
 # What a result says

@@ -196,10 +196,13 @@ async def test_an_undoing_that_fails_is_an_envelope_and_the_log_says_what_it_was
 ROOT = Path(__file__).parents[2]
 
 SERVER = """
-import asyncio, logging, sys
+import asyncio, sys, time
 from interlock import Interlock
-from interlock.doors.mcp import McpDoor
 from interlock.api.service import Service
+from interlock.core.seldom import Seldom
+from interlock.doors.mcp import McpDoor
+from interlock.privacy.redact import safe_log
+from interlock.telemetry.logs import configure
 from tests.doors.test_contracts import choosy, explodes, raising
 from tests.doors.test_faults import waits
 from tests.gateway.test_interleavings import admit
@@ -207,6 +210,8 @@ from tests.sample import add
 
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        configure("json", "warning", redact=lambda text: safe_log(lock.redactor, text))
+        lock.gateway.observer._seldom = Seldom(0.0, time.monotonic)
         await admit(lock, add, explodes, choosy, waits)
         service = Service(lock)
         service.tools.page = raising
@@ -216,7 +221,7 @@ asyncio.run(main())
 """
 
 
-def _said(home: Path, *requests: Json | bytes) -> list[str]:
+def _said(home: Path, log: Path, *requests: Json | bytes) -> list[str]:
     """The lines that a server over stdio writes to a client that initializes and then sends these requests."""
     hello: Json = {
         "id": 0, "method": "initialize",
@@ -228,9 +233,10 @@ def _said(home: Path, *requests: Json | bytes) -> list[str]:
         for one in (hello, ready, *requests)
     ]
     command = [sys.executable, "-c", SERVER, str(home)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
-    ) as server:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT) as server,
+    ):
         assert server.stdin is not None
         assert server.stdout is not None
         try:
@@ -268,12 +274,16 @@ def test_an_error_that_the_mcp_sdk_makes_itself_gets_the_envelope_and_another_ke
     assert enveloped(made) is made
 
 
+# The numbers of the requests below for which the answer itself says all there is to say.
+AT_FAULT = (6, 7, 8, 9)
+
+
 def _called(number: int, name: str, **arguments: Any) -> Json:
     return {"id": number, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
 
 
 @pytest.mark.proves("CONTRACT-13")
-def test_over_stdio_every_failure_is_an_envelope_and_no_plain_text_is_written(home: Path) -> None:
+def test_over_stdio_every_failure_is_an_envelope_and_the_log_says_what_it_was(home: Path, tmp_path: Path) -> None:
     requests: list[Json] = [
         _called(1, "c-explodes", how="foreseen"),
         _called(2, "c-explodes", how="unforeseen"),
@@ -287,7 +297,8 @@ def test_over_stdio_every_failure_is_an_envelope_and_no_plain_text_is_written(ho
         {"id": 10, "method": "tools/list", "params": {}},
         _called(11, "demo-add", a=1, b=2),
     ]
-    said = _said(home, b'{"password": "hunter2hunter2"', *requests)
+    log = tmp_path / "log"
+    said = _said(home, log, b'{"password": "hunter2hunter2"', *requests)
     lines: list[Json] = [orjson.loads(one) for one in said]
     answers = {one["id"]: one for one in lines if one.get("id") is not None and one["id"] != 99}
     assert set(answers) == set(range(12)), said
@@ -297,10 +308,17 @@ def test_over_stdio_every_failure_is_an_envelope_and_no_plain_text_is_written(ho
     assert SECRET not in "".join(said)
     assert "hunter2" not in "".join(said)
     assert answers.pop(11)["result"]["structuredContent"] == {"result": 3}
-    for answer in answers.values():
+    written = log.read_text()
+    assert SECRET not in written
+    assert "hunter2" not in written
+    logged: list[Json] = [orjson.loads(line) for line in written.splitlines()]
+    for number, answer in answers.items():
         error: Json = answer.get("error") or {}
         told = error["data"] if error else answer["result"]["_meta"]["interlock/error"]
-        sound(Heard(orjson.dumps(answer).decode(), "stdio", envelope=told), "grpc" if error else "mcp")
+        envelope = sound(Heard(orjson.dumps(answer).decode(), "stdio", envelope=told), "grpc" if error else "mcp")
+        if number not in AT_FAULT:
+            found = [one for one in logged if one["trace_id"] == envelope["traceId"]]
+            assert any(PLACE in f"{one['message']} {one.get('error')}" for one in found), (number, found)
 
 
 # gRPC

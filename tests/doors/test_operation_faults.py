@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from interlock.call.capability import ToolGrant
 from interlock.core.errors import CODES
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.doors.jsonrpc import JsonRpcDoor
+from interlock.doors.mcp import McpDoor
 from tests.doors.test_contracts import failing, logged, raising, sound
+from tests.doors.test_faults import BEHIND
 from tests.support.identities import did_of
 from tests.support.wires import Heard, Wires, opened, typed_refusal
 
 Json = dict[str, Any]
 CALL = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+ARGUMENT = {"name": "a", "value": "b"}
 SCOPES = ("tools:admin", "policy:read", "policy:admin", "budgets:read", "audit:read")
 # The part of the service and its method that an operation needs, and the operation: by REST,
 REST: list[tuple[str, str, str, Json | None]] = [
@@ -68,13 +73,21 @@ RPC: list[tuple[str, str, Json]] = [
     ("calls.cancel", "calls.cancel", {"invocation_id": CALL}),
     ("calls.resume", "calls.resume", {"invocation_id": CALL}),
 ]
-# by MCP (other resources and prompts are an upstream's),
+# by MCP,
 MCP: list[tuple[str, str, Json]] = [
+    ("tools.page", "tools/list", {}),
     ("lock.read_payload", "resources/read", {"uri": "payload:x"}),
     ("calls.trace", "resources/read", {"uri": f"trace:{CALL}"}),
     ("tools.visible", "resources/list", {}),
     ("tools.visible", "resources/templates/list", {}),
+    ("tools.visible", "resources/read", {"uri": "upstream:far:x"}),
     ("tools.visible", "prompts/list", {}),
+    ("tools.visible", "prompts/get", {"name": "far-x"}),
+    ("tools.visible", "completion/complete", {"ref": {"type": "ref/prompt", "name": "x"}, "argument": ARGUMENT}),
+]
+# These are of the handshake era only,
+MCP_LEGACY: list[tuple[str, str, Json]] = [
+    ("tools.visible", "resources/subscribe", {"uri": "upstream:far:x"}),
 ]
 # and by gRPC.
 GRPC: list[tuple[str, str, Any]] = [
@@ -145,12 +158,12 @@ async def test_a_fault_in_any_method_of_json_rpc_is_an_envelope_and_the_log_says
 @pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("how", [raising, failing])
 @pytest.mark.parametrize("modern", [True, False])
-async def test_a_fault_in_a_resource_of_mcp_is_an_envelope_and_the_log_says_what_it_was(
+async def test_a_fault_in_any_request_of_mcp_is_an_envelope_and_the_log_says_what_it_was(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: Any, modern: bool
 ) -> None:
     async with opened(home) as wires:
         await _ready(wires)
-        for needed, method, params in MCP:
+        for needed, method, params in MCP if modern else (*MCP, *MCP_LEGACY):
             with monkeypatch.context() as broken:
                 _break(wires, broken, needed, how)
                 text = await wires.mcp(method, params, modern=modern)
@@ -176,3 +189,38 @@ async def test_a_fault_in_any_rpc_of_grpc_is_an_envelope_and_the_log_says_what_i
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await answered
             _told(wires, caplog, typed_refusal(refused.value), "grpc", how)
+
+
+# Calls, approvals, tokens, the journal and streams are broken in `test_contracts` and `test_faults`.
+REST_ELSEWHERE = [
+    ("POST", "/v1/tools/invoke"), ("GET", "/v1/events"), ("GET", f"/v1/calls/{CALL}/events"),
+    *((method, path) for _, requests, _ in BEHIND.values() for method, path, _ in requests),
+]  # fmt: skip
+RPC_ELSEWHERE = {"tools.invoke", *(name for _, _, methods in BEHIND.values() for name in methods)}
+# All but calls ask no other part for anything, or are answered by the SDK.
+MCP_ELSEWHERE = {
+    "tools/call", "resources/unsubscribe", "logging/setLevel", "ping", "server/discover", "subscriptions/listen",
+}  # fmt: skip
+
+
+@pytest.mark.proves("CONTRACT-13")
+async def test_no_operation_is_left_out_here(home: Path) -> None:
+    async with opened(home) as wires:
+        document = (await wires.http.get("/openapi.json")).json()
+        served = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+        named = [*REST_ELSEWHERE, *((method, path) for _, method, path, _ in REST)]
+        assert {_route(served, method, path.partition("?")[0]) for method, path in named} == served
+        assert {method for _, method, _ in RPC} | RPC_ELSEWHERE == set(JsonRpcDoor(wires.service)._methods)  # pyright: ignore[reportPrivateUsage]
+        asked = {method for _, method, _ in (*MCP, *MCP_LEGACY)}
+        assert asked | MCP_ELSEWHERE == set(McpDoor(wires.service)._sdk.server._request_handlers)  # pyright: ignore[reportPrivateUsage]
+    rpcs = {method.name for method in wire.DESCRIPTOR.services_by_name["Gateway"].methods}
+    assert {name for _, name, _ in GRPC} | {"Run", "Invoke"} == rpcs
+
+
+def _route(served: set[tuple[str, str]], method: str, path: str) -> tuple[str, str]:
+    """The operation that a path belongs to: a route of just that name, or else one with a parameter in it."""
+    if (method, path) in served:
+        return method, path
+    forms = {one: re.sub(r"\{\w+\}", "[^/]+", one) for of, one in served if of == method}
+    (found,) = [one for one, form in forms.items() if re.fullmatch(form, path)]
+    return method, found

@@ -58,12 +58,20 @@ def may_hold_credential(text: str) -> bool:
 
 def spoken_names(names: Iterable[str]) -> str:
     """An expression for these names, and for the words that precede a credential, in every spelling."""
-    return "|".join(sorted({_spoken_form(name) for name in (*names, *_SPOKEN_NAMES)}, key=len, reverse=True))
+    forms = {"[-_ ]?".join(map(re.escape, _words(name))) for name in (*names, *_SPOKEN_NAMES)}
+    return "|".join(sorted(forms, key=len, reverse=True))
 
 
-def _spoken_form(name: str) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-_]", " ", name).lower().split()
-    return "[-_ ]?".join(map(re.escape, words))
+def _words(name: str) -> list[str]:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[-_]", " ", name).lower().split()
+
+
+# Every name ends in one of these words. Most texts contain none of them, and need no search for a name.
+_LAST_WORDS: Final = frozenset(_words(name)[-1] for name in (*SENSITIVE_NAMES, *_SPOKEN_NAMES))
+
+
+def _may_name_credential(text: str) -> bool:
+    return ("=" in text or ":" in text) and any(map(text.casefold().__contains__, _LAST_WORDS))
 
 
 @cache
@@ -79,15 +87,19 @@ def _spoken() -> re.Pattern[str]:
     """
     names = _names().pattern
     quoted = r"""\\?"[^"]*"?|\\?'[^']*'?"""
+    # Few letters begin a name, and a look at one letter costs a fraction of trying all names.
+    first = "".join(sorted({name[0] for name in names.split("|")}))
     return re.compile(
-        rf"((?:{names})\\?[\"']?[ \t]*=>?[ \t]*)(?:(?:basic|bearer|token)[ \t]+)?(?:{quoted}|[^\s`]+)"
+        rf"(?=[{first}])(?:((?:{names})\\?[\"']?[ \t]*=>?[ \t]*)(?:(?:basic|bearer|token)[ \t]+)?(?:{quoted}|[^\s`]+)"
         rf"|((?:{names})\\?[\"']?[ \t]*:[ \t]*)(?:{quoted}|(?:basic|token)[ \t]+[^\s`]{{6,}})"
-        rf"|((?!(?:token|secret|credentials?):\S)(?:{names})\\?[\"']?[ \t]*:[ \t]*)(?=[^\s`]*\d)[^\s`]{{6,}}",
+        rf"|((?!(?:token|secret|credentials?):\S)(?:{names})\\?[\"']?[ \t]*:[ \t]*)(?=[^\s`]{{0,64}}\d)[^\s`]{{6,}})",
         re.IGNORECASE,
     )
 
 
-_A_WORD: Final = re.compile(r"(?:(?i:bearer)\s+\W?[A-Za-z]{0,15}\W*|(?:sk|rk|pk)[-_][A-Za-z_-]+)\Z")
+# The length of `pwd=x`; every other form is longer.
+_SHORTEST: Final = 5
+_A_WORD: Final = re.compile(r"(?:(?i:bearer)\s{1,8}\W?[A-Za-z]{0,15}\W{0,8}|(?:sk|rk|pk)[-_][A-Za-z_-]+)\Z")
 
 
 def _hide(match: re.Match[str]) -> str:
@@ -101,9 +113,11 @@ def _hide_spoken(match: re.Match[str]) -> str:
 
 def without_credentials(text: str) -> str:
     """Remove credentials from a text of a failure; the same text if there were none."""
+    if len(text) < _SHORTEST:
+        return text
     if may_hold_credential(text):
         text = CREDENTIALS.sub(_hide, text)
-    return _spoken().sub(_hide_spoken, text) if "=" in text or ":" in text else text
+    return _spoken().sub(_hide_spoken, text) if _may_name_credential(text) else text
 
 
 def without_credentials_in(value: Any) -> Any:
@@ -131,6 +145,6 @@ def without_credentials_in(value: Any) -> Any:
 
 
 def _member(name: Any, value: Any) -> Any:
-    if isinstance(name, str) and isinstance(value, str) and value and _names().fullmatch(name):
+    if isinstance(value, str) and value and isinstance(name, str) and _names().fullmatch(name):
         return value if value == REDACTED else REDACTED
     return without_credentials_in(value)

@@ -230,10 +230,17 @@ def questions(answers: Json | None, failure: Failure) -> Json | None:
     return {**cast("Json", asked), "resultType": "input_required"}
 
 
-def unforeseen(error: Exception) -> Fault:
-    """The answer to what should not have happened: a trace's id and nothing else. The rest is in the log."""
-    failure, trace_id = Failure("E3000", "something went wrong inside Interlock"), no_trace()
-    _log.error("an MCP request failed", exc_info=error, extra={"trace_id": trace_id})
+def fault_of(error: Exception) -> Fault:
+    """The answer to a request that raised something.
+
+    A failure is told as it is; of anything else only a trace's id is told, and the rest is in the log.
+    """
+    trace_id = no_trace()
+    if isinstance(error, Failure):
+        failure = error
+    else:
+        failure = Failure("E3000", "something went wrong inside Interlock")
+        _log.error("an MCP request failed", exc_info=error, extra={"trace_id": trace_id})
     return Fault(failure.row.jsonrpc, failure.message, failure.envelope(trace_id))
 
 

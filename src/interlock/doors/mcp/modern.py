@@ -31,8 +31,8 @@ from interlock.doors.mcp.calling import (
     Calling,
     Fault,
     Wanted,
+    fault_of,
     own,
-    unforeseen,
     unmade,
 )
 from interlock.doors.mcp.listing import EXPECTS, Form, Listing
@@ -240,7 +240,7 @@ class McpRoute(Route):
         except _ForSdk:
             raise
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request["id"], unforeseen(error))
+            return _faulty(request["id"], fault_of(error))
 
     def _list(self, request: Json, caller: Caller) -> bytes:
         params: Json = request["params"]
@@ -274,7 +274,7 @@ class McpRoute(Route):
         except Fault as fault:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, unforeseen(error))
+            return _faulty(request_id, fault_of(error))
 
     def watched(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Stream:
         """The answer to a `tools/call` that its client may give up on."""
@@ -291,7 +291,7 @@ class McpRoute(Route):
         except Fault as fault:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, unforeseen(error))
+            return _faulty(request_id, fault_of(error))
 
     def _put(self, request_id: int | str, result: Json) -> Reply:
         """A result as a response, in the form that the SDK would give it."""

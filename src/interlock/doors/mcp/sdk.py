@@ -38,7 +38,7 @@ from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.ids import check_text
 from interlock.doors.mcp import refusals
-from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
+from interlock.doors.mcp.calling import Calling, Fault, Wanted, fault_of, no_trace, questions
 from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.listing import EXPECTS, Listing
@@ -132,10 +132,8 @@ class Sdk:
                 return await handler(ctx, params)
             except MCPError:
                 raise
-            except Failure as failure:
-                raise MCPError(failure.row.jsonrpc, failure.message, failure.envelope(no_trace())) from None
             except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-                raise faulty(unforeseen(error)) from None
+                raise faulty(fault_of(error)) from None
 
         return answer
 

@@ -120,7 +120,7 @@ async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 HOSTILE = ("a b", "'\"", "$(id)", "`id`", "-rf", "--help", "line\nline", "*", ";id", "", "é\u2028🙂", "{text}", "\\x")
 
 
-@pytest.mark.part_of("EXEC-12", rest="every part of the contract of a command-line program, compared literally")
+@pytest.mark.proves("EXEC-12")
 async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock) -> None:
     for text in HOSTILE:
         assert (await lock.call("prog.echo", text=text)).unwrap() == [text]

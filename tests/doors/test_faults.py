@@ -431,7 +431,9 @@ async def test_a_fault_in_approvals_or_tokens_during_a_call_is_an_envelope_at_ev
     async with opened(home) as wires:
         await admit(wires.lock, sample.send)
         log_each_in_full(wires)
-        owner, name = (wires.lock.gateway.asking, "seek") if part == "approvals" else (wires.lock.tokens, "check")
+        owner, name = (
+            (wires.lock.gateway.asking, "seek") if part == "approvals" else (wires.lock.tokens.verifier, "check")
+        )
         monkeypatch.setattr(owner, name, how)
         for door in WIRES if part == "approvals" else ("rest", "jsonrpc", "grpc"):
             envelope = sound(await wires.call(door, "demo.send", {"to": "ann"}, key=f"key-of-{door}"), door)

@@ -205,7 +205,7 @@ from interlock.privacy.redact import safe_log
 from interlock.telemetry.logs import configure
 from tests.doors.test_contracts import choosy, explodes, raising
 from tests.doors.test_faults import waits
-from tests.gateway.test_interleavings import admit
+from tests.support.calls import admit
 from tests.sample import add
 
 async def main() -> None:

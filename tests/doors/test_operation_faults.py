@@ -23,6 +23,7 @@ from tests.support.wires import Heard, Wires, opened, typed_refusal
 
 Json = dict[str, Any]
 CALL = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+CASE = {"principal": "bot", "tool": "demo.add", "expect": "allow"}
 ARGUMENT = {"name": "a", "value": "b"}
 SCOPES = ("tools:admin", "policy:read", "policy:admin", "budgets:read", "audit:read")
 # The part of the service and its method that an operation needs, and the operation: by REST,
@@ -36,6 +37,9 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("calls.resume", "POST", f"/v1/tools/resume/{CALL}", None),
     ("tools.find", "GET", "/v1/tools/demo.add", None),
     ("tools.find", "GET", "/v1/tools/demo.add/versions", None),
+    ("tools.compare", "GET", "/v1/tools/demo.add/diff?old=1.0.0&new=1.0.0", None),
+    ("registration.quarantined", "GET", "/v1/quarantine", None),
+    ("registration.release", "POST", "/v1/quarantine/release", {"tool": "demo.add@1.0.0", "reason": "looked at"}),
     ("registration.deprecate", "POST", "/v1/tools/demo.add/deprecate", {"version": "1.0.0"}),
     ("listing.page", "GET", "/v1/calls", None),
     ("listing.top", "GET", "/v1/calls/top", None),
@@ -49,10 +53,12 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("policy.show", "GET", "/v1/policy", None),
     ("policy.apply", "PUT", "/v1/policy", {"text": ""}),
     ("policy.check", "POST", "/v1/policy/check", {"text": ""}),
+    ("policy.test", "POST", "/v1/policy/test", {"cases": [CASE]}),
     ("policy.explain", "POST", "/v1/policy/explain", {"principal": "bot", "tool": "demo.add"}),
     ("budgets.show", "GET", "/v1/budgets", None),
     ("upstreams.all", "GET", "/v1/upstreams", None),
     ("upstreams.add", "POST", "/v1/upstreams", {"name": "x", "kind": "http", "config": {}}),
+    ("upstreams.preview", "POST", "/v1/upstreams/preview", {"name": "x", "kind": "http", "config": {}}),
     ("upstreams.one", "GET", "/v1/upstreams/x", None),
     ("upstreams.probe", "POST", "/v1/upstreams/x/probe", None),
     ("upstreams.remove", "DELETE", "/v1/upstreams/x", None),

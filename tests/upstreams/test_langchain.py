@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,10 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
     name = "huge_module_of_a_test"
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / f"{name}.py").write_text(HUGE)
-    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock, loop_is_free(held_s=0.2):
+    async with AsyncExitStack() as stack:
+        lock = await stack.enter_async_context(Interlock.open(tmp_path / "home", housekeeping=False))
+        await lock.upstreams.add("plain", "langchain", {"module": MODULE}, by=lock.caller)  # what is imported first
+        await stack.enter_async_context(loop_is_free(held_s=0.3))
         report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller)
         states = {one.name[:10]: one.state for one in report.tools}
         assert states == {"wordy": "admitted", "longer": "refused", "n" * 10: "refused", "shy": "refused"}

@@ -349,13 +349,13 @@ class Idempotency(RuleBasedStateMachine):
         from interlock.gateway import idempotency
 
         caller = self.lock.caller
-        claim = idempotency.Claim(
+        wanted = idempotency.KeyRequest(
             scope=sealed_digest(caller.tenant, caller.id, "", "demo.increment#invoke", key), tool="demo.increment",
             version="1.0.0",
             key=key, caller=caller.id, input_hash=digest({"name": "x", "by": 1}), call=f"dead-{key}", owner=owner,
             window_s=3600, intent=b'{"call":"dead-%s","kind":"intent"}' % key.encode(),
         )  # fmt: skip
-        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(claim, lambda owner: False)))
+        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(wanted, lambda owner: False)))
 
     @rule(hours=st.sampled_from([0.2, 0.9, 1.1]))
     def time_passes(self, hours: float) -> None:

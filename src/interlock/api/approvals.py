@@ -1,4 +1,4 @@
-"""Tickets and standing approvals, as those see them whose affair they are."""
+"""Operations on approval tickets and standing approvals, limited to those that the caller may see."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class Approvals:
-    """What waits for a person, what they say of it, and what was agreed to in advance."""
+    """Approval tickets, the decisions on them, and standing approvals."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
-        """What waits for a person, the oldest first; or all there was, the newest first. Only what is one's affair."""
+        """Open tickets, oldest first; with `every`, all tickets, newest first. Only those that the caller may see."""
         return [_ticket_document(one) for one in self._parts.approvals.list(every=every) if shows(self._parts, one, by)]
 
     async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
-        """One ticket, with what a reviewer should read before deciding."""
+        """One ticket, with the facts that a reviewer needs before deciding."""
         ticket = await self._ticket(ticket_id, by)
         late = undelivered(self._parts.journal, ticket=ticket.id)
         return {
@@ -46,13 +46,13 @@ class Approvals:
     async def approve(
         self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
     ) -> Json:
-        """Agree to one call, once; with `edit`, to that call with these arguments changed."""
+        """Approve one call, once; with `edit`, with these arguments changed."""
         ticket = await self._mine(ticket_id, by)
         desk = self._parts.approvals
         return _ticket_document(await desk.approve(ticket.id, by=by, comment=comment, edit=edit))
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Json:
-        """Say no."""
+        """Deny a call."""
         ticket = await self._mine(ticket_id, by)
         return _ticket_document(await self._parts.approvals.deny(ticket.id, by=by, comment=comment))
 
@@ -63,14 +63,14 @@ class Approvals:
         return ticket
 
     async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
-        """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
+        """A ticket of the caller's tenant, by its whole id. The review checks and records who decides on it."""
         ticket = await self._parts.approvals.show(ticket_id, by=by) if ticket_id.startswith("apr_") else None
         if ticket is None or ticket.id != ticket_id or not same_place(by, ticket.tenant):
             raise no_ticket(ticket_id)
         return ticket
 
     def standing(self, *, by: Caller) -> list[Json]:
-        """What was agreed to in advance, by or for the caller."""
+        """Standing approvals that the caller gave, or that apply to the caller."""
         return [one.document() for one in self._parts.approvals.standing() if has_part(self._parts, one, by)]
 
     async def agree_in_advance(
@@ -84,7 +84,7 @@ class Approvals:
         lifetime_s: int,
         versions: str | None = None,
     ) -> Json:
-        """Agree to calls of one tool by one caller, within bounds."""
+        """Approve calls of one tool by one caller in advance, within bounds."""
         parts = self._parts
         who, tenant = caller_meant(parts, caller, by)
         contract = parts.catalog.resolve(tool, versions).contract
@@ -105,7 +105,7 @@ class Approvals:
         return standing.document()
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Json:
-        """End now what was agreed to in advance."""
+        """Revoke a standing approval at once."""
         found = next((one for one in self._parts.approvals.standing() if one.id == standing_id), None)
         if found is None or not has_part(self._parts, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
@@ -113,18 +113,18 @@ class Approvals:
 
 
 def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
-    """The id and the tenant of whose calls somebody agrees to: an identity, or a caller of `local` by any other id."""
+    """The id and the tenant of a caller to approve calls of: an identity, or a caller of `local` by any other id."""
     known = parts.identities.find(who, by.tenant)
     if known is not None and same_place(by, known.tenant):
         return known.did, known.tenant
-    # INVARIANT: whoever is not registered is a caller of `local`, and nobody elsewhere has a say about those.
+    # INVARIANT: a caller that is not registered belongs to `local`; other tenants cannot approve its calls.
     if known is None and ":" in who and by.tenant == "local":
         return who, "local"
     raise Failure("E3207", f"nobody is known as `{who}`")
 
 
 def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
-    """Whether a standing approval is somebody's affair: given by or for them, or theirs to give."""
+    """Whether a caller may see a standing approval: given by them, for them, or theirs to give."""
     if not same_place(by, standing.tenant) or not _covers(parts, standing, by):
         return False
     return by.acting in (standing.caller, standing.granted_by) or (
@@ -133,7 +133,7 @@ def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
 
 
 def _covers(parts: Parts, standing: Standing, by: Caller) -> bool:
-    """Whether a token that is bound to resources covers all that was agreed to in advance."""
+    """Whether a token that is bound to resources covers everything that a standing approval allows."""
     if by.capability is None or not by.capability.bound:
         return True
     try:
@@ -154,7 +154,7 @@ def _approvers(parts: Parts, tool: str) -> set[str]:
 
 
 def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
-    """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
+    """Whether a caller may see a ticket: they requested it or may decide on it, and their token covers the call."""
     if not same_place(by, ticket.tenant):
         return False
     if by.acting not in (ticket.requester, ticket.caller) and not by.groups.intersection(ticket.approvers):
@@ -166,7 +166,7 @@ def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
 
 
 def told(journal: Store, ticket: Ticket) -> list[str]:
-    """The channels by which people were told of a ticket."""
+    """The channels by which people were notified of a ticket."""
     return notifications.sent_channels(journal.reader, ticket.id)
 
 
@@ -179,7 +179,7 @@ def _ticket_document(ticket: Ticket) -> Json:
 
 
 def _readable(ticket: Ticket) -> list[str]:
-    """What a person should know before deciding, a line for each thing."""
+    """The facts that a reviewer needs before deciding, one per line."""
     behalf = "" if ticket.requester == ticket.caller else f" for {ticket.caller}"
     undone = "cannot" if ticket.head.get("mutationClass") == "write_irreversible" else "can"
     lines = [f"{ticket.requester}{behalf} asks to {ticket.operation} {ticket.ref}: {ticket.reason}"]

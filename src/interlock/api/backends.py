@@ -28,7 +28,7 @@ def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Redac
 
 
 def secret_source(settings: Settings, embedded: Secrets, clock: Clock) -> SecretSource:
-    """Where credentials are lent from."""
+    """The source of credentials."""
     if settings.secrets == "embedded":
         return embedded
     from interlock.authority.vault import Vault

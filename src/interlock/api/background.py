@@ -1,4 +1,4 @@
-"""What time brings, looked after in the background: expiry, retirement, tickets, upstreams that come and go."""
+"""Background work: expiry, retirement of versions, tickets, and the state of upstreams."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Within = Callable[[Budget], tuple[str, ...] | None]
 
 
 class Budgets:
-    """What calls may still cost."""
+    """Budgets: the cost that calls may still have."""
 
     def __init__(self, parts: Parts, audit: Audit) -> None:
         self._parts = parts
@@ -46,7 +46,7 @@ class Budgets:
         self._one_looks = asyncio.Lock()
 
     async def show(self, *, by: Caller, door: str, task: str | None = None, every: bool = False) -> list[Json]:
-        """What is left of each budget for the caller, their tenant, and a task of it that they can name.
+        """The rest of each budget for the caller, their tenant, and a task that they name.
 
         With `every`, what is left for anybody in their tenant, for local auditors anywhere; which is on record.
         """

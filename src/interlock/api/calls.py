@@ -187,7 +187,7 @@ class Calls:
         return ledger.is_closed(self._parts.journal.reader, call_id)
 
     def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
-        """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.
+        """The state of a call by the journal; E3702 for calls that the caller may not see.
 
         Auditors see those of their tenant, and local ones all; but with `own` it must be the caller's.
         """
@@ -239,7 +239,7 @@ class Calls:
             return self.status(call_id, caller, own=own)
 
     def _persistence(self, facts: Json) -> Json | None:
-        """What became of the payload of a call that succeeded, and why it is gone if it is."""
+        """The state of the payload of a call that succeeded, with the reason if it was removed."""
         if facts.get("status") != "SUCCESS":
             return None
         decided: Json = facts.get("persistence") or {"decision": "inline"}
@@ -288,13 +288,13 @@ class Calls:
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
-        """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
+        """A page of the checkpoints of a call of this caller, and its cursor; E3702 for calls of others."""
         self.status(call_id, caller, own=True)
         found = self._parts.gateway.checkpoints.of(call_id, after=after, limit=limit)
         return [one.document() for one in found], found[-1].sequence if len(found) == limit else None
 
     def _note_reading(self, call_id: str, caller: Caller) -> None:
-        """Whoever looks at the calls of others reads the journal, which is on record."""
+        """Record that somebody reads calls of others, which is reading the journal."""
         clock = self._parts.clock
         ref, sought = new_id(clock.now_ms(), clock.random_bytes(10)), {"call": call_id}
         body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)

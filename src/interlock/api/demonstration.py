@@ -1,4 +1,4 @@
-"""Where the tools of the demonstration keep their ledger: in the home that is open.
+"""The ledger of the demonstration's tools, in the open data directory.
 
 Tools are functions; what they keep and where is their own affair, and no home is theirs to know. Those of the
 demonstration are tried in many homes, and what they did in one must not show in the next. So they are told a place, by

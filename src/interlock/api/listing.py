@@ -138,7 +138,7 @@ def _audits(by: Caller) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Whose calls are looked at: of every tenant where it is None, and of every caller where that is."""
+    """The calls that a reader may see. None stands for every tenant, or every caller."""
 
     tenant: str | None
     caller: str | None

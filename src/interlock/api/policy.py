@@ -202,7 +202,7 @@ def _principal(parts: Parts, name: str, by: Caller) -> Caller:
 
 
 def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
-    """What the policy would be asked if somebody made a call; E3301 for arguments that no such call could have."""
+    """The question to the policy for a call; E3301 for arguments that no such call could have."""
     from interlock.authority.decisions import Question
 
     name, at, spec = tool.partition("@")
@@ -215,11 +215,11 @@ def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operat
 
 
 def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> Decision | None:
-    """The decision that takes the place of the rules' own where a person is asked although no rule says so."""
+    """The stricter decision where a person is asked although no rule requires it; None if there is none."""
     from interlock.authority.approval_gate import Gate, gate
 
     if question.operation == "preview":
-        return None  # to look waits for nobody
+        return None  # a preview needs no approval
     manifest = question.contract.manifest
     tier = 0 if manifest.sandbox is None else manifest.tier
     thresholds = Gate.of(parts.settings)
@@ -227,7 +227,7 @@ def asked_all_the_same(parts: Parts, question: Question, decision: Decision) -> 
 
 
 def _fitting(contract: Contract, arguments: Json) -> Json:
-    """Arguments as the tool would get them. Those that are not said are left open: a rule may not ask for them."""
+    """Arguments as the tool would get them. Missing ones stay missing: rules may not need them."""
     from interlock.data.coerce import coerce
     from interlock.data.explain import input_faults
     from interlock.data.schema import Schema

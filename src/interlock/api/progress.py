@@ -1,4 +1,4 @@
-"""What followers of a call are told, kept for as long as one of them may come back for what it missed.
+"""Events of calls for their followers, kept so that a follower can reconnect and get what it missed.
 
 A trail begins when a call that runs is first followed, and holds the latest events, numbered. It outlives its last
 follower by a moment, in which whoever lost the connection comes back and goes on behind the last event it has. Nothing
@@ -25,7 +25,7 @@ LEFT = 250
 
 
 class Listen(Protocol):
-    """How to hear of one call; what it returns is the way to stop."""
+    """Subscribes to the events of one call; returns the function that ends the subscription."""
 
     def __call__(self, listener: Listener, *, call: str) -> Callable[[], None]: ...
 

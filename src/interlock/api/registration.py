@@ -1,4 +1,4 @@
-"""Tools that come and go through a door: a manifest is registered, a version is deprecated."""
+"""Operations on the catalog: register a manifest, deprecate a version, release one from quarantine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """The catalog, for those who look after it."""
+    """Registers, deprecates and releases tools, for callers with `tools:admin`."""
 
     def __init__(self, parts: Parts, admissions: Admissions) -> None:
         self._parts = parts
@@ -71,7 +71,7 @@ class Registration:
         }
 
     def _refuse_foreign_code(self, manifest: Manifest) -> None:
-        """Refuse (E3105) to run what the operator has not brought here.
+        """Refuse (E3105) a manifest that would run code that the operator has not installed.
 
         INVARIANT: a manifest that comes through a door makes nothing of this machine run that was not a tool before: it
         names a function declared with @tool in a module that serves tools here already, or a program in a sandbox from
@@ -146,12 +146,12 @@ class Registration:
 
 
 def _named(target: str, module: ModuleType | None) -> Any:
-    """What `module:name` means in a module: one plain name, nothing behind it."""
+    """The object that `module:name` names in a module. Only a plain identifier is accepted."""
     name = target.rpartition(":")[2]
     return getattr(module, name, None) if name.isidentifier() else None
 
 
-# What a manifest that says less is read with, to find the rest of what it lacks.
+# Defaults with which an incomplete manifest is read again, to find its other gaps.
 _STAND_INS: Json = {"provider": "local", "protocol": "native"}
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a process holds open of a data directory."""
+    """The open files and connections of a data directory."""
 
     journal: Journal
     readers: Readers

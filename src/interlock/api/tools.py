@@ -41,7 +41,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far a tool offers what an agent expects of it."""
+    """The result of comparing a tool with what an agent expects of it."""
 
     version: Version
     found: Negotiation
@@ -84,7 +84,7 @@ class Tools:
                 yield one
 
     def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
-        """How far tools offer what an agent expects of them; E3101 for one that the caller does not see."""
+        """Compare tools with what an agent expects of them; E3101 for one that the caller does not see."""
         return [_match(self.find(name, None, caller), schema) for name, schema in _checked(expected).items()]
 
     def page(
@@ -108,7 +108,7 @@ class Tools:
         except Failure as failure:
             if failure.code == "E3101":
                 raise
-            # What is said of its versions is for those who see one of them.
+            # Details about versions are only for callers who see one of them.
             if not any(sees(caller, one) for one in catalog.versions(catalog.address(name, token)).values()):
                 raise catalog.unknown(name, token) from None
             raise
@@ -185,7 +185,7 @@ def _surface(version: Version) -> Surface:
 
 
 def _checked(expected: Expected) -> Expected:
-    """What is expected, if each of it is a schema (E3004)."""
+    """Check that all expectations are schemas (E3004)."""
     if len(expected) > MOST_EXPECTED:
         raise Failure("E3004", f"say what is expected of {MOST_EXPECTED} tools at most")
     if _more_values(expected, MOST_EXPECTED_VALUES):

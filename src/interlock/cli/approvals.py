@@ -78,7 +78,7 @@ async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
 @as_holder
 @over_home
 async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str | None) -> int:
-    """What waits for a person, the oldest first.
+    """Calls that wait for a decision, oldest first.
 
     \b
     interlock approvals list
@@ -411,7 +411,7 @@ def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
 
 
 def _pattern(name: str, pattern: Any) -> list[str]:
-    """What an argument may be, as it was written."""
+    """The bounds of an argument, as they were written."""
     from interlock.approvals.standing import is_range
     from interlock.cli.render import value_text
 
@@ -435,7 +435,7 @@ def _outcome(lock: Interlock, standing: Standing) -> str:
 @as_holder
 @over_home
 async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> int:
-    """What was agreed to in advance, and how much of it is left.
+    """Standing approvals, and how many uses are left.
 
     \b
     interlock approvals standing
@@ -480,7 +480,7 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
 
 
 async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
-    """What was agreed to in advance: all of it, or what is the affair of whoever holds the token."""
+    """Standing approvals: all of them, or those that the holder of the token may see."""
     from interlock.api.approvals import has_part
 
     who = None if token is None else await acting(lock, token)

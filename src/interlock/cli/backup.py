@@ -98,7 +98,7 @@ def _copy(out: Output, source: Home, target: Path) -> tuple[Copy, Verdict]:
 
 
 def _open_calls(home: Home) -> tuple[int, int]:
-    """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
+    """The number of calls that were running when a data directory was copied, and of calls that it had scheduled."""
     from interlock.core.clock import Clock
     from interlock.store.inspection import open_calls
 

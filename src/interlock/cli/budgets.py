@@ -31,7 +31,7 @@ async def _at_server(server: Server, out: Output, /) -> int:
 @at_server(_at_server)
 @looking
 async def budgets(lock: Interlock, out: Output, /) -> int:
-    """What is spent of each budget, what is set aside for calls that run, what is left, and when it starts over.
+    """The amount spent, reserved and left of each budget, and when its period ends.
 
     Budgets are set in settings.toml of the home. Of each, those are shown who have used the most.
     With --server: your own, or with the scope audit:read everybody's.

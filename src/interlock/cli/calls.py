@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 @click.group()
 def calls() -> None:
-    """What was called and what became of it.
+    """Calls and their outcomes: list, show, follow, cancel, resume and undo them.
 
     \b
     interlock calls list
@@ -259,7 +259,7 @@ async def _entries(server: Server, about: str) -> list[Entry]:
 
 
 def _answer_status(out: Output, status: Json) -> int:
-    """Where a call stands, for a caller who may not read the journal."""
+    """The state of a call, for a caller who may not read the journal."""
     tool = "@".join(str(status[name]) for name in ("tool_id", "version") if status.get(name))
 
     def show(page: Page) -> None:
@@ -410,7 +410,7 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
 @as_holder
 @over_home
 async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
-    """What a call of yours has saved of its work, oldest first; with --json, the states too.
+    """The checkpoints of a call of yours, oldest first; with --json, the saved states too.
 
     \b
     interlock calls checkpoints 01JCXK2M4Q8Z…
@@ -480,7 +480,7 @@ async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int
 @as_holder
 @over_home
 async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
-    """What a call was sent and what its tool got, with every difference and its source.
+    """The arguments that a call was sent and those that its tool got, with every difference and its source.
 
     \b
     interlock calls inputs 01JCXK2M4Q8Z…
@@ -568,7 +568,7 @@ def _answer_trace(out: Output, told: Json) -> int:
 
 
 def _whereto(facts: dict[str, Any]) -> str:
-    """Where a request went that left the process, and its answer: `attempt 2 to 127.0.0.1:80, GET, 503`."""
+    """The target and the answer of an outgoing request: `attempt 2 to 127.0.0.1:80, GET, 503`."""
     place = ":".join(str(facts[name]) for name in ("server.address", "server.port") if name in facts)
     attempt = f"attempt {facts['external.attempt']}" if "external.attempt" in facts else ""
     status = facts.get("http.response.status_code", facts.get("rpc.response.status_code", ""))

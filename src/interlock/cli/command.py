@@ -1,4 +1,4 @@
-"""What every command shares: the home it works on, the form of its answer, and one door for everything that fails."""
+"""The parts that all commands share: the data directory or server, the form of the answer, and error handling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What was said before the command's name."""
+    """The options before the name of the command."""
 
     home: str | None
     verbose: bool
@@ -44,7 +44,7 @@ class Session:
 
 
 class Output:
-    """Where a command's answer goes: a page for people, or one JSON document and nothing else on stdout."""
+    """Writes the answer of a command: a page for people, or one JSON document and nothing else on stdout."""
 
     def __init__(self, *, as_json: bool, session: Session) -> None:
         self.as_json = as_json
@@ -54,7 +54,7 @@ class Output:
         self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
 
     def answer(self, document: Any, show: Callable[[Page], None]) -> None:
-        """Give the answer in the form that was asked for."""
+        """Write the answer, as JSON or as a page."""
         if self.as_json:
             self.write(document)
         else:
@@ -66,7 +66,7 @@ class Output:
         return Page(sys.stderr if error else sys.stdout)
 
     def progress(self, words: str) -> None:
-        """Say on a terminal how far long work has come; the next words take the place of these, none clear the line."""
+        """Show progress on a terminal. Each text replaces the last one; an empty text clears the line."""
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{words}")
             sys.stderr.flush()
@@ -87,7 +87,7 @@ class Output:
         self.stdout.flush()
 
     def fail(self, failure: Failure) -> None:
-        """Say what kept the command from doing anything."""
+        """Write the failure of the command."""
         if self.as_json:
             # Shaped like any result, so that one reader serves both.
             self.write(
@@ -105,7 +105,7 @@ class Output:
 
     @contextlib.contextmanager
     def reserved(self) -> Generator[None]:
-        """With JSON, whatever tools and their modules print goes to stderr: stdout is for the answer."""
+        """With JSON, redirect output of tools and their modules to stderr: stdout is for the answer."""
         if not self.as_json:
             yield
             return
@@ -125,9 +125,9 @@ def _as_json(value: Any) -> Any:
 
 
 def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Make a command of a coroutine function that works on an open home, for whoever holds INTERLOCK_TOKEN.
+    """Make a command of a coroutine function on an open data directory. The holder of INTERLOCK_TOKEN is the caller.
 
-    A command with a --token of its own says itself who acts.
+    A command with its own --token option sets the caller itself.
     """
 
     @functools.wraps(body)
@@ -140,7 +140,7 @@ def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 
 
 def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Make a command that acts for nobody: it shows what whoever may read the home's files can read there."""
+    """Make a command that only reads and has no caller: who can read the data directory's files may run it."""
 
     @functools.wraps(body)
     def run(out: Output, /, **given: Any) -> int:
@@ -151,7 +151,7 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
                 try:
                     return await body(lock, out, **given)
                 except asyncio.CancelledError:
-                    # Ctrl-C. Whoever pressed it believes that nothing happened, so what may have happened is said.
+                    # Ctrl-C. The user may believe that nothing happened, so the outcome of unfinished writes is shown.
                     if (left := _left_behind(lock)) is None:
                         raise
                     out.fail(left)
@@ -163,7 +163,7 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 
 
 def _left_behind(lock: Interlock) -> Failure | None:
-    """What became of the writes of this process, now that it was told to stop; None if there are none."""
+    """The outcome of the writes of this process, which is being interrupted; None if there are none."""
     from interlock.core.errors import CODES, Failure
     from interlock.store import idempotency
 
@@ -186,7 +186,7 @@ def _left_behind(lock: Interlock) -> Failure | None:
 
 
 def without_home(body: Callable[..., int]) -> Callable[..., None]:
-    """Make a command of a function that needs no open home. Adds --json, and the door for failures."""
+    """Make a command of a function that needs no open data directory. Adds --json and error handling."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")
     @click.pass_obj
@@ -206,7 +206,7 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
-# How commands are carried out by a server, by the functions that carry them out here.
+# The functions that run commands at a server, by the functions that run them here.
 _REMOTE: dict[Callable[..., Any], Callable[..., int]] = {}
 
 
@@ -218,7 +218,7 @@ def _origin(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def at_server(ask: Callable[..., Awaitable[int]]) -> Callable[[F], F]:
-    """Let a command be carried out by a server: `ask(server, out, …)` gets what the command itself gets.
+    """Let a command run at a server: `ask(server, out, …)` gets the arguments of the command.
 
     Commands without it are refused with --server (exit code 2).
     """
@@ -244,7 +244,7 @@ async def _heard(work: Awaitable[int]) -> int:
 
 
 def anywhere(command: F) -> F:
-    """Let a command run here although a server is named: it looks at neither."""
+    """Let a command run locally although a server is named: it uses neither server nor data directory."""
     body = _origin(command)
     _REMOTE[body] = body
     return command
@@ -252,8 +252,8 @@ def anywhere(command: F) -> F:
 
 @contextlib.asynccontextmanager
 async def opened(session: Session) -> AsyncGenerator[Interlock]:
-    """The home, open. Modules in the working directory can be added as tools, after everything that is installed."""
-    gc.disable()  # what is loaded stays: to look for garbage in it would take a twentieth of the time
+    """Open the data directory. Modules of the working directory can be imported, after everything that is installed."""
+    gc.disable()  # imported modules stay: collecting garbage during the import takes 5 % of its time
     try:
         from interlock.api.interlock import Interlock
     finally:
@@ -288,7 +288,7 @@ def _failure(error: Exception) -> Failure:
     if isinstance(error, StoreError):
         return store_failure(error)
     if isinstance(error, OSError):
-        words = f"the home cannot be used: {error.strerror or type(error).__name__}"
+        words = f"the data directory cannot be used: {error.strerror or type(error).__name__}"
         return no_room(error) or Failure("E3801", words)
     return Failure("E3000", f"something went wrong inside Interlock ({type(error).__name__})")
 
@@ -312,7 +312,7 @@ def _log(session: Session) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit with a code. A tool that was cut off may still hold its thread; nobody waits for it."""
+    """Exit with a code, without waiting for the thread of a tool that was cancelled and still runs."""
     if any(thread.name.startswith("interlock-tool") and thread.is_alive() for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -321,17 +321,14 @@ def _leave(code: int) -> NoReturn:
 
 
 def require(caller: Caller, scope: str, what: str) -> None:
-    """Refuse (E3206) what the caller holds no scope for."""
-    if not caller.governs(scope):
-        from interlock.core.errors import Failure
+    """Refuse (E3206) an operation on the data directory if the caller does not hold its scope."""
+    from interlock.api.rights import require_here
 
-        if caller.capability is not None:
-            raise Failure("E3206", f"{what} needs a token with the scope `{scope}`, in the tenant `local`")
-        raise Failure("E3206", f"{what} needs the scope `{scope}`, which principals.toml in the home can grant")
+    require_here(caller, scope, what)
 
 
 def refuse_token(what: str) -> None:
-    """Refuse (E3206) what is done by whoever owns the home, while a token says that somebody else acts."""
+    """Refuse (E3206) an operation that only the owner of the data directory may do, if a token is set."""
     if held_token() is not None:
         from interlock.core.errors import Failure
 
@@ -343,13 +340,13 @@ TOKEN = "INTERLOCK_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def as_holder(command: F) -> F:
-    """Add --token: whoever holds it acts, instead of the local user."""
+    """Add --token: its holder is the caller, instead of the local user."""
     words = f"Act as the holder of this token [env: {TOKEN}; default: you]."
     return click.option("--token", envvar=TOKEN, metavar="TOKEN", help=words)(command)
 
 
 async def acting(lock: Interlock, token: str | None) -> Caller:
-    """Who acts from here on: the local user, or whoever holds the token."""
+    """Make the holder of a token the caller from now on; without a token, the local user."""
     held = held_token() if token is None else token
     if held is not None:
         lock.act_as(await lock.caller_of(held))
@@ -359,15 +356,13 @@ async def acting(lock: Interlock, token: str | None) -> Caller:
 def held_token() -> str | None:
     """The token in the environment; None where the variable is not set. An empty one is refused (E3203).
 
-    A script that failed to get its token must not act as the owner of the home.
+    A script that failed to get its token must not act as the owner of the data directory.
     """
     held = os.environ.get(TOKEN)
     if held is not None and not held.strip():
         from interlock.core.errors import Failure
 
-        words = (
-            f"{TOKEN} is set but empty, so nobody is known to act; set it to a token, or unset it to act as yourself"
-        )
+        words = f"{TOKEN} is set but empty, so the caller is unknown; set it to a token, or unset it to act as yourself"
         raise Failure("E3203", words, resolution=f"set {TOKEN} to a token, or run: env -u {TOKEN} interlock …")
     return held
 
@@ -384,7 +379,7 @@ def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
 
 
 def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
-    """JSON from the command line, or from stdin for `-`; text that is none is a usage error that says where."""
+    """JSON from the command line, or from stdin for `-`; other text is a usage error that names its source."""
     from interlock.data.canonical import decode
     from interlock.data.documents import Malformed, read_json
 
@@ -417,5 +412,5 @@ UNSAID = object()
 
 
 def json_value(_: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """An option or argument in JSON, read before anything is opened: a slip of the pen makes no home."""
+    """An option or argument in JSON, read before anything is opened: a typing error creates no data directory."""
     return UNSAID if value is None else parse_json(value, str(parameter.name))

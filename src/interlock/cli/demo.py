@@ -129,7 +129,7 @@ class Tour:
         self._speak(command, arguments, 0)
 
     def ask(self, *words: str) -> Any:
-        """What an interlock command says to a program."""
+        """The JSON answer of an interlock command."""
         return json.loads(self._process([*_INTERLOCK, *words, "--json"], quiet=True).stdout)
 
     def _speak(self, command: str, arguments: Sequence[str], code: int) -> None:

@@ -206,7 +206,7 @@ def _schema(home: Home, found: str) -> Finding:
 
 
 def _layout(reader: Reader, rows: int) -> Iterator[Finding]:
-    """What of the ledger is not laid out as it was made. Whether its records are whole, `audit verify` tells."""
+    """Tables of the journal that differ from the schema. `audit verify` checks the records themselves."""
     from interlock.store.layout import count_by_call, departures
 
     wrong = list(departures(reader))

@@ -72,7 +72,7 @@ def _check_sandbox(_: Home) -> Iterator[Finding]:
 
 
 def _lost(tiers: Sequence[int], left: Sequence[int]) -> str:
-    """What the failure of a way of isolating means for tools, where another way is left."""
+    """The consequence for tools of an isolation back end that does not work, if another one does."""
     missing = [tier for tier in tiers if tier not in left]
     refused = f", and tools of {_tiers(missing)} are refused with E3405" if missing else ""
     return f"calls start more slowly{refused}"

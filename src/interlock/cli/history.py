@@ -66,7 +66,7 @@ class History:
 
     @property
     def facts(self) -> Json:
-        """What is known of the call as a whole: what a later record leaves out, an earlier one says."""
+        """All facts about the call: each from the last record that has it."""
         merged: Json = {}
         for entry in self.entries:
             if entry.kind == "approval":
@@ -93,14 +93,14 @@ class History:
         return f"{states[-1]}, outcome unknown" if closed.get("outcome") == "unknown" else states[-1]
 
     def _standstill(self) -> str:
-        """Where a call stands that has no end on record."""
+        """The state of a call without an outcome on record."""
         acts = [record["act"] for record in self.all("approval") if record["act"] in ("approved", "used")]
         if not self.last("pending") or acts[-1:] == ["used"]:
             return "running or cut off"
         return "approved, not gone on with yet" if acts else "awaiting_approval"
 
     def approval(self) -> Iterator[tuple[str, str]]:
-        """What people were asked and what they said, each with its time."""
+        """The approval requests and decisions of the call, each with its time."""
         for entry in self.entries:
             record = entry.record
             if entry.kind == "pending":

@@ -1,4 +1,4 @@
-"""`interlock identities`: who is known here, by their DID, and what the operator says of them."""
+"""`interlock identities`: the registered people, agents and services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def identities() -> None:
-    """People, agents and services that may hold tokens. A holder that is not known is refused, whatever it presents.
+    """People, agents and services that may hold tokens. A token whose holder is not registered is refused.
 
     \b
     interlock identities add --name researcher --kind agent --trust 60
@@ -27,10 +27,10 @@ def identities() -> None:
 
 @identities.command()
 @click.argument("did", metavar="[DID]", required=False)
-@click.option("--name", default="", help="What people call it.")
+@click.option("--name", default="", help="Its name.")
 @click.option("--kind", type=click.Choice(["agent", "human", "service"]), default="agent", show_default=True)
-@click.option("--trust", type=click.IntRange(0, 100), default=0, show_default=True, help="Your word; policies read it.")
-@click.option("--group", "groups", multiple=True, metavar="G", help="A group it belongs to; may be repeated.")
+@click.option("--trust", type=click.IntRange(0, 100), default=0, show_default=True, help="Policies read it.")
+@click.option("--group", "groups", multiple=True, metavar="G", help="A group that it belongs to; repeat.")
 @click.option("--tenant", default="local", show_default=True, help="The tenant it belongs to.")
 @over_home
 async def add(
@@ -44,7 +44,7 @@ async def add(
     groups: tuple[str, ...],
     tenant: str,
 ) -> int:
-    """Make somebody known. Without a DID a did:key is made, whose private key stays in the home.
+    """Register an identity. Without a DID a did:key is made; its private key stays in the data directory.
 
     \b
     interlock identities add did:web:example.com:agents:a1 --name a1 --trust 40
@@ -73,14 +73,14 @@ async def _make_identity(lock: Interlock, **told: Any) -> Identity:
 
 
 async def named_here(lock: Interlock, name: str, kind: CallerKind) -> Identity:
-    """Whoever bears a name here, whoever may bear it elsewhere; a new name gets a did:key of its own."""
+    """The identity of a name in `local`, whether or not other tenants have it too; a new name gets a new did:key."""
     return lock.identities.find(name) or await _make_identity(lock, name=name, kind=kind)
 
 
 @identities.command("list")
 @looking
 async def list_identities(lock: Interlock, out: Output, /) -> int:
-    """Everybody who is known, or was."""
+    """All identities, revoked ones included."""
     documents = [_document(one) for one in lock.identities.all()]
 
     def show(page: Page) -> None:
@@ -94,7 +94,7 @@ async def list_identities(lock: Interlock, out: Output, /) -> int:
         if rows:
             page.table(rows, ("name", "kind", "trust", "groups", "state", "did"))
         else:
-            page.line("nobody yet; interlock identities add --name NAME, or issue a token to a new name")
+            page.line("no identities yet; interlock identities add --name NAME, or issue a token to a new name")
 
     out.answer({"identities": documents}, show)
     return 0
@@ -105,7 +105,7 @@ async def list_identities(lock: Interlock, out: Output, /) -> int:
 @click.option("--reason", required=True, help="Why, for the record.")
 @over_home
 async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
-    """Void an identity for good, with every token that it holds or that was passed on through it.
+    """Revoke an identity, with every token that it holds or delegated.
 
     \b
     interlock identities revoke researcher --reason 'its machine was lost'
@@ -118,7 +118,7 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        page.line(GOOD, f" {did} is revoked, and every token that hangs on it")
+        page.line(GOOD, f" {did} is revoked, and every token that depends on it")
 
     out.answer({"did": did, "state": "revoked"}, show)
     return 0

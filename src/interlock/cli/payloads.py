@@ -1,6 +1,6 @@
 """`interlock calls payload`: a result that was kept instead of shown, or one of the files that a call left.
 
-Whoever may read it is decided where every door asks: `Interlock.read_payload`.
+`Interlock.read_payload` checks who may read it, as for every endpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
 
 
 async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
-    """What a reference, or a call, stands for. A file is what the record of its call says, or it is not given."""
+    """The payload of a reference or a call. A file is returned only if it matches the record of its call."""
     from interlock.call.artifacts import is_file, recalled
     from interlock.cli import artifacts
     from interlock.cli.history import find

@@ -115,7 +115,7 @@ class Page:
         self.hook_outputs(result)
 
     def hook_outputs(self, result: Result) -> None:
-        """What hooks emitted, each under the hook's name and apart from the result."""
+        """The outputs of hooks, each with the name of its hook."""
         for one in cast("list[Json]", result.metadata.get("hook_outputs") or []):
             said = hook_words(one)
             if said is not None:
@@ -204,7 +204,7 @@ _WARNINGS = {"WRITE_TOOL_NO_MUTATION": "it reported no change, though it may mak
 
 
 def _advice(failure: Failure, tool: str) -> str:
-    """What to do next, for a person at the machine that the tool runs on."""
+    """Advice for a person at the machine that the tool runs on."""
     if failure.code != "E3401" or failure.retryable:
         return "send the same call again" if failure.code == "E3401" else failure.resolution
     again = " under a new key" if "ran_at" in (failure.details or {}) else ""

@@ -83,7 +83,7 @@ def _pending(document: Json) -> Result:
 
 
 def _size(document: Json) -> int:
-    """How many characters a kept result has, which its preview ends with: … (12345 characters, kept as …)."""
+    """The length of a stored result, from the end of its preview: … (12345 characters, kept as …)."""
     words = str(document.get("preview") or "").rpartition("(")[2].partition(" characters")[0]
     return int(words) if words.isdecimal() else 0
 

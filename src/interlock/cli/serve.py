@@ -146,7 +146,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
 
 
 def _on_signals() -> asyncio.Event:
-    """What is set when the program is asked to end."""
+    """The event that is set when the program is asked to end."""
     import asyncio
     import signal
 
@@ -157,7 +157,7 @@ def _on_signals() -> asyncio.Event:
 
 
 def _end_sooner_on_the_next(server: Server) -> None:
-    """Whoever presses Ctrl-C again does not want to wait; a third time, not even for what is told to callers."""
+    """A second Ctrl-C ends the wait for calls; a third one also that for the answers to their callers."""
     import asyncio
     import signal
 

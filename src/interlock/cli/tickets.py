@@ -23,13 +23,13 @@ def short(ticket: Ticket) -> str:
 
 
 def asker(viewer: Viewer, ticket: Ticket) -> str:
-    """Who asks, and for whom."""
+    """The requester, and the person on whose behalf."""
     agent = viewer.name_of(ticket.requester)
     return agent if ticket.requester == ticket.caller else f"{agent} for {viewer.name_of(ticket.caller)}"
 
 
 def outlook(viewer: Viewer, ticket: Ticket) -> str:
-    """What becomes of it if nobody does anything."""
+    """The outcome if nobody decides."""
     from interlock.core.formatting import span
 
     left = f"expires in {span(ticket.expires_ms - viewer.now_ms())}"
@@ -57,7 +57,7 @@ def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
 
 
 def show_brief(viewer: Viewer, page: Page, ticket: Ticket) -> None:
-    """What a reviewer needs at a glance."""
+    """The summary of a ticket for a reviewer."""
     from interlock.cli.render import Text, value_text
 
     who = f"  {asker(viewer, ticket)}   {ticket.ref}"
@@ -109,7 +109,7 @@ def _input(ticket: Ticket) -> list[tuple[str, Cell]]:
 
 
 def show_edit(page: Page, ticket: Ticket) -> None:
-    """What a reviewer changed, and what the call would do now."""
+    """The changes of a reviewer, and the effects that the call would have now."""
     from interlock.cli.render import value_text
 
     changes = ticket.differences()
@@ -137,7 +137,7 @@ def _show_preview(page: Page, preview: Json) -> None:
 
 
 def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
-    """Who was told, who will be, who was not reached, what was decided, and what to do now."""
+    """The notifications, the decision and the next step of a ticket."""
     from interlock.cli.render import clock_time
     from interlock.core.clock import iso
     from interlock.core.formatting import span
@@ -167,7 +167,7 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
 
 
 def onward(viewer: Viewer, ticket: Ticket, within: str = "") -> str:
-    """How a call goes on that was agreed to."""
+    """The way in which an approved call continues."""
     if viewer.continues():
         by_itself = "a server on this home goes on with it by itself; the same call then answers with the result"
         return f"{by_itself}. Without a server: interlock calls resume {ticket.id}"
@@ -220,7 +220,7 @@ def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Call
 
 
 def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
-    """Who is in a group: entries of principals.toml, then people that tokens are issued to.
+    """The members of a group: entries of principals.toml, then registered people.
 
     Whoever is of another tenant is told the names of that tenant only.
     """

@@ -19,7 +19,7 @@ _DID = r"did:[a-z0-9]+:[\w.:%-]*\w"
 
 
 class Viewer(Protocol):
-    """What a page about tickets, calls and budgets asks."""
+    """The questions of pages about tickets, calls and budgets."""
 
     def name_of(self, who: str) -> str:
         """The name that a DID was registered under; the id of anybody else."""

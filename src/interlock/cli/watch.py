@@ -75,7 +75,7 @@ _HAPPENED = {
 
 
 class _Watch:
-    """What was shown, which ticket the keys are about, and what is being typed.
+    """The state of the watch: tickets shown, the selected ticket, and the text being typed.
 
     INVARIANT: keys are about one ticket, the one they were offered with; that another one comes changes nothing.
     """

@@ -77,7 +77,7 @@ async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
 
 
 class _Coming:
-    """How much is held of bodies that are still coming, for all requests together: anybody may begin to send one."""
+    """Bounds the memory of incomplete bodies of all requests together: they need no token."""
 
     size = 0
 
@@ -131,7 +131,7 @@ def too_large(most: int) -> Failure:
 
 
 def server_ended() -> Failure:
-    """What callers are told whose requests are cut off because the server ends."""
+    """The failure for requests that are cancelled because the server stops."""
     return Failure(
         "E3001",
         "this server ended before the request did",

@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + (b"".join(framing) or b"content-length: 0\r\n") + b"\r\n")
 
     def _refuse(self, status: bytes) -> None:
-        """What comes is not a request. The answers before it are given; a request has one answer, or none."""
+        """Handle bytes that are not a request: send the answers before them, then a refusal, and close."""
         self._deaf = True
         answering, reading = self._answering, self._reading
         if answering is not None and answering.whole:

@@ -40,7 +40,7 @@ class Wire(Protocol):
     def resume_reading(self) -> None: ...
 
     def common_headers(self) -> bytes:
-        """What every answer says."""
+        """The headers of every answer."""
         ...
 
     def answered(self, exchange: Exchange) -> None:

@@ -132,7 +132,7 @@ def _client_types(contract: Contract, file: FileDescriptorProto) -> str:
 
 
 def breaks(old: FileDescriptorProto, new: FileDescriptorProto) -> list[str]:
-    """What of the new contract would break a client of the old one."""
+    """The changes of the new contract that would break a client of the old one."""
     return sorted(_breaks(old, new))
 
 

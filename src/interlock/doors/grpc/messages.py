@@ -147,7 +147,7 @@ def trace(told: Json) -> wire.TraceResponse:
 
 
 def result(outcome: Result) -> wire.CallResult:
-    """What became of a call."""
+    """The message for the outcome of a call."""
     message = wire.CallResult(
         invocation_id=outcome.invocation_id,
         tool=outcome.tool,
@@ -192,7 +192,7 @@ def wanted(request: wire.CallsRequest) -> tuple[Wanted, int | None, int]:
 
 
 def top_asked(request: wire.TopRequest) -> tuple[Lead, str | None, str | None, int]:
-    """What a message asks a summary of: the leaders, the span of time and how many."""
+    """The parameters of a summary: its order, its time span and its length."""
     lead = request.by or "failures"
     if lead not in LEADS:
         raise Failure("E3004", f"`by` is one of {', '.join(LEADS)}")
@@ -212,14 +212,14 @@ def top(told: Json) -> wire.TopResponse:
 
 
 def page_size(asked: int, usual: int, most: int) -> int:
-    """How many a page holds: as many as usual where nothing is said."""
+    """The length of a page; the default if the message has none."""
     if not 0 <= asked <= most:
         raise Failure("E3004", f"`limit` is a whole number from 1 to {most}")
     return asked or usual
 
 
 def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
-    """Where a call stands, with its result while it is kept."""
+    """The message for the state of a call, with its result while it is stored."""
     if kept is not None:
         tool_id, _, version = kept.tool.partition("@")
         code = "" if kept.error is None or kept.pending else kept.error.code

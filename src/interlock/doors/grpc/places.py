@@ -38,7 +38,7 @@ Method: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Held:
-    """How many RPCs each caller has under way."""
+    """Counts the running RPCs of each caller."""
 
     def __init__(self) -> None:
         self._under_way: Counter[Owner] = Counter()

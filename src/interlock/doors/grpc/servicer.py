@@ -72,7 +72,7 @@ class Rpc(NamedTuple):
 
     @property
     def left_s(self) -> float | None:
-        """How long the call may take by its client's deadline; None where it gave none."""
+        """The seconds until the client's deadline; None if it gave none."""
         left_s = cast("float | None", self.context.time_remaining())
         return None if left_s is None else left_s - min(HEAD_START_S, left_s / 10)
 
@@ -82,7 +82,7 @@ _HEEDED = frozenset(("authorization", "traceparent", "tracestate"))
 
 
 class _Method(Protocol):
-    """How a method of one request and one answer looks."""
+    """The type of a method with one request and one answer."""
 
     def __call__(self, request: Any, caller: Caller, rpc: Rpc) -> Awaitable[Message]: ...
 
@@ -107,7 +107,7 @@ class _Methods:
 
 
 class Servicer:
-    """What the door does for each RPC."""
+    """The methods of the gRPC service."""
 
     def __init__(self, service: Service, most: int) -> None:
         self._service = service
@@ -188,7 +188,7 @@ class Servicer:
         await self._guarded(self._run(rpc), rpc)
 
     async def _guarded(self, work: Awaitable[bytes | None], rpc: Rpc) -> bytes | None:
-        """What the work gives; what it raises, as a status."""
+        """The result of the work; a failure becomes a status."""
         task = asyncio.current_task()
         assert task is not None
         self._at_work[task] = rpc
@@ -330,7 +330,7 @@ class Servicer:
 
 
 class Stream:
-    """What happens to one call, in order, until it has ended."""
+    """The events of one call, in order, until it has ended."""
 
     def __init__(self, call: asyncio.Task[Result], first_id: str) -> None:
         self.call = call

@@ -86,7 +86,7 @@ class Wanted:
 
     @property
     def answers(self) -> Json | None:
-        """What the client answers to an earlier round's questions; None if it takes no questions as a result."""
+        """The client's answers to questions of an earlier round; None if it cannot get questions as a result."""
         asked = self.interaction
         return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
 
@@ -184,7 +184,7 @@ class Calling:
     # Answers
 
     async def answer(self, wanted: Wanted, result: Result) -> Json:
-        """What a client is told of a call's result."""
+        """The MCP result of a call."""
         if result.pending:
             return await self._pending(result)
         if result.error is not None:
@@ -219,7 +219,7 @@ class Calling:
 
 
 def questions(answers: Json | None, failure: Failure) -> Json | None:
-    """What an upstream asks of the client before it goes on; what it finds wrong with a round of that is a Fault."""
+    """The questions of an upstream to the client; a fault in the client's answers raises Fault."""
     details = failure.details or {}
     code = details.get("code")
     if code == MISSING_CAPABILITY or (code == INVALID_PARAMS and answers):
@@ -268,7 +268,7 @@ def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
 
 
 def own(result: Result, form: Form) -> Json:
-    """What one of our own tools answered."""
+    """The result of one of our own tools."""
     value = {"result": result.value} if form.wraps else result.value
     return {
         "content": [_text(result.text()), *_items(result)],
@@ -280,7 +280,7 @@ def own(result: Result, form: Form) -> Json:
 
 
 def _native(result: Result) -> Json:
-    """What an MCP upstream answered, as it answered it."""
+    """The result of an MCP upstream, unchanged."""
     value = cast("Json", result.value)
     told: Json = value.get("_meta") or {}
     return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
@@ -295,7 +295,7 @@ def _kept(result: Result) -> Json:
 
 
 def _items(result: Result) -> list[Json]:
-    """What a call left beside its value, in the types of this protocol: added content for models, and its files."""
+    """The content and the files of a call besides its value, as MCP content blocks."""
     return [*map(_item, for_models(result.content)), *_files(result)]
 
 
@@ -337,7 +337,7 @@ def _instead(text: str, what: str, of: Any, about: Json) -> Json:
 
 
 def _about(result: Result) -> Json:
-    """What every answer says of its call."""
+    """The metadata of every answer."""
     metadata = result.metadata
     call: Json = {"id": result.invocation_id, "traceId": result.trace_id, "source": result.source}
     for name in _TOLD & metadata.keys():

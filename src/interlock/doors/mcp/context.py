@@ -1,4 +1,4 @@
-"""What the SDK hands to a handler, and what a handler hands back when there is nothing to give."""
+"""Types and helpers around the SDK's request context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLER = "interlock.caller"  # where the entrance leaves the caller in a request
 
 
 def connection(ctx: Context) -> Connection:
-    """What the SDK keeps for as long as a client is connected; it tells of the end in no other way."""
+    """State that the SDK keeps while a client is connected. Its end is the only sign that the client left."""
     return ctx.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
@@ -33,7 +33,7 @@ def state(session: ServerSession) -> dict[str, Any]:
 
 
 def meta(ctx: Context) -> Mapping[str, Any]:
-    """What a request says besides its parameters."""
+    """The metadata of a request."""
     return (ctx.params or {}).get("_meta") or {}
 
 
@@ -58,7 +58,7 @@ def faulty(fault: Fault) -> MCPError:
 
 
 def missing(failure: Failure, message: str, **data: str) -> MCPError:
-    """What is not there, or not theirs, is a fault of the request; anything else is said as it is."""
+    """Map E3101 and E3702 to an invalid request; other failures stay as they are."""
     if failure.code in ("E3702", "E3401"):
         return MCPError(types.INVALID_PARAMS, message, {**data, **failure.envelope(no_trace())})
     return MCPError(failure.row.jsonrpc, failure.message, {**data, **failure.envelope(no_trace())})

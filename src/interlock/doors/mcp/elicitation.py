@@ -31,7 +31,7 @@ _ANSWERS = ("inputResponses", "requestState")
 
 
 def listening(ctx: Context, news: News) -> Interaction | None:
-    """How the client of a call can be asked, and told what a server logs, if it said that it wants to hear it."""
+    """Asks the client of a call, and sends it log messages if it asked for them."""
     asked = interaction(ctx)
     level = meta(ctx).get(LOG_LEVEL) if ctx.protocol_version == MODERN else connection(ctx).state.get(LEVEL)
     if level is None:
@@ -42,7 +42,7 @@ def listening(ctx: Context, news: News) -> Interaction | None:
 
 
 def interaction(ctx: Context) -> Interaction | None:
-    """How the client of a request can be asked, if it said that it can."""
+    """The way to ask the client of a request, if it supports elicitation."""
     declared = ctx.session.client_capabilities
     said: Json = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
     capabilities = {name: said[name] for name in _ASKED if name in said}

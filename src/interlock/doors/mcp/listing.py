@@ -64,7 +64,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a tool's results are put: as they are (`native`), in an object (`wraps`), or as the object they are."""
+    """The form of a tool's results: unchanged (`native`), wrapped in an object (`wraps`), or the object itself."""
 
     native: bool
     wraps: bool
@@ -106,7 +106,7 @@ class Listing:
         return found
 
     def form(self, tool: Prepared) -> Form:
-        """How the results of a version are put."""
+        """The form of the results of a version."""
         found = self._forms.get(tool.ref)
         if found is None:
             if len(self._forms) >= _KEPT:
@@ -149,7 +149,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
 
 
 def form_of(contract: Contract) -> Form:
-    """How results of this contract are put."""
+    """The form of the results of a contract."""
     return Form(
         native=contract.manifest.protocol == "mcp",
         wraps=contract.manifest.protocol != "mcp" and contract.delivers.get("type") != "object",

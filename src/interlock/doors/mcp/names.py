@@ -1,4 +1,4 @@
-"""What tools are called over MCP.
+"""The names of tools over MCP.
 
 Most clients take only letters, digits, `_` and `-` in a name, at most 64 of them; our addresses are `namespace.tool`.
 A tool's own id never has a dash and begins with a small letter, so `namespace-tool` can be read back without asking
@@ -36,7 +36,7 @@ class Names:
         self._changes.watch(("registry", "upstreams"), _without_prefix_and_long, self._changed)
 
     def of(self, address: str) -> str:
-        """What a tool is called."""
+        """The MCP name of a tool."""
         if self._clock.monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
         return self._own.get(address) or shown(address)

@@ -1,4 +1,4 @@
-"""Who hears that something is another: lists of tools, resources and prompts, and resources that are watched.
+"""Sends list_changed and resource-updated notifications to subscribed MCP clients.
 
 Clients of the modern era listen in a request that lasts; sessions of the handshake era are told by name, for as long as
 they last.
@@ -47,7 +47,7 @@ _LISTS = {
 
 
 class Changes:
-    """What upstreams offer, and who is told when that changes. `caller` says who is behind a request."""
+    """The subscribers to changes of tools, resources and prompts. `caller` identifies the caller of a request."""
 
     def __init__(self, service: Service, caller: Callable[[Context], Awaitable[Caller]]) -> None:
         self.offers = Offers(service, self._list_changed)

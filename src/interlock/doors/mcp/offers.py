@@ -1,4 +1,4 @@
-"""What MCP upstreams offer besides tools: resources and prompts, passed on to those who may use one of their tools.
+"""Resources and prompts of MCP upstreams, for callers who may use one of the upstream's tools.
 
 They are read, watched and filled in, never run, so they do not pass through the gateway; but a token that names
 resources must name these, and each of those acts is in the journal before the upstream is asked. An upstream's own
@@ -89,7 +89,7 @@ class Offers:
         )
 
     async def complete(self, ref: Json, argument: Json, context: Json | None, caller: Caller) -> Json:
-        """What an upstream proposes for an argument of its prompt, or of its template of addresses."""
+        """The completions of an upstream for an argument of a prompt or of a resource template."""
         if ref["type"] == "ref/prompt":
             return await self._of_prompt(
                 ref["name"],
@@ -156,7 +156,7 @@ class Offers:
     async def _gather(
         self, caller: Caller, ask: Callable[[Source], Awaitable[list[Json]]]
     ) -> list[tuple[Source, Json]]:
-        """What all of them offer; one that does not answer now is left out."""
+        """The offers of all upstreams; one that does not answer is left out."""
         sources = self._sources(caller)
         answers = await asyncio.gather(*(ask(source) for source in sources), return_exceptions=True)
         found: list[tuple[Source, Json]] = []
@@ -181,7 +181,7 @@ class Offers:
 
 
 def _owners(sources: list[Source], shown: Callable[[Source, str], str], name: str) -> list[tuple[Source, str]]:
-    """Who may have what is shown under a name, and what it is called there."""
+    """The upstream of a shown name, the name there, and the right to use it."""
     owners = [(source, name.removeprefix(shown(source, ""))) for source in sources]
     return [(source, own) for source, own in owners if source.bare or own != name]
 

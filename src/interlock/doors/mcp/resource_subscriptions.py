@@ -21,7 +21,7 @@ PAUSE_S = (1.0, 60.0)
 
 
 class Watching:
-    """What is watched. `tell` is handed the address of what changed."""
+    """The subscribed resources. `tell` gets the address of a resource that changed."""
 
     def __init__(self, service: Service, offers: Offers, tell: Callable[[str], Awaitable[None]]) -> None:
         self._service = service

@@ -148,7 +148,7 @@ class Sdk:
         return {"tools": [one.document for one in described], **_OWN, **more}
 
     def _input_schema(self, name: str) -> Mapping[str, Any] | None:
-        """What the SDK compares a call's headers with. It asks before anybody is asked who calls."""
+        """The schema that the SDK compares a call's headers with. It asks before the caller is authenticated."""
         try:
             return self._service.lock.catalog.resolve(self._names.address(name)).contract.input.model_facing
         except Failure:
@@ -216,7 +216,7 @@ class Sdk:
     async def _offered(
         asking: Coroutine[Any, Any, Json], by: Interaction, stamp: Json, absent: str, **data: str
     ) -> Json:
-        """What an upstream has; or what it asks of the client first."""
+        """The content of a resource or prompt of an upstream, or its questions to the client."""
         try:
             return {**await asking, **stamp}
         except Failure as failure:
@@ -352,7 +352,7 @@ def _check_media_type(scope: Message) -> None:
 
 
 async def _enveloped(ctx: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
-    """What the SDK itself finds wrong with a request, with the envelope that every failure has."""
+    """Add the error envelope to errors that the SDK itself finds in a request."""
     try:
         return await call_next(ctx)
     except MCPError as error:

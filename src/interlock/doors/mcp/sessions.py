@@ -37,7 +37,7 @@ class Sessions:
         self._callers: dict[str, dict[str, _Session]] = {}
 
     def count(self, caller: str) -> int:
-        """How many sessions a caller has open."""
+        """The number of open sessions of a caller."""
         return len(self._callers.get(caller, {}))
 
     async def handle(self, caller: str, scope: Scope, receive: Receive, send: Send) -> None:

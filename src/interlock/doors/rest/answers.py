@@ -1,4 +1,4 @@
-"""How the outcome of a call looks over REST.
+"""The REST form of the outcome of a call.
 
 200   {"invocation_id", "status": "success", "state", "result", "execution_time_ms", …}
 202   the call runs in the background, or waits for a person: {"invocation_id", "status": "running" | "pending", …}
@@ -90,7 +90,7 @@ def success(result: Result) -> Json:
 
 
 def pending(result: Result) -> Json:
-    """What a caller is told while a person decides."""
+    """The answer while a person decides."""
     where = f"/v1/calls/{result.invocation_id}"
     return {
         "invocation_id": result.invocation_id,
@@ -107,7 +107,7 @@ def pending(result: Result) -> Json:
 
 
 def of_status(status: Json, result: Result | None) -> Json:
-    """Where a call stands; with its outcome, while that is kept."""
+    """The state of a call, with its outcome while that is stored."""
     state = str(status["status"])
     told: Json = {
         **{name: value for name, value in status.items() if name not in ("result", "status")},

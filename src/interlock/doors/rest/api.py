@@ -1,10 +1,10 @@
-"""The wide API: everything a client may do over REST, described by an OpenAPI 3.1 document.
+"""The REST API: every operation of a client, described by an OpenAPI 3.1 document.
 
     Edge ──► FastAPI ──► Service
       └────► Invoke            the route of `POST /v1/tools/invoke`, which needs no framework
 
-The edge bounds every body before anything reads it, puts each request into its trace, and answers for whatever was not
-foreseen. The operations are in `routes`.
+The edge bounds every body before anything reads it, adds each request to its trace, and answers unexpected errors. The
+operations are in `routes`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from interlock.telemetry.w3c import joined
 
 
 def make_app(service: Service) -> App:
-    """The whole of it over one service."""
+    """The ASGI application of one service."""
     app = FastAPI(
         title="Interlock",
         version=__version__,
@@ -68,7 +68,7 @@ async def _on_failure(request: Request, failure: Exception) -> Response:
 
 
 async def _on_malformed(request: Request, error: Exception) -> Response:
-    """What does not fit the document, place by place; never what was sent."""
+    """Refuse a request that does not fit the OpenAPI document. Names each place, never the value sent."""
     faults = [
         {"pointer": "/" + "/".join(str(part)[:_LONGEST_PART] for part in one["loc"]), "message": str(one["msg"])}
         for one in islice(cast("RequestValidationError", error).errors(), _MOST_FAULTS)
@@ -79,7 +79,7 @@ async def _on_malformed(request: Request, error: Exception) -> Response:
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
-    """Paths and methods that there are not: HTTP's own status, the table's code."""
+    """Answer unknown paths and methods with their HTTP status and a code of the error table."""
     raised = cast("HTTPException", error)
     words = {404: "there is no such path; see /docs", 405: "the path is there, but not for this method; see /docs"}
     failure = Failure("E3004", words.get(raised.status_code, "the request is malformed"))
@@ -96,11 +96,11 @@ async def _on_unforeseen(request: Request, error: Exception) -> Response:
 _MOST_FAULTS = 100
 _LONGEST_PART = 100
 _LONGEST_QUERY = 8192
-_LARGE = 65_536  # bytes, from which on looking through a body would keep others waiting
+_LARGE = 65_536  # bytes; parsing a larger body on the event loop would delay other requests
 
 
 def _refuse_doubled(body: bytes) -> None:
-    """Refuse (E3004) what says one thing twice; whatever else is wrong with a body, its reader says."""
+    """Refuse (E3004) a body with duplicate members. Other faults are left to its reader."""
     try:
         if body:
             read_json(body)
@@ -111,7 +111,7 @@ def _refuse_doubled(body: bytes) -> None:
 
 
 class Edge:
-    """What every request passes: its trace, a bound on its body, and an answer whatever happens."""
+    """Wraps every request: adds its trace, bounds its body, and always answers."""
 
     def __init__(self, app: FastAPI, service: Service, invoke: Invoke) -> None:
         self.app = app
@@ -144,7 +144,7 @@ class Edge:
             if len(body) < _LARGE:
                 _refuse_doubled(body)
             else:
-                # Nobody without a token has a large body looked through, nor parsed by the framework.
+                # A large body is checked and parsed only for authenticated callers.
                 authorization = header(scope, b"authorization")
                 _ = self._service.known(authorization) or await self._service.authenticate(authorization)
                 await INPUTS.run(_refuse_doubled, body)
@@ -155,8 +155,8 @@ class Edge:
         except Failure as failure:
             made = of_failure(failure, trace_id)
             await answer(send, made.status, made.body, (*made.headers, *traced))
-        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            # The framework answers first and raises afterwards; what it answered, it has logged.
+        except Exception as error:  # noqa: BLE001 - an endpoint always answers
+            # The framework sends and logs its answer first and raises afterwards.
             if not begun:
                 made = of_failure(unforeseen(error, trace_id), trace_id)
                 await answer(send, made.status, made.body, (*made.headers, *traced))

@@ -1,4 +1,4 @@
-"""What every operation has: who asks, what it says of itself in the document, and how it answers."""
+"""The parts that all operations share: the caller, the OpenAPI description, and the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ bearer = HTTPBearer(auto_error=False, bearerFormat="JWT", description="a capabil
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks, with which token, in which trace, and whom."""
+    """A request: the service, the caller, the token and the trace."""
 
     service: Service
     caller: Caller
@@ -62,7 +62,7 @@ _REFUSALS: dict[int | str, Json] = {
 
 
 def says(model: Any, status: int = 200, words: str = "as asked", **more: Any) -> Json:
-    """What an operation answers, for the document."""
+    """The OpenAPI description of an operation's answers."""
     responses = {
         status: {"model": model, "description": words, "headers": _TRACED},
         **more.pop("also", {}),
@@ -72,7 +72,7 @@ def says(model: Any, status: int = 200, words: str = "as asked", **more: Any) ->
 
 
 def streams(media_type: str, words: str, schema: Json, *, also: str | None = None) -> Json:
-    """The same of one that answers with a stream, or with bytes of another type."""
+    """The OpenAPI description of an operation that answers with a stream or with bytes of another type."""
     content: Json = {media_type: {"schema": schema}, **({} if also is None else {also: {}})}
     responses = {200: {"description": words, "content": content, "headers": _TRACED}, **_REFUSALS}
     return {"response_model": None, "response_class": Response, "responses": responses}

@@ -10,7 +10,7 @@ from interlock.doors.rest.models.common import CALL, Answer, Body, Json, Name, N
 
 
 class Limits(Body):
-    """What narrows a token further."""
+    """Limits that narrow a token."""
 
     max_uses: int | None = Field(None, ge=1)
     max_cost: float | None = Field(None, ge=0)

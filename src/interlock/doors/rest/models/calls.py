@@ -124,7 +124,7 @@ class Accepted(Answer):
 
 
 class CallStatus(Answer):
-    """Where a call stands; with its outcome, while that is kept."""
+    """The state of a call, with its outcome while that is stored."""
 
     invocation_id: str
     status: Status
@@ -189,7 +189,7 @@ class CheckpointsQuery(Query):
 
 
 class Checkpoint(Answer):
-    """How far a call had come when its tool saved it."""
+    """A checkpoint that a tool saved."""
 
     schema_version: Literal["1.0"]
     checkpoint_id: str

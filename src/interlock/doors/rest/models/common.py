@@ -12,7 +12,7 @@ from interlock.data.bounds import LONGEST_NAME
 
 Json = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-# Of a list of names that is no such thing, the first fault is told: others would be counted in tens of thousands.
+# Only the first fault of a list is reported: a hostile list could have tens of thousands.
 Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
 Text = Annotated[str, Field(max_length=10_000)]
 _DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]")
@@ -75,7 +75,7 @@ class Answer(pydantic.BaseModel):
 
 
 class Envelope(Answer):
-    """What went wrong, in the same form through every door."""
+    """The error envelope, the same at every endpoint."""
 
     error_code: str = Field(pattern="^E3[0-9]{3}$", examples=["E3204"])
     errorCode: str = Field(examples=["AUTHORIZATION_DENIED"])  # noqa: N815 - the envelope's own name
@@ -89,7 +89,7 @@ class Envelope(Answer):
 
 
 class Refusal(Answer):
-    """Why a request was not met."""
+    """The answer to a request that was refused or failed."""
 
     error: Envelope
     detail: str = Field(examples=["E3204: the token does not name demo.post"])

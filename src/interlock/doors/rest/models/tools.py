@@ -104,7 +104,7 @@ class ProviderCallBody(Body):
 
 
 class ProviderAnswer(Answer):
-    """What became of a call, and how its model is told."""
+    """The outcome of a call, and the message for its model."""
 
     invocation_id: str
     state: str

@@ -21,7 +21,7 @@ async def list_tickets(ask: Ask, query: Annotated[models.TicketsQuery, Query()])
 
 @router.get("/approvals/standing", **says(models.Advances))
 async def list_standing(ask: Ask) -> Response:
-    """What was agreed to in advance, by you or for you."""
+    """Standing approvals that you gave or that apply to you."""
     return json({"standing": ask.service.approvals.standing(by=ask.caller)})
 
 

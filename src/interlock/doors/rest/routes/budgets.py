@@ -1,4 +1,4 @@
-"""What calls may still cost."""
+"""Routes of budgets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ router = APIRouter(prefix="/v1", tags=["budgets"])
 
 @router.get("/budgets", **says(models.Budgets))
 async def list_budgets(ask: Ask, query: Annotated[models.BudgetsQuery, Query()]) -> Response:
-    """What is spent of each budget, set aside and left: for you and your tenant, and for a task that you name."""
+    """The amount spent, reserved and left of each budget: for you, your tenant, and a task that you name."""
     shown = await ask.service.budgets.show(by=ask.caller, door=DOOR, task=query.task, every=query.all)
     return json({"budgets": shown})

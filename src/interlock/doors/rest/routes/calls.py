@@ -57,7 +57,7 @@ def _iso(at: datetime | None, name: str) -> str | None:
 
 @router.get("/calls/{invocation_id}", **says(models.CallStatus))
 async def show_call(invocation_id: Id, ask: Ask) -> Response:
-    """Where a call of yours stands, and its outcome while that is kept."""
+    """The state of a call of yours, and its outcome while that is stored."""
     calls = ask.service.calls
     return json(of_status(await calls.find(invocation_id, ask.caller), calls.result(invocation_id, ask.caller)))
 
@@ -67,7 +67,7 @@ async def show_call(invocation_id: Id, ask: Ask) -> Response:
     **streams("text/event-stream", "events as they happen, then the status", {"type": "string"}),
 )
 async def follow_call(invocation_id: Id, ask: Ask, last_event_id: LastEvent = "") -> Response:
-    """What happens to a call of yours, as server-sent events: progress, partial results, states, and how it stands."""
+    """The events of a call of yours, as server-sent events: progress, partial results and states."""
     calls = ask.service.calls
     await calls.find(invocation_id, ask.caller)  # refused before the stream begins
     known = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < _LONGEST_NUMBER
@@ -111,7 +111,7 @@ async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> A
 
 @router.get("/calls/{invocation_id}/checkpoints", **says(models.Checkpoints))
 async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.CheckpointsQuery, Query()]) -> Response:
-    """What a call of yours has saved of its work, oldest first. One that is damaged says so (E3904)."""
+    """The checkpoints of a call of yours, oldest first. A damaged one has an error (E3904)."""
     saved, after = ask.service.calls.checkpoints(invocation_id, ask.caller, after=query.after, limit=query.limit)
     return json({"checkpoints": saved, "after": after})
 

@@ -26,7 +26,7 @@ async def apply_policy(body: models.ApplyBody, ask: Ask) -> Response:
 
 @router.post("/policy/check", **says(models.Checked))
 async def check_policy(body: models.PolicyBody, ask: Ask) -> Response:
-    """What is wrong with a policy, by the tools there are. Needs `policy:read`."""
+    """Check a policy text against the registered tools. Needs `policy:read`."""
     return json(ask.service.policy.check(body.text, by=ask.caller))
 
 

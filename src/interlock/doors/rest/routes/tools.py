@@ -53,7 +53,7 @@ async def invoke_tool(
 
 @router.post("/tools/negotiate", tags=["tools"], **says(models.Negotiated))
 async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
-    """How far tools offer what you expect of them, and those of them that you can use."""
+    """Compare tools with what you expect of them; returns those that you can use."""
     matches = ask.service.tools.negotiate(body.expected, ask.caller)
     usable = [_tool(ask.service.tools, one.version) for one in matches if one.usable]
     return json({"matches": [one.document() for one in matches], "tools": usable})

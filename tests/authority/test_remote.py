@@ -479,11 +479,13 @@ async def test_the_engine_sees_no_secrets_unless_the_operator_says_so(fake: Fake
     assert everything == GIVEN
 
 
-async def test_a_question_with_large_arguments_is_asked_and_not_remembered(fake: FakeEngine, connect: Connect) -> None:
+@pytest.mark.proves("AUTH-05")
+async def test_a_question_with_large_arguments_is_asked_every_time(fake: FakeEngine, connect: Connect) -> None:
     remote = connect(fake)
     large = question(contract({"text": {"type": "string"}}), {"text": "word " * 200_000})
-    assert (await remote.decide(large)).behavior == "allow"
-    assert remote.cached(large) is None
+    for asked in (1, 2):
+        assert (await remote.decide(large)).behavior == "allow"
+        assert (remote.cached(large), len(fake.asked)) == (None, asked)
     assert len(fake.asked[0]["context"]["arguments"]["text"]) == 1_000_000
 
 
@@ -546,6 +548,10 @@ async def test_the_same_question_is_asked_once_and_another_one_again(fake: FakeE
         question(TOOL, {"amount": 1}, caller=_other_token(digest="d2")),
         question(TOOL, {"amount": 1}, session="s"),
         question(TOOL, {"amount": 1}, operation="preview"),
+        question(TOOL, {"amount": 1}, door="rest"),
+        question(TOOL, {"amount": 1}, native="purge"),
+        question(TOOL, {"amount": 1}, caller=dataclasses.replace(ALICE, scopes=frozenset({"a:read"}))),
+        question(TOOL, {"amount": 1}, caller=dataclasses.replace(ALICE, tenant="other")),
         question(contract(AMOUNT, required_permissions=["bank:post"], version="2.0.0"), {"amount": 1}),
         question(contract(AMOUNT, required_permissions=["bank:post"], tool_id="other"), {"amount": 1}),
         question(contract(AMOUNT, required_permissions=["bank:read"]), {"amount": 1}),
@@ -554,7 +560,7 @@ async def test_the_same_question_is_asked_once_and_another_one_again(fake: FakeE
         assert remote.cached(other) is None
         await remote.decide(other)
         assert remote.cached(other) is not None
-    assert remote.questions == len(fake.asked) == 11
+    assert remote.questions == len(fake.asked) == len(others) + 1
     assert remote.cached(question(TOOL, {"amount": 1}, now_ms=1_800_000_300_000)) is None
 
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, ConfigDict
 
-from interlock import Field, Hook, Interlock, Sandboxing, tool
+from interlock import Context, Field, Hook, Interlock, Sandboxing, tool
 from interlock.call.connector import RemoteCall
 from interlock.call.results import ENVELOPE_SCHEMA
 from interlock.contract.contract import ERROR_SCHEMA, contract_of, parse_contract
@@ -86,6 +86,37 @@ async def boxed(number: Annotated[int, Field(description="a number", examples=[1
     return {"number": number}  # pyright: ignore[reportReturnType] - not checked here, but by its contract
 
 
+EARLY: dict[str, tuple[str, Any, bool]] = {
+    "a member": ("partial", {"number": 9}, True),
+    "another member": ("partial", {"name": "a"}, True),
+    "no member": ("partial", {}, True),
+    "all": ("partial", {"number": 9, "name": "a"}, True),
+    "all, to be used": ("yielded", {"number": 9, "name": "a"}, True),
+    "a member, to be used": ("yielded", {"number": 9}, False),
+    "a member that does not fit": ("partial", {"number": 7654321}, False),
+    "an unknown member": ("partial", {"7654321": 1}, False),
+    "something else": ("partial", "7654321", False),
+    "something else, to be used": ("yielded", "7654321", False),
+    "no data": ("partial", {7654321}, False),
+}
+
+
+class NamedBox(Box):
+    """A box with two members, both of which must be there, and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def early(ctx: Context, what: sample.Text) -> NamedBox:
+    """Send something before the result."""
+    way, value, _ = EARLY[what]
+    (ctx.partial if way == "partial" else ctx.yield_result)(value)
+    return NamedBox(number=1, name="last")
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="c")
 async def explodes(how: sample.Text) -> str:
     """Fail with what nobody else should read."""
@@ -124,7 +155,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
     async with opened(home) as made:
         for one in TOOLS:
             made.lock.catalog.attach(one)
-        await admit(made.lock, routed, raises, boxed, explodes, choosy, rows)
+        await admit(made.lock, routed, raises, boxed, early, explodes, choosy, rows)
         yield made
 
 
@@ -597,6 +628,28 @@ async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_it
     assert "/number" in heard.text
     assert "7654321" not in heard.text
     assert (await wires.call(door, "c.boxed", {"number": 9})).data == {"number": 9}
+
+
+@pytest.mark.proves("CONTRACT-01")
+@pytest.mark.parametrize("door", WIRES)
+async def test_nothing_is_sent_before_the_result_that_is_no_part_of_one_by_its_schema(wires: Wires, door: str) -> None:
+    """A part holds what the result may hold; what can be used as it is fits as a whole."""
+    heard: list[Any] = []
+    wires.lock.listen(heard.append)
+    for what, (way, value, fits) in EARLY.items():
+        heard.clear()
+        told = await wires.call(door, "c.early", {"what": what})
+        kind = "tool.invocation.partial_result" if way == "partial" else "tool.invocation.yielded"
+        sent = [event.data["value"] for event in heard if event.type == kind]
+        alerts = [event.data["alert"] for event in heard if event.type == "tool.alert"]
+        if fits:
+            assert (told.data, sent, alerts) == ({"number": 1, "name": "last"}, [value], []), what
+        else:
+            assert told.triple == ("E3303", "INTERNAL_TOOL_ERROR", "schema_validation_failed", False), what
+            assert (sent, len(alerts)) == ([], 1), what
+            assert alerts[0] in ("TOOL_OUTPUT_SCHEMA_VIOLATION", "TOOL_OUTPUT_CORRUPTION"), what
+        assert not any("7654321" in str(one.document()) for one in heard), what
+        assert "7654321" not in told.text, what
 
 
 class Careless(Scripted):

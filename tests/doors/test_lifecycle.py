@@ -1053,6 +1053,32 @@ async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_c
         assert (None if result.error is None else result.error.code) == code, name
 
 
+@pytest.mark.proves("AUDIT-01")
+async def test_a_token_that_a_door_refuses_is_counted_and_leaves_no_record(place: Place) -> None:
+    """Strangers must not be able to fill the journal. A call in the process is on record, whatever its token."""
+    signals = place.lock.gateway.telemetry.metrics.signals
+
+    async def size() -> int:
+        await place.lock.journal.drain()
+        ((rows,),) = place.lock.journal.reader.all("SELECT COUNT(*) FROM journal")
+        return rows
+
+    tried = 0
+    for name, (header, code) in (await _corpus(place)).items():
+        if code is None:
+            continue
+        for door in DOORS[1:]:
+            before, counted = await size(), signals["IDENTITY_REFUSED"]
+            assert (await place.knock(door, header))[1] == code, (name, door)
+            assert await size() == before, (name, door)
+            assert signals["IDENTITY_REFUSED"] == counted + 1, (name, door)
+            tried += 1
+    assert tried >= 5 * len(DOORS[1:])
+    refused = await place.lock.call("demo.add", {"a": 1}, token="not.a.token")
+    await place.lock.journal.drain()
+    assert [one["error_code"] for one in place.records("closed") if one["call"] == refused.invocation_id] == ["E3203"]
+
+
 # A person's word
 
 

@@ -52,6 +52,7 @@ def mapping(lock: Interlock) -> Json:
     return found
 
 
+@pytest.mark.proves("EXEC-10")
 @pytest.mark.part_of("CONTRACT-20", rest=REST)
 @pytest.mark.parametrize(("options", "protocol"), [((), "2025-06-18"), (("--modern",), "2026-07-28")])
 async def test_a_call_of_an_mcp_server_over_pipes(tmp_path: Path, options: tuple[str, ...], protocol: str) -> None:
@@ -72,10 +73,11 @@ async def test_a_call_of_an_mcp_server_over_pipes(tmp_path: Path, options: tuple
                 "tool_name": "echo", "mcp_protocol_version": protocol, "mcp_session_id": None, "isError": False,
             }  # fmt: skip
         assert numbers[1] > numbers[0] > 0
-        failed = await lock.call("desk.moody", word="a")
+        failed = await lock.call("desk.moody", word="ada@example.com")
         assert failed.error is not None
         assert failed.error.details is not None
         assert failed.error.details["structuredContent"] == {"why": 7}
+        assert failed.error.details["_meta"] == {"example.org/case": "12 [EMAIL_REDACTED]"}, "kept, and cleaned"
         await lock.journal.commit(lambda _: None)
         found = mapping(lock)
         assert (found["tool_name"], found["isError"]) == ("moody", True)

@@ -91,6 +91,14 @@ async def honest(ctx: Context, way: Way) -> str:
     return way
 
 
+@tool(version="1.1.0", mutation_class="read_only", namespace="eff", name="honest")
+async def honest_anew(ctx: Context, way: Way) -> str:
+    """Says it only reads, and may do otherwise, in other words."""
+    if way == "write":
+        (world.root / "a.txt").write_text("changed")
+    return (world.root / "a.txt").read_text()
+
+
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="eff",
     effects=[Effect("thing:{name}", "UPDATE")],
@@ -253,6 +261,19 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
         refused = await lock.call("eff.honest", way="not")
         assert refused.error is not None
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")
+
+
+@pytest.mark.proves("EFFECT-03")
+@pytest.mark.parametrize(("lying", "other"), [("1.0.0", "1.1.0"), ("1.1.0", "1.0.0")])
+async def test_the_version_that_lied_is_kept_out_and_no_other(
+    tmp_path: Path, watched: dict[str, Any], lying: str, other: str
+) -> None:
+    async with opened(tmp_path / "home", **watched) as lock:
+        await admit(lock, honest_anew)
+        assert code(await lock.call(f"eff.honest@{lying}", way="write")) == "E3417"
+        for _ in range(2):
+            assert code(await lock.call(f"eff.honest@{lying}", way="not")) == "E3210"
+            assert (await lock.call(f"eff.honest@{other}", way="not")).unwrap() == "as it was"
 
 
 @pytest.mark.proves("EFFECT-03")

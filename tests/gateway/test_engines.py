@@ -99,6 +99,34 @@ async def test_an_obligation_is_met_or_the_answer_is_no(
     assert world.runs == 0
 
 
+@pytest.mark.proves("AUTH-04")
+async def test_an_alert_or_a_log_entry_that_an_engine_asks_for_is_made_at_every_call(
+    home: Path, fake: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the answer is a cached one. The record keeps what was asked for."""
+    async with opened(home, **remote(fake)) as lock:
+        heard: list[Any] = []
+        lock.listen(heard.append)
+        for obligations in (["alert"], ["log"], ["alert", "log"], []):
+            fake.answer = {"decision": "allow", "obligations": obligations}
+            for _ in range(2):
+                heard.clear()
+                caplog.clear()
+                result = await lock.call("demo.echo", value=str(obligations))
+                assert result.ok
+                alerts = [one.data["alert"] for one in heard if one.type == "tool.alert"]
+                assert alerts == ["POLICY_ALERT"] * ("alert" in obligations)
+                lines = [one for one in caplog.records if "asks for a log entry" in one.getMessage()]
+                assert len(lines) == ("log" in obligations)
+                for line in lines:
+                    assert line.getMessage().endswith(f"demo.echo@1.0.0 in call {result.invocation_id}: allow")
+                    assert line.levelname == "WARNING"
+                (record,) = records(lock, result.invocation_id)
+                assert sorted(record["decision"].get("obligations", [])) == obligations
+        assert len(fake.asked) == 4
+        assert lock.gateway.observer.metrics["POLICY_ALERT"] == 4
+
+
 @pytest.mark.proves("AUTH-10")
 async def test_what_nobody_settles_is_asked_of_a_person(home: Path, fake: FakeEngine) -> None:
     fake.answer = {"decision": "passthrough", "reason": "not ours"}

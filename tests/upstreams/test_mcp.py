@@ -278,7 +278,16 @@ async def test_twenty_answers_out_of_order_reach_the_twenty_who_asked() -> None:
 @pytest.mark.parametrize(
     ("tool", "code", "message", "details"),
     [
-        ("fail", "E3401", "no:", {"content": [{"type": "text", "text": "no: "}], "structuredContent": {"why": 7}}),
+        (
+            "fail",
+            "E3401",
+            "no:",
+            {
+                "content": [{"type": "text", "text": "no: "}],
+                "structuredContent": {"why": 7},
+                "_meta": {"example.org/case": "12 "},
+            },
+        ),
         ("nothing", "E3401", "the upstream refused the arguments: there is no tool nothing", {"code": -32602}),
         ("broken", "E3502", "the upstream answered with an error: out of order", {"code": -32603, "sent": True}),
         ("odd", "E3502", "the upstream's answer is not the result of a tool", {"sent": True}),
@@ -293,6 +302,20 @@ async def test_each_way_to_fail_is_told_apart(tool: str, code: str, message: str
         failure = await failure_of(one, tool, attempts=1, writes=True, left_s=1.0 if tool == "hang" else 20.0)
         assert (failure.code, failure.message.strip(), failure.details) == (code, message, details)
         assert text(await ask(one, "echo", {"text": "on"})) == "on"
+
+
+@pytest.mark.proves("EXEC-10")
+@ERAS
+async def test_the_structure_and_the_meta_of_a_long_error_are_kept_cut(era: tuple[str, ...]) -> None:
+    async with scripted(*era) as one:
+        failure = await failure_of(one, "fail", {"word": "at length"}, attempts=1)
+    assert failure.details is not None
+    assert failure.details["content"] == [{"type": "text", "text": "no: at length"}]
+    assert failure.details["structuredContent"]["why"][:2] == ["because", "because"]
+    assert "more items are not shown" in failure.details["structuredContent"]["why"][-1]
+    assert failure.details["_meta"]["example.org/case"].startswith("xxx")
+    assert "more characters]" in failure.details["_meta"]["example.org/case"]
+    assert len(orjson.dumps(failure.details)) < 50_000
 
 
 class Deaf:
@@ -519,6 +542,11 @@ async def test_clients_that_can_be_asked_share_the_process_where_questions_are_n
 # Identities
 
 
+@pytest.mark.part_of(
+    "EXEC-07",
+    rest="an MCP server over stdio has its credentials in its environment, where its configuration names the variable, "
+    "and keeps them past the call, until no call with them was made for 300 s",
+)
 async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_no_secret(tmp_path: Path) -> None:
     said = {"credentials": {"TOKEN": "desk-token"}}
     async with scripted(said=said, logs=tmp_path) as one:

@@ -6,6 +6,7 @@ policy, and the approval gate that no configuration can open. Caches are consult
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -32,6 +33,7 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.obtain_approval import Asking
 from interlock.settings import Settings
 
+_log = logging.getLogger("interlock.gateway")
 _MOST_COVERED = 50_000
 # The largest input, and the largest number of resources, for which the resources of a call are recorded.
 _LARGEST_NAMED = 16_384
@@ -246,6 +248,11 @@ class Authorizer:
         for obligation in decision.obligations:
             if obligation == "alert":
                 self._observer.alert("POLICY_ALERT", call, rules=list(decision.rules))
+            elif obligation == "log":
+                # At the level of an alert, so that no usual setting of the log leaves it out.
+                extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+                told = f"{call.ref} in call {call.id}: {decision.behavior}"
+                _log.warning("the policy engine asks for a log entry: %s", told, extra=extra)
 
     async def _edited(self, checked: Checked, edited: Json, by: str, agreed: str | None) -> Checked:
         """Return the call with the input that the reviewer wrote: checked like the caller's own, differences recorded.

@@ -167,6 +167,8 @@ def decided(decision: Decision, *, looking: bool) -> Json:
         facts["expires_at"] = iso(decision.expires_ms)
     if decision.blocked_path is not None:
         facts["blocked_path"] = decision.blocked_path
+    if decision.obligations:
+        facts["obligations"] = decision.obligations
     return facts
 
 

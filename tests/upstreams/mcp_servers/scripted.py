@@ -93,7 +93,14 @@ def call(request: Json) -> None:
         case "moody" if not given.get("word"):
             answer(request, text("fine"))
         case "fail" | "moody":
-            answer(request, text(f"no: {given.get('word', '')}", isError=True, structuredContent={"why": 7}))
+            word = given.get("word", "")
+            about = {"structuredContent": {"why": 7}, "_meta": {"example.org/case": f"12 {word}"}}
+            if word == "at length":
+                about = {
+                    "structuredContent": {"why": ["because"] * 10_000},
+                    "_meta": {"example.org/case": "x" * 1_000_000},
+                }
+            answer(request, text(f"no: {word}", isError=True, **about))
         case "odd":
             answer(request, {"content": "not a list"})
         case "neither":

@@ -68,7 +68,7 @@ class Contexts:
             trace=lambda: w3c.headers(call.trace_id, call.more.span, self._clock.random_bytes),
             on_progress=lambda facts: observer.progress(call, facts),
             on_partial=lambda value: observer.partial(call, part(granted, value)),
-            on_yield=lambda value: observer.partial(call, part(granted, value), yielded=True),
+            on_yield=lambda value: observer.partial(call, part(granted, value, whole=True), yielded=True),
             hide=lambda text: observer.hide(call, text),
             child=self._caller_below(granted, caller),
             secret=lambda name: _secret(call, name),

@@ -45,6 +45,20 @@ def map_output(tool: Prepared, output: Any, most: int) -> Any:
     raise _violation(tool, output_faults(schema, value))
 
 
+def check_part(tool: Prepared, value: Any, *, whole: bool) -> None:
+    """Refuse (E3303) a value sent before the result that the output schema does not allow: as a part of a result, or,
+    if it can be used as it is, as a whole one.
+    """
+    schema = tool.contract.output if whole else tool.contract.output.piece
+    try:
+        fits = schema.fits(value)
+    except Exception as error:
+        faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
+        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
+    if not fits:
+        raise _violation(tool, output_faults(schema, value))
+
+
 def check_size(tool: Prepared, value: Any, most: int) -> None:
     """Refuse (E3416) a value that takes more than `most` bytes as JSON."""
     if size_of(value, most) > most:

@@ -17,7 +17,7 @@ from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence import PrivateValues
-from interlock.gateway.results.map_output import check_size
+from interlock.gateway.results.map_output import check_part, check_size
 from interlock.privacy.redact import Redactor, SchemaRedactor
 from interlock.privacy.scrub import holds
 from interlock.settings import Settings
@@ -74,12 +74,18 @@ class Outputs:
             raise Failure("E3304", f"{call.ref} left a file with something in it that the call was given in private")
         return found
 
-    def shown_part(self, granted: Granted, value: Any) -> Any:
-        """Return a part of a result as its reader may see it."""
+    def shown_part(self, granted: Granted, value: Any, *, whole: bool = False) -> Any:
+        """Return a part of a result as its reader may see it. E3303 if it breaks the contract; see `check_part`."""
         tool = granted.tool
         if tool.private:
             return None  # listeners learn that there is a part, and nothing of its content
         check_size(tool, value, self.most_bytes(tool))
+        # INVARIANT: nothing that fits no schema is sent as a result or as a part of one.
+        try:
+            check_part(tool, value, whole=whole)
+        except Failure as failure:
+            self._observer.alert((failure.details or {})["violation"], granted)
+            raise self._observer.bare(granted, failure) from None
         caller = granted.request.caller
         part = self.redactor_of(tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return self.clean(granted, part.value)

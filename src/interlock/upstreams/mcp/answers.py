@@ -11,6 +11,7 @@ import orjson
 
 from interlock.call.connector import Definition, Interaction, RemoteCall
 from interlock.core.errors import Failure
+from interlock.data.bounds import Shortener
 from interlock.data.schema import Json, compile_validator
 from interlock.upstreams import wire
 from interlock.upstreams.mcp.protocol import (
@@ -128,12 +129,12 @@ def value(answer: Json, call: RemoteCall) -> Json:
     value: Json = {"content": content}
     if "structuredContent" in answer:
         value["structuredContent"] = answer["structuredContent"]
+    if isinstance(answer.get("_meta"), dict):
+        value["_meta"] = answer["_meta"]
     if answer.get("isError") is True:
         brief = _brief(value)
         words = " ".join(_texts(brief["content"]))
         raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=brief)
-    if isinstance(answer.get("_meta"), dict):
-        value["_meta"] = answer["_meta"]
     return value
 
 
@@ -143,7 +144,14 @@ def _brief(value: Json) -> Json:
     if len(content) <= _MOST_PARTS and len(wire.to_json(value)) <= LONGEST_TEXT:
         return value
     texts = [text[:_LONGEST_DATA] for text in islice(_texts(content), LONGEST_TEXT // _LONGEST_DATA)]
-    return {"content": [{"type": "text", "text": text} for text in texts]}
+    brief: Json = {"content": [{"type": "text", "text": text} for text in texts]}
+    for name in value.keys() & {"structuredContent", "_meta"}:
+        short = value[name]
+        if len(wire.to_json(short)) > LONGEST_TEXT:
+            short = Shortener(characters=_LONGEST_DATA, values=_MOST_PARTS).shorten(short)
+        if len(wire.to_json(short)) <= LONGEST_TEXT:
+            brief[name] = short
+    return brief
 
 
 def pass_on_log(listens: Listening, message: Json, call: RemoteCall) -> None:

@@ -56,7 +56,11 @@ def test_the_command_of_a_tier_runs_its_tests_and_no_others() -> None:
     assert found == {tier: {f"tests/{path}"} for tier, path in ONE_OF_EACH.items()}
 
 
-@pytest.mark.proves("TEST-09")
+@pytest.mark.part_of(
+    "TEST-09",
+    rest="that the tiers run at the stated times: continuous integration runs all of them for every change, and no"
+    " nightly run is set up in the repository",
+)
 @pytest.mark.parametrize(
     ("tier", "cadence"),
     [

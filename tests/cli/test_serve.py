@@ -24,6 +24,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.approvals.test_webhook import SECRET, Receiver
+from tests.approvals.test_webhook import Answer as Failing
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.doors.test_grpc import certificate
 from tests.needs import need
@@ -468,7 +470,7 @@ def written(path: Path, document: Json) -> str:
     return path.name
 
 
-@pytest.mark.proves("OPS-01")
+@pytest.mark.part_of("OPS-01", rest="a call in the background (`execution_mode` async) from the command line")
 def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> None:
     (fresh.path / "echoes.py").write_text(ECHO)
     refused = fresh.ask("tools", "add", written(fresh.path / "bare.json", BARE))
@@ -511,3 +513,36 @@ def test_a_call_that_waits_for_a_person_is_cancelled_on_the_command_line(cli: Cl
     again = cli("calls", "cancel", waiting["invocation_id"])
     assert again.code == 1
     assert "it has ended already" in again.out
+
+
+HOOKED = """
+[[channels]]
+name = "hook"
+webhook = "{url}"
+secret_file = "{secret}"
+allow_private = true
+"""
+
+
+@pytest.mark.proves("HITL-06")
+async def test_a_running_server_notifies_approvers_by_itself_and_sends_again_what_failed(cli: Cli) -> None:
+    (cli.path / "secret").write_text(SECRET)
+    async with Receiver.open() as receiver:
+        receiver.answers = [Failing(503)]
+        (cli.home / "settings.toml").write_text(HOOKED.format(url=receiver.url, secret=cli.path / "secret"))
+        with running(cli, "--no-grpc", "--json") as server:
+            told = server.json
+            question = {
+                "tool_id": "demo.mail_statement",
+                "parameters": {"account": "cash", "to": "a@example.com"},
+                "idempotency_key": "k",
+            }
+            async with httpx.AsyncClient(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
+                asked = await client.post(f"{told['rest']}/tools/invoke", json=question)
+            assert asked.status_code == 202
+            async with asyncio.timeout(PATIENCE_S), receiver.arrived:
+                await receiver.arrived.wait_for(lambda: len(receiver.got) >= 2)
+            assert server.end() == (0, "")
+    first, again = receiver.got
+    assert first.headers["webhook-id"] == again.headers["webhook-id"]
+    assert json.loads(again.body)["data"]["ticket"] == asked.json()["pending"]["ticketId"]

@@ -120,6 +120,15 @@ async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, mo
     assert 0 < answered < asked, "the kills came too early or too late to prove anything"
 
 
+@pytest.mark.proves("IDEM-08")
+async def test_a_commit_is_on_disk_before_it_counts(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        found = await lock.journal.commit(
+            lambda transaction: [transaction.one(f"PRAGMA {name}") for name in ("synchronous", "journal_mode")]
+        )
+    assert found == [(2,), ("wal",)], "the connection that writes waits for the disk (synchronous=FULL)"
+
+
 # What an operator hears of it
 
 DYING = """

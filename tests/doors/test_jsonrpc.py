@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from interlock.core.errors import CODES
 from interlock.doors.jsonrpc import MAX_BATCH, JsonRpcDoor
 from tests.doors.test_rest import World, serving
+from tests.gateway.test_batch import OVERLAPPING, gates, overlaps, prepare, release, running, until
 
 Json = dict[str, Any]
 OPS_03 = pytest.mark.proves("OPS-03")
@@ -141,6 +143,43 @@ async def test_a_batch_answers_each_request_and_each_fault(wire: Wire) -> None:
     assert told == {"10": None, "21": None, "None2": -32600, "53": -32601, "None4": -32600, "95": -32004}
     too_many = (await wire.send([call(id=n) for n in range(MAX_BATCH + 1)])).json()
     assert too_many["error"]["code"] == -32600
+
+
+def member(kind: str, number: int) -> Json:
+    given: Json = {"tool_id": f"b.{kind}", "parameters": {"number": number}}
+    if kind.startswith("write"):
+        given["idempotency_key"] = f"k{number}"
+    return {"jsonrpc": "2.0", "id": number, "method": "tools.invoke", "params": given}
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize("kind", OVERLAPPING)
+async def test_safe_calls_of_a_batch_run_at_the_same_time(wire: Wire, kind: str) -> None:
+    await prepare(wire.world.lock)
+    assert "result" in await wire.ask("tools.list")  # the caller is known
+    task = asyncio.create_task(wire.send([member(kind, number) for number in range(5)]))
+    await until(lambda: len(running) == 5)
+    for gate in gates.values():
+        gate.set()
+    answers: list[Json] = (await task).json()
+    assert [one["result"]["structured_content"] for one in answers] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize("kind", ["write", "outside", "alone"])
+async def test_unsafe_calls_of_a_batch_run_alone_and_answers_keep_the_order_of_requests(wire: Wire, kind: str) -> None:
+    await prepare(wire.world.lock)
+    kinds = ["safe", kind, kind, "safe", "depends", "depends"]
+    batch = [member(one, number) for number, one in enumerate(kinds)]
+    task = asyncio.create_task(wire.send(batch))
+    await release(list(range(len(kinds))), task.done)
+    answers: list[Json] = (await task).json()
+    assert [one["result"]["structured_content"] for one in answers] == list(range(len(kinds)))
+    assert [number for _, number in overlaps] == list(range(len(kinds)))
+    assert [set(others) for others, _ in overlaps[:4]] == [set()] * 4
+    # The number 4 may overlap, as it is even, and 5 may not.
+    assert overlaps[4][0] <= {3}
+    assert overlaps[5][0] == set()
 
 
 @OPS_03

@@ -35,7 +35,11 @@ from tests.support.calls import publish, records, until
 from tests.thorough import examples
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-DOOR = pytest.mark.proves("OPS-02")
+DOOR = pytest.mark.part_of(
+    "OPS-02",
+    rest="over stdio: progress, cancellation, announced list changes, prompts, resources, paging and input in several"
+    " round trips, which are asserted over HTTP",
+)
 PATIENCE_S = 20
 
 AGENT, OTHER = (make_did_key(make_private("EdDSA").public_key()) for _ in range(2))

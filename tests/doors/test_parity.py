@@ -298,13 +298,23 @@ def counts(lock: Interlock) -> Counter[str]:
     return Counter({name: float(value) for name, value in samples if not timed.match(name)})  # pyright: ignore[reportArgumentType] - costs are fractions
 
 
+_ID = re.compile(r"(?<![0-9A-Z])[0-9A-HJKMNP-TV-Z]{26}(?![0-9A-Z])")
+_TIME = re.compile(r'"\d{4}-\d\d-\d\dT[^"]*"|(?<="elapsed_ms":)[\d.e-]+')
+
+
+def _announced(event: Event) -> Json:
+    """An event without ids and times."""
+    told = {**event.document(), "event_id": ""}
+    return orjson.loads(_TIME.sub('"TIME"', _ID.sub("ID", orjson.dumps(told).decode())))
+
+
 async def through_all(
     ways: Ways, wish: Callable[[str], Wish]
-) -> tuple[dict[str, Told], list[Json], list[list[str]], list[Counter[str]]]:
+) -> tuple[dict[str, Told], list[Json], list[list[Json]], list[Counter[str]]]:
     """One wish through every door, one after the other: what each told, recorded, announced and counted."""
     told: dict[str, Told] = {}
     recorded: list[Json] = []
-    announced: list[list[str]] = []
+    announced: list[list[Json]] = []
     counted: list[Counter[str]] = []
     for door in DOORS:
         events: list[Event] = []
@@ -323,12 +333,12 @@ async def through_all(
         assert records[0]["door"] == door.partition("-")[0]
         recorded.append(comparable(records[0]))
         # A change of the listing belongs to no call and is told when it is noticed.
-        announced.append([event.type for event in events if event.type != "tool.surface.updated"])
+        announced.append([_announced(event) for event in events if event.type != "tool.surface.updated"])
     return told, recorded, announced, counted
 
 
 def same(
-    told: Mapping[str, Told], recorded: list[Json], announced: list[list[str]], counted: list[Counter[str]]
+    told: Mapping[str, Told], recorded: list[Json], announced: list[list[Json]], counted: list[Counter[str]]
 ) -> Told:
     """What all doors agree on."""
     first = told["library"]

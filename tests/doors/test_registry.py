@@ -21,7 +21,7 @@ from google.rpc.status_pb2 import Status
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from interlock import Interlock, tool
+from interlock import Caller, Interlock, tool
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.authority.secrets import Credential, SecretSource
@@ -35,6 +35,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.doors.test_parity import DOORS
 from tests.doors.test_rest import COMPLETE
+from tests.gateway.test_results import person
 from tests.registry.test_retirement import GUIDE, versioned
 from tests.support.calls import admit
 from tests.support.identities import did_of
@@ -241,7 +242,9 @@ def takes(*required: str, **parts: str) -> Json:
     return {"type": "object", "properties": {n: {"type": kind} for n, kind in parts.items()}, "required": [*required]}
 
 
-@pytest.mark.proves("REG-13")
+@pytest.mark.part_of(
+    "REG-13", rest="listing over gRPC (Discover) and GET /v1/tools, which take no expectation and list such tools"
+)
 async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(tmp_path: Path) -> None:
     expected = {
         "demo.note": takes("text", text="string"),
@@ -385,6 +388,80 @@ async def test_nothing_that_callers_do_opens_a_breaker(tmp_path: Path) -> None:
         server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
         for door in DOORS:
             assert (await clients.ask(door, "bank.rate")).value == {"rate": 1}, door
+
+
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+HANGS = [
+    pytest.param(1, False, id="one endpoint"),
+    pytest.param(2, False, id="a read at the last of several endpoints"),
+    pytest.param(2, True, id="a write at several endpoints"),
+]
+
+
+@pytest.mark.proves("RESIL-04")
+@pytest.mark.parametrize(("endpoints", "writes"), HANGS)
+@pytest.mark.parametrize("own", [False, True], ids=["the contract's time", "the caller's own time"])
+async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_breakers(
+    tmp_path: Path, endpoints: int, writes: bool, own: bool
+) -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(HttpServer.open()) for _ in range(endpoints)]
+        clients = await stack.enter_async_context(served(tmp_path))
+        lock = clients.lock
+        described: Json = {
+            "name": "rate", "method": "POST" if writes else "GET", "path": "/rate", "description": "A rate of today.",
+            "input_schema": {"type": "object", "properties": {"of": {"type": "string", "description": "which"}}},
+            "output_schema": {"type": "object", "properties": {"rate": {"type": "number"}}},
+        }  # fmt: skip
+        config: Json = {"urls": [one.url for one in servers], "tools": [described], "allow_private": True}
+        kind = "write_irreversible" if writes else "read_only"
+        overlay: Json = {"tools": {"rate": {"mutation_class": kind, "timeout_default": 2}}}
+        if writes:
+            overlay["tools"]["rate"]["effects"] = [{"resource": "rate:{of}", "operation": "UPDATE"}]
+        report = await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=overlay)
+        assert [one.state for one in report.tools] == ["admitted"], report.tools
+        for server in servers:
+            server.got.clear()
+            server.otherwise = lambda _: Answer(hang=True)
+
+        async def ask(number: int) -> str:
+            given, key = {"of": f"c{number}"}, f"k{number}" if writes else None
+            if writes:
+                waiting = await lock.call("bank.rate", given, key=key)
+                await lock.approvals.approve(waiting.metadata["pending"]["ticketId"], by=REVIEWER)
+            result = await lock.call("bank.rate", given, key=key, timeout_s=0.3 if own else None)
+            assert result.error is not None
+            return result.error.code
+
+        codes = set(await asyncio.gather(*map(ask, range(5))))
+        assert codes <= {"E3402", "E3502", "E3503"}, codes
+        asked = [len(server.got) for server in servers]
+        states = {one.service: one.state for one in lock.gateway.execution.services.snapshot()}
+        hung = "closed" if own else "open"
+        assert states["bank"] == hung
+        if endpoints > 1:
+            assert states[f"bank {servers[0].url}"] == hung
+            # A write that may have arrived is sent to no other endpoint.
+            assert states.get(f"bank {servers[1].url}", "unasked") == ("unasked" if writes else hung)
+        if not own:
+            assert await ask(5) == "E3501"
+            assert [len(server.got) for server in servers] == asked
+
+
+# Private fields
+
+
+@pytest.mark.proves("VALID-04")
+async def test_at_every_door_the_scope_of_the_token_opens_its_field_and_no_other(tmp_path: Path) -> None:
+    async with served(tmp_path) as clients:
+        await admit(clients.lock, person)
+        await issue(clients, "reader", "*", scopes=("pii:read",))
+        kept = {"name": "Ann", "note": "call [PHONE_REDACTED], soon", "password": "[REDACTED]"}
+        for door in DOORS:
+            hidden = await clients.ask(door, "r.person", {"text": "soon"})
+            assert hidden.value == {**kept, "mail": "[EMAIL_REDACTED]"}, door
+            opened = await clients.ask(door, "r.person", {"text": "soon"}, token="reader")
+            assert opened.value == {**kept, "mail": "ann@example.org"}, door
 
 
 # Limits

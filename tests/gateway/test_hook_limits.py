@@ -133,3 +133,19 @@ async def test_a_failure_hook_sees_the_failure_behind_mapping_and_changes_nothin
     assert any(warned in warning for warning in result.metadata["warnings"])
     bracket = ["tool.hook.post.started", "tool.hook.post.completed"]
     assert order[order.index("tool.invocation.started") + 1 :][:2] == bracket
+
+
+@pytest.mark.proves("LIFE-06")
+async def test_a_failure_hook_sees_an_exception_of_the_tool_as_the_failure_that_it_was_mapped_to(
+    lock: Interlock,
+) -> None:
+    seen: list[Seen] = []
+    lock.hook(Hook(id="guard", when="failure", run=seen.append))
+    sample.flaky.failures = [ZeroDivisionError("a private detail")]
+    result = await lock.call("demo.unsteady", name="a", key="k")
+    assert result.error is not None
+    (shown,) = seen
+    assert isinstance(shown.error, Failure)
+    assert (shown.error.code, shown.error.message) == (result.error.code, result.error.message)
+    assert shown.error.code in ("E3401", "E3404")
+    assert "a private detail" not in str(shown.error.envelope(""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import orjson
 import pytest
 
 from interlock import Effect, Interlock, Preview, tool
+from interlock.api import parts
 from interlock.cli.doctor import examine
 from interlock.contract.declare import Tool, from_manifest
 from interlock.contract.manifest import parse_manifest
@@ -149,3 +151,16 @@ async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by
 def _findings(home: Path) -> list[str]:
     found = examine(Home(home), machine=False)
     return [finding.what for finding in found if finding.name == "latency"]
+
+
+@pytest.mark.proves("LIFE-11")
+async def test_a_running_process_measures_by_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MEASURE_EVERY_S", 0.01)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=True) as lock:
+        await admit(lock, fetches)
+        contract = lock.catalog.resolve("pace.fetches").contract
+        await call(lock, fetches, 5.1)
+        async with asyncio.timeout(60):
+            while lock.latencies.describe(contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for
+                await asyncio.sleep(0.01)
+        assert lock.latencies.describe(contract)["class"] == "long_running"

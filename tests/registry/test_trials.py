@@ -377,7 +377,11 @@ async def test_a_tools_own_check_may_refuse_a_boundary_the_schema_allows(tmp_pat
 
 # The cases of a contract
 
-PROVES_01 = pytest.mark.proves("TEST-01")
+BOUNDS = pytest.mark.part_of(
+    "TEST-01",
+    rest="a run of the tool with the values at its bounds, which are validated only; cases for fields inside objects,"
+    " items of arrays and alternatives (anyOf), and for a maxLength of 100,000 or more; an accepted case for a pattern",
+)
 
 
 def contract(properties: Json, required: list[str], **more: Any) -> Contract:
@@ -401,7 +405,7 @@ def contract(properties: Json, required: list[str], **more: Any) -> Contract:
     )
 
 
-@PROVES_01
+@BOUNDS
 def test_a_contract_implies_exactly_these_cases() -> None:
     fixture = contract(
         {
@@ -451,7 +455,7 @@ def test_what_is_made_of_some_fields_and_does_not_fit_is_no_example() -> None:
     assert said(a={"examples": ["x"]}, b={"examples": ["y", "too long"], "maxLength": 3}) == [{"a": "x", "b": "y"}]
 
 
-@PROVES_01
+@BOUNDS
 def test_whole_examples_of_the_author_go_before_made_ones() -> None:
     said = contract(
         {"account": {"type": "string", "description": "account", "examples": ["cash"]}},
@@ -464,7 +468,7 @@ def test_whole_examples_of_the_author_go_before_made_ones() -> None:
     ]
 
 
-@PROVES_01
+@BOUNDS
 async def test_a_mutating_tool_also_gets_a_duplicate_key_case(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         trial = await lock.try_out(with_preview(Ledger()))
@@ -488,7 +492,7 @@ def _lied_to(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gateway, "invoke", breaks)
 
 
-@PROVES_01
+@BOUNDS
 @pytest.mark.parametrize(("how", "runs"), [("keeps", 1), ("other data", 1), ("runs twice", 2)])
 async def test_the_duplicate_key_case_demands_equal_data_and_one_mutation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, runs: int
@@ -504,7 +508,7 @@ async def test_the_duplicate_key_case_demands_equal_data_and_one_mutation(
     assert trial.passed == (how == "keeps")
 
 
-@PROVES_01
+@BOUNDS
 @pytest.mark.parametrize("answer", [None, Failure("E3502"), Failure("E3206"), Failure("E3401")])
 async def test_a_bad_input_must_be_refused_and_as_invalid_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Failure | None
@@ -578,7 +582,7 @@ choices = st.one_of(
 fields = st.dictionaries(st.sampled_from(["one", "two", "three"]), st.one_of(texts, numbers, choices), min_size=1)
 
 
-@PROVES_01
+@BOUNDS
 @settings(max_examples=150, deadline=None)
 @given(properties=fields, data=st.data())
 def test_valid_cases_validate_and_invalid_ones_fail_for_the_named_reason_only(properties: Json, data: Any) -> None:

@@ -191,7 +191,7 @@ async def test_a_caller_whose_time_is_up_ends_the_search_and_harms_nobody(
     endpoints = among(servers, services)
     for _ in range(5):
         with pytest.raises(Failure) as caught:
-            await endpoints.ask(late, CONFIG, safe=True, own_deadline=lambda: True)
+            await endpoints.ask(late, CONFIG, safe=True, own_deadline=True, expired=lambda: True)
         assert caught.value.code == "E3503"
     assert states(services) == ["closed"]
 

@@ -70,6 +70,7 @@ class RemoteCall:
     traceparent: str
     retry: RetryPolicy
     breaker: CircuitBreakerConfig
+    own_deadline: bool = False  # the caller allows less time than the contract gives the service
     definition: str | None = None
     tracestate: str = ""
     key: str | None = None

@@ -239,6 +239,11 @@ class Call(Trail):
         """The tool and version, or the requested name while it is not resolved."""
         return self.request.tool if self.tool is None else self.tool.ref
 
+    @property
+    def own_deadline(self) -> bool:
+        """Whether the caller allows less time than the contract of the tool does."""
+        return self.tool is not None and self.deadline < self.started + self.tool.contract.timeout.default_s
+
 
 Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback"]
 # Reasons that a caller may give for ending a call.

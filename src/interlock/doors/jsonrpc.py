@@ -20,6 +20,7 @@ from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
+from interlock.core.turns import Turns
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.ids import RULE, usable
@@ -39,6 +40,13 @@ LONGEST_TEXT = 4000
 
 _PARSE, _INVALID, _NO_METHOD, _PARAMS, _INTERNAL = -32700, -32600, -32601, -32602, -32603
 _ABSENT = object()
+# Methods that change nothing.
+_LOOKING = frozenset(
+    {
+        "tools.list", "tools.describe", "tools.negotiate", "calls.list", "calls.top", "calls.status", "calls.trace",
+        "approvals.list", "approvals.show",
+    }
+)  # fmt: skip
 
 Method = Callable[..., Awaitable[Any]]
 
@@ -99,14 +107,49 @@ class JsonRpcDoor(Route):
         return b"[%b]" % b",".join(kept) if kept else None
 
     async def _all(self, batch: list[Any], size: int, sender: _Handler) -> list[bytes | None]:
-        """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short."""
+        """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short.
+
+        Calls run beside others only where their tools declare it, like those of a batch of the library; so do methods
+        that only look something up. Everything else runs alone.
+        """
         places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
+        turns, tasks = Turns(), list[asyncio.Task[bytes | None]]()
 
         async def answered(one: Any) -> bytes | None:
             async with places:
                 return await self._one(one, sender)
 
-        return await asyncio.gather(*map(answered, batch))
+        try:
+            for one in batch:
+                alone = not await self._may_overlap(one, sender)
+                if alone:
+                    await turns.clear()
+                tasks.append(turns.start(answered(one)))
+                if alone:
+                    await turns.clear()
+            return await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+
+    async def _may_overlap(self, sent: Any, sender: _Handler) -> bool:
+        """Whether a request of a batch may run beside others. What is refused for its form runs nothing."""
+        try:
+            method, parameters = self._method(_object(sent))
+        except _Fault:
+            return True
+        if method != "tools.invoke":
+            return method in _LOOKING
+        # The first request of a caller who is not known yet runs alone, and makes them known.
+        caller = self._service.recall(sender.digest)
+        tool, version, given = (parameters.get(name) for name in ("tool_id", "tool_version", "parameters"))
+        if caller is None or not isinstance(tool, str) or not isinstance(version, str | None):
+            return False
+        if not isinstance(given, dict | None):
+            return False
+        arguments = cast("Json", given or {})
+        return await self._service.calls.may_overlap(tool, arguments, version, caller)
 
     async def _one(self, sent: Any, sender: _Handler) -> bytes | None:
         """The answer to one request; None to a notification."""

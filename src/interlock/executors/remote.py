@@ -65,6 +65,7 @@ class RemoteExecutor:
             invocation_id=call.id,
             caller=caller,
             deadline=requested.deadline,
+            own_deadline=requested.own_deadline,
             monotonic=self._clock.monotonic,
             traceparent=unrecorded(call.trace_id, self._clock.random_bytes(8))
             if call.more.span is None

@@ -19,6 +19,7 @@ from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
+from interlock.core.turns import Turns
 from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import Catalog
 
@@ -50,6 +51,35 @@ class _Member:
         return self.request.id
 
 
+async def may_overlap(gateway: Gateway, catalog: Catalog, request: Request) -> bool:
+    """Whether this call, with this input, may overlap others. A call whose tool is not found runs alone."""
+    try:
+        capability = None if request.caller is None else request.caller.capability
+        version = catalog.resolve(request.tool, request.version, capability)
+        if not version.at_hand:
+            await DEFINITIONS.run(version.compile)
+        tool = version.prepared
+        manifest = tool.contract.manifest
+        if tool.contract.mutation.mutation_class == "write_irreversible":
+            return False
+        # INVARIANT: a write and a call that reaches outside run alone unless their tool declares isolation.
+        if (tool.writes or manifest.external_io) and not manifest.isolated_calls:
+            return False
+        decide = tool.handler("concurrent")
+        if decide is None:
+            return manifest.concurrency_safe
+        # The tool decides by input, so the input is checked before it is asked.
+        if await gateway.check(request) is not None:
+            return False
+        said = decide(**request.arguments)
+        # INVARIANT: only True means yes, because most values of other types would count as true.
+        return (await said if inspect.isawaitable(said) else said) is True
+    except asyncio.CancelledError:
+        raise
+    except BaseException:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
+        return False
+
+
 class Batch:
     """Runs one batch."""
 
@@ -58,7 +88,7 @@ class Batch:
         self._catalog = catalog
         self._policy = policy
         self._members: list[_Member] = []
-        self._active: set[asyncio.Task[Result]] = set()
+        self._turns = Turns()
         self._interrupted = False
 
     async def run(self, requests: Sequence[Request], interrupt: asyncio.Event | None = None) -> list[Result]:
@@ -73,8 +103,8 @@ class Batch:
             for member in self._members:
                 if member.task is not None and member.result is None:
                     self._gateway.cancellation.stop(member.id, "canceled")
-            if self._active:
-                await asyncio.wait(self._active)
+            if self._turns.active:
+                await asyncio.wait(self._turns.active)
             raise
         finally:
             if watch is not None:
@@ -83,18 +113,17 @@ class Batch:
 
     async def _run_all(self) -> None:
         for member in self._members:
-            alone = not await self._safe(member.request)
-            while alone and self._active:
-                await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
+            alone = not await may_overlap(self._gateway, self._catalog, member.request)
+            if alone:
+                await self._turns.clear()
             why = self._doomed(member)
             if why is not None:
                 member.result = await self._gateway.decline(member.request, why)
                 continue
             self._start(member)
-            while alone and member.result is None:
-                await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
-        while self._active:
-            await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
+            if alone:
+                await self._turns.clear()
+        await self._turns.clear()
 
     async def _watch(self, interrupt: asyncio.Event) -> None:
         await interrupt.wait()
@@ -108,45 +137,14 @@ class Batch:
                 if member.task is not None and member.result is None:
                     self._gateway.cancellation.stop(member.id, "canceled")
 
-    async def _safe(self, request: Request) -> bool:
-        """Whether this call, with this input, may overlap others. A call whose tool is not found runs alone."""
-        try:
-            capability = None if request.caller is None else request.caller.capability
-            version = self._catalog.resolve(request.tool, request.version, capability)
-            if not version.at_hand:
-                await DEFINITIONS.run(version.compile)
-            tool = version.prepared
-            manifest = tool.contract.manifest
-            if tool.contract.mutation.mutation_class == "write_irreversible":
-                return False
-            # INVARIANT: a write and a call that reaches outside run alone unless their tool declares isolation.
-            if (tool.writes or manifest.external_io) and not manifest.isolated_calls:
-                return False
-            decide = tool.handler("concurrent")
-            if decide is None:
-                return manifest.concurrency_safe
-            # The tool decides by input, so the input is checked before it is asked.
-            if await self._gateway.check(request) is not None:
-                return False
-            said = decide(**request.arguments)
-            # INVARIANT: only True means yes, because most values of other types would count as true.
-            return (await said if inspect.isawaitable(said) else said) is True
-        except asyncio.CancelledError:
-            raise
-        except BaseException:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
-            return False
-
     def _start(self, member: _Member) -> None:
-        task = asyncio.get_running_loop().create_task(self._gateway.invoke(member.request))
-        member.task = task
         for other in self._members:
-            if other.task in self._active:
+            if other.task in self._turns.active:
                 other.overlapped = member.overlapped = True
-        self._active.add(task)
+        member.task = task = self._turns.start(self._gateway.invoke(member.request))
         task.add_done_callback(lambda done: self._ended(member, done))
 
     def _ended(self, member: _Member, task: asyncio.Task[Result]) -> None:
-        self._active.discard(task)
         result = self._lost(member) if task.cancelled() else task.result()
         member.result = result
         if not result.ok and not result.pending and self._policy.sibling_failure != "ignore":

@@ -75,8 +75,7 @@ class Execution:
             return ran
         except Failure as failure:
             if call.launched and not call.more.borrowed:
-                promised = call.started + tool.contract.timeout.default_s
-                entry.done(failure, own_deadline=call.deadline < promised)
+                entry.done(failure, own_deadline=call.own_deadline)
             raise
         finally:
             entry.abandoned()  # unless it said something about the service

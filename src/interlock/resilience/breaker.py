@@ -47,6 +47,7 @@ _WHOLE = 1.0 - 1e-9
 _AGAINST = frozenset(
     {"E3001", "E3002", "E3402", "E3502", "E3503", "E3851", "E3853", "E3856", "E3901", "E3907"}
 )  # fmt: skip
+_TIMEOUTS = frozenset({"E3002", "E3402", "E3503", "E3853"})
 # Codes that show that the service returned a result, even though it was rejected.
 _RESULTS = frozenset({"E3303", "E3416", "E3417"})
 
@@ -54,12 +55,18 @@ _RESULTS = frozenset({"E3303", "E3416", "E3417"})
 def counts(failure: Failure, *, own_deadline: bool) -> bool:
     """Whether a failure counts against the service: it was unreachable, or exceeded the time its contract allows.
 
-    A caller that allows less time than the contract does (`own_deadline`), sends invalid input, lacks a permission or
-    disconnects could open the breaker for everybody else, so none of that counts. Neither does "not now" (E3504), which
-    suspends the service for as long as it asks; a tool that crashed (E3404), which is a fault on our side; or the
-    breaker's own refusal.
+    A caller that sends invalid input, lacks a permission or disconnects could open the breaker for everybody else, so
+    none of that counts, nor does a timeout if the caller allows less time than the contract (`own_deadline`). Neither
+    does "not now" (E3504), which suspends the service for as long as it asks; a tool that crashed (E3404), which is a
+    fault on our side; or the breaker's own refusal.
     """
-    return failure.code in _AGAINST and not own_deadline
+    return failure.code in _AGAINST and not (own_deadline and _timed_out(failure))
+
+
+def _timed_out(failure: Failure) -> bool:
+    """Whether time is a reason of a failure; of several endpoints, whether it is for one of them."""
+    endpoints = (failure.details or {}).get("endpoints", ())
+    return failure.code in _TIMEOUTS or any(one["error_code"] in _TIMEOUTS for one in endpoints)
 
 
 def answered(failure: Failure) -> bool:

@@ -9,6 +9,7 @@ Where a contract permits a stale answer, the last good one may be returned. It i
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -119,24 +120,28 @@ class Endpoints:
         config: CircuitBreakerConfig,
         *,
         safe: bool,
-        own_deadline: Callable[[], bool] = lambda: False,
+        own_deadline: bool = False,
+        expired: Callable[[], bool] = lambda: False,
         key: str | None = None,
         stale_s: float | None = None,
     ) -> Answer:
         """Send a request to the first endpoint that accepts it; E3502 with the error of each if none does.
 
-        `own_deadline` tells whether the caller's own time is up, which ends the search. `key` and `stale_s` are given
-        for reads whose contract permits an answer of up to that age.
+        `expired` tells whether the time of the request is up, which ends the search; the endpoint that did not answer
+        until then has failed, unless the caller allowed less time than the contract does (`own_deadline`). `key` and
+        `stale_s` are given for reads whose contract permits an answer of up to that age.
         """
         tried: list[tuple[str, Failure]] = []
         for name, url in self.all:
             try:
-                answer = await self._send(name, url, send, config, own_deadline)
+                answer = await self._send(name, url, send, config, own_deadline, expired)
             except Failure as failure:
                 tried.append((name, failure))
-                over = failure.code in _PASSED_OVER or counts(failure, own_deadline=own_deadline())
+                over = failure.code in _PASSED_OVER or counts(failure, own_deadline=False)
                 if not over or not (safe or unsent(failure)):
                     raise
+                if expired():
+                    break
             else:
                 if self._cache is not None and key is not None and stale_s is not None:
                     self._cache.keep(key, answer)
@@ -152,13 +157,21 @@ class Endpoints:
         url: str,
         send: Callable[[str], Awaitable[Any]],
         config: CircuitBreakerConfig,
-        own_deadline: Callable[[], bool],
+        own_deadline: bool,
+        expired: Callable[[], bool],
     ) -> Any:
         entry = self._services.enter(name, config)
         try:
             answer = await send(url)
         except Failure as failure:
-            entry.done(failure, own_deadline=own_deadline())
+            entry.done(failure, own_deadline=own_deadline)
+            raise
+        except asyncio.CancelledError:
+            # Work is cancelled at its deadline too. Only then does it tell something about the endpoint.
+            if expired():
+                entry.done(Failure("E3503"), own_deadline=own_deadline)
+            else:
+                entry.abandoned()
             raise
         except BaseException:
             entry.abandoned()

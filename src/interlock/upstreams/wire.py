@@ -59,6 +59,8 @@ Sleep = Callable[[float], Awaitable[None]]
 EXCERPT = 500
 _LOOKED_AT = EXCERPT * 8
 LONGEST_PAUSE_MS = 86_400_000
+# A timer of the event loop may go off this much early.
+_TIMER_S = 0.001
 _CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 
 
@@ -376,7 +378,7 @@ class Sender:
                 return attempt(self._urls[0])
             if self._guarded is None:
                 return self._in_turn(attempt, safe=safe)
-            return self._by_breakers(self._guarded, call, attempt, safe=safe)
+            return self._by_breakers(self._guarded, call, attempt, safe=safe, until=limit)
 
         sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
         return await (sent if self._guarded is not None else self._or_old(call, sent))
@@ -390,11 +392,21 @@ class Sender:
         self._closed = True
 
     async def _by_breakers(
-        self, endpoints: Endpoints, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]], *, safe: bool
+        self,
+        endpoints: Endpoints,
+        call: RemoteCall,
+        attempt: Callable[[str], Awaitable[Any]],
+        *,
+        safe: bool,
+        until: float,
     ) -> Any:
         key, stale_s = _cached_as(call)
+
+        def expired() -> bool:
+            return call.monotonic() >= until - _TIMER_S
+
         answer = await endpoints.ask(
-            attempt, call.breaker, safe=safe, own_deadline=lambda: call.left_s <= 0, key=key, stale_s=stale_s
+            attempt, call.breaker, safe=safe, own_deadline=call.own_deadline, expired=expired, key=key, stale_s=stale_s
         )
         return answer.value if answer.source == "live" else Aged(answer.value, answer.age_s)
 

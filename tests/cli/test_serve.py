@@ -470,7 +470,7 @@ def written(path: Path, document: Json) -> str:
     return path.name
 
 
-@pytest.mark.part_of("OPS-01", rest="a call in the background (`execution_mode` async) from the command line")
+@pytest.mark.proves("OPS-01")
 def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> None:
     (fresh.path / "echoes.py").write_text(ECHO)
     refused = fresh.ask("tools", "add", written(fresh.path / "bare.json", BARE))

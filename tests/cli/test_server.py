@@ -281,6 +281,32 @@ def test_a_call_that_waits_goes_on_when_a_person_agrees(place: Place) -> None:
     assert "demo.mail_statement@1.0.0" in out.decode()
 
 
+@pytest.mark.proves("OPS-01")
+def test_a_call_in_the_background_is_started_by_one_command_and_followed_by_another(place: Place) -> None:
+    words = ("call", "demo.balance", '{"account": "cash"}')
+    started = place.there("ann", *words, "--background")
+    assert (started.code, started.err) == (0, "")
+    call = started.out.strip()
+    followed = place.there("ann", "calls", "follow", call, "--json")
+    assert (followed.code, followed.json["invocation_id"], followed.json["state"]) == (0, call, "succeeded")
+    assert followed.json["result"] == 1000
+    shown = place.there("ann", "calls", "follow", call)
+    assert (shown.code, shown.out.split()[:1]) == (0, [call])
+    told = place.there("ann", *words, "--background", "--json").json
+    assert told["status"] == "running"
+    here = place.here("ann", "calls", "follow", call, "--json")
+    assert (here.code, here.json["state"]) == (0, "succeeded")
+    # One that waits for a person, one that fails, and what cannot be.
+    waiting = place.there("ann", *MAIL, "--key", "behind", "--background").out.strip()
+    told = place.there("ann", "calls", "follow", waiting, "--json")
+    assert (told.code, told.json["state"]) == (1, "awaiting_approval")
+    failed = place.there("ann", "call", "demo.balance", '{"account": 5}', "--background").out.strip()
+    assert place.there("ann", "calls", "follow", failed).code == 1
+    assert place.there("eve", "calls", "follow", call).code == 1
+    assert place.here("ann", *words, "--background").code == 2
+    assert place.there("ann", *words, "--background", "--wait").code == 2
+
+
 def test_a_call_that_waits_is_refused_when_a_person_says_no(place: Place) -> None:
     ticket = place.ticket("denied")
     assert place.there("bob", "approvals", "deny", ticket, "--comment", "no").code == 0

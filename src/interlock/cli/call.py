@@ -50,8 +50,11 @@ async def _call_at_server(
     arguments: Any,
     wait_s: float | None,
     timeout_s: float | None,
+    background: bool,
     **given: Any,
 ) -> int:
+    if background and wait_s is not None:
+        raise click.UsageError("--background does not wait; follow the call: interlock calls follow ID")
     name, _, spec = tool.partition("@")
     said: Json = {
         "tool_id": name,
@@ -62,8 +65,13 @@ async def _call_at_server(
         "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
         "dry_run": given["dry_run"] or None,
         "task": given["task"],
+        "execution_mode": "async" if background else None,
     }
     body = {name: value for name, value in said.items() if value is not None}
+    if background:
+        told = await server.post("/v1/tools/invoke", body)
+        out.answer(told, lambda page: page.line(told["invocation_id"]))
+        return 0
     result = await send(server, "/v1/tools/invoke", body)
     if result.pending and wait_s is not None:
         result = await _wait_at_server(server, out, body, result, wait_s)
@@ -141,6 +149,9 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
     metavar="[S]",
     help="If a person must agree, wait for it, so many seconds or until it is decided, and go on.",
 )
+@click.option(
+    "--background", is_flag=True, help="Let a server (--server) go on with the call, and print its id at once."
+)
 @as_holder
 @over_home
 async def call(
@@ -150,6 +161,7 @@ async def call(
     tool: str,
     arguments: Any,
     wait_s: float | None,
+    background: bool,
     token: str | None,
     **given: Any,
 ) -> int:
@@ -163,10 +175,13 @@ async def call(
     interlock call demo.post@^1 '{"account": "cash", "cents": 250}' --key order-17
     interlock call demo.mail_statement '{"account": "cash", "to": "a@example.org"}' --key m-1 --wait
     echo '{"account": "cash"}' | interlock call demo.balance - --json
+    interlock --server URL call demo.balance '{"account": "cash"}' --background
     """
     from interlock.call.phases import Request
     from interlock.core.errors import Failure
 
+    if background:
+        raise click.UsageError("--background needs a server that goes on with the call: name it with --server")
     name, _, spec = tool.partition("@")
     try:
         caller = await acting(lock, token)

@@ -22,6 +22,8 @@ from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
     from interlock.call.phases import Reason
@@ -574,6 +576,54 @@ def _whereto(facts: dict[str, Any]) -> str:
     status = facts.get("http.response.status_code", facts.get("rpc.response.status_code", ""))
     words = f"{attempt} to {place}" if attempt and place else attempt or place or str(facts.get("upstream", ""))
     return ", ".join(str(word) for word in (words, facts.get("http.request.method", ""), status) if word)
+
+
+# follow
+
+_POLL_S = 0.5
+
+
+async def _until_ended(out: Output, status: Callable[[], Awaitable[Json]]) -> int:
+    """Ask until a call has ended or waits for a person. Exits 0 where it succeeded."""
+    import asyncio
+
+    while True:
+        told = await status()
+        state = told.get("state", told["status"])
+        if state != "running":
+            break
+        await asyncio.sleep(_POLL_S)
+    _answer_status(out, {**told, "state": state})
+    return 0 if state == "succeeded" else 1
+
+
+async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    return await _until_ended(out, lambda: server.get(f"/v1/calls/{_part(call_id)}"))
+
+
+@calls.command()
+@at_server(_follow_at_server)
+@click.argument("call_id", metavar="ID")
+@as_holder
+@over_home
+async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+    """Wait until a call has ended or waits for a person, and show how it stands.
+
+    Exits 0 when it succeeded, 1 when it did not or waits for a person.
+
+    \b
+    interlock calls follow 01JCXK2M4Q8Z…
+    interlock --server URL calls follow 01JCXK2M4Q8Z…
+    """
+    from interlock.api.service import Service
+    from interlock.cli.history import find
+
+    caller = await acting(lock, token)
+    found, service = find(lock.journal, call_id, caller), Service(lock)
+    return await _until_ended(out, lambda: service.calls.find(found.call, caller))
+
+
+# cancel
 
 
 async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:

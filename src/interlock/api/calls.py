@@ -21,7 +21,6 @@ from interlock.core.clock import Deadline, new_id
 from interlock.core.errors import Failure
 from interlock.core.record import step
 from interlock.data.bounds import LONGEST_NAME
-from interlock.gateway.batch import may_overlap
 from interlock.gateway.ownership import facts_in
 from interlock.store import ledger, records
 from interlock.telemetry.w3c import joined
@@ -109,13 +108,6 @@ class Calls:
             tool, arguments, caller, None, None, None, "", None, None, None, False, "invoke", native, None, door
         )  # fmt: skip
         return self._parts.gateway.invoke(request)
-
-    async def may_overlap(self, tool: str, arguments: Json, version: str | None, caller: Caller) -> bool:
-        """Whether a call may run beside others of its batch, as its tool declares it for this input."""
-        parts = self._parts
-        return await may_overlap(
-            parts.gateway, parts.catalog, Request(tool=tool, arguments=arguments, caller=caller, version=version)
-        )
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""

@@ -20,7 +20,7 @@ from interlock.api.registration import lift_quarantine
 from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
-from interlock.gateway.batch import Batch, BatchPolicy
+from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 from interlock.store.home import Home
 
 if TYPE_CHECKING:
@@ -186,6 +186,10 @@ class Interlock(Parts):
         those that run are cancelled or finish. Every request still gets its result.
         """
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)
+
+    async def may_overlap(self, request: Request) -> bool:
+        """Whether a call may run beside others of a batch, as its tool declares it for this input."""
+        return await may_overlap(self.gateway, self.catalog, request)
 
     def request(
         self,

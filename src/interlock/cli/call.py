@@ -1,4 +1,4 @@
-"""`interlock call`: make a call, here or on a server, and show its result."""
+"""`interlock call` makes a call, here or on a server, and shows its result; `interlock calls follow` waits for one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from interlock.cli.environment import clear_credentials
 from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.phases import Request
     from interlock.call.results import Result
     from interlock.cli.remote import Server
-    from interlock.cli.render import Page
+    from interlock.cli.render import Cell, Page
 
 Json = dict[str, Any]
 
@@ -253,3 +255,76 @@ def _answer_pending(out: Output, viewer: Viewer, result: Result, ticket: Ticket)
 def _answer_result(out: Output, result: Result) -> int:
     out.answer(result.document(), lambda page: page.result(result))
     return 0 if result.ok else 1
+
+
+# Calls in the background
+
+_POLL_S = 0.5
+
+
+def part(text: str) -> str:
+    """Quote a text as a part of a path."""
+    from interlock.cli import remote
+
+    return remote.part(text)
+
+
+def answer_status(out: Output, status: Json) -> int:
+    """The state of a call, for a caller who may not read the journal."""
+    tool = "@".join(str(status[name]) for name in ("tool_id", "version") if status.get(name))
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import Text
+
+        page.line(Text(status["invocation_id"], "bold"), f"   {tool}   {status['state']}".rstrip())
+        error: Json = status.get("error") or {}
+        code = status.get("error_code") or error.get("error_code")
+        rows: list[tuple[str, Cell]] = [
+            (name, str(status[field]))
+            for name, field in (("ticket", "approval_ticket_id"), ("took ms", "latency_ms"), ("trace", "trace_id"))
+            if status.get(field)
+        ]
+        page.facts([*rows, *([("error", str(code))] if code else [])])
+
+    out.answer(status, show)
+    return 0
+
+
+async def _until_ended(out: Output, status: Callable[[], Awaitable[Json]]) -> int:
+    """Ask until a call has ended or waits for a person. Exits 0 where it succeeded."""
+    import asyncio
+
+    while True:
+        told = await status()
+        state = told.get("state", told["status"])
+        if state != "running":
+            break
+        await asyncio.sleep(_POLL_S)
+    answer_status(out, {**told, "state": state})
+    return 0 if state == "succeeded" else 1
+
+
+async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int:
+    return await _until_ended(out, lambda: server.get(f"/v1/calls/{part(call_id)}"))
+
+
+@click.command()
+@at_server(_follow_at_server)
+@click.argument("call_id", metavar="ID")
+@as_holder
+@over_home
+async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+    """Wait until a call has ended or waits for a person, and show how it stands.
+
+    Exits 0 when it succeeded, 1 when it did not or waits for a person.
+
+    \b
+    interlock calls follow 01JCXK2M4Q8Z…
+    interlock --server URL calls follow 01JCXK2M4Q8Z…
+    """
+    from interlock.api.service import Service
+    from interlock.cli.history import find
+
+    caller = await acting(lock, token)
+    found, service = find(lock.journal, call_id, caller), Service(lock)
+    return await _until_ended(out, lambda: service.calls.find(found.call, caller))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.call import answer, answer_from, send
+from interlock.cli.call import answer, answer_from, answer_status, follow, part, send
 from interlock.cli.command import (
     Output,
     acting,
@@ -22,8 +22,6 @@ from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
     from interlock.call.phases import Reason
@@ -232,19 +230,13 @@ async def _show_at_server(server: Server, out: Output, /, call_id: str) -> int:
 
     viewer = await Remote.of(server)
     if "audit:read" not in await server.scopes():
-        return _answer_status(out, await server.get(f"/v1/calls/{_part(call_id)}"))
+        return answer_status(out, await server.get(f"/v1/calls/{part(call_id)}"))
     entries = await _entries(server, call_id)
     if not entries:
-        await server.get(f"/v1/calls/{_part(call_id)}")  # says that there is none
+        await server.get(f"/v1/calls/{part(call_id)}")  # says that there is none
     for ticket in tickets_in(entries):
         entries += await _entries(server, ticket)
     return _answer_history(out, viewer, History(call_id, in_order(call_id, entries), {}, {}))
-
-
-def _part(text: str) -> str:
-    from interlock.cli.remote import part
-
-    return part(text)
 
 
 async def _entries(server: Server, about: str) -> list[Entry]:
@@ -258,27 +250,6 @@ async def _entries(server: Server, about: str) -> list[Entry]:
         found += [Entry(one["seq"], one["hash"], one["record"]) for one in told["records"]]
         after = told["after"]
     return found
-
-
-def _answer_status(out: Output, status: Json) -> int:
-    """The state of a call, for a caller who may not read the journal."""
-    tool = "@".join(str(status[name]) for name in ("tool_id", "version") if status.get(name))
-
-    def show(page: Page) -> None:
-        from interlock.cli.render import Text
-
-        page.line(Text(status["invocation_id"], "bold"), f"   {tool}   {status['state']}".rstrip())
-        error: Json = status.get("error") or {}
-        code = status.get("error_code") or error.get("error_code")
-        rows: list[tuple[str, Cell]] = [
-            (name, str(status[field]))
-            for name, field in (("ticket", "approval_ticket_id"), ("took ms", "latency_ms"), ("trace", "trace_id"))
-            if status.get(field)
-        ]
-        page.facts([*rows, *([("error", str(code))] if code else [])])
-
-    out.answer(status, show)
-    return 0
 
 
 @calls.command()
@@ -446,7 +417,7 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
 
 
 async def _undo_at_server(server: Server, out: Output, /, call_id: str, key: str) -> int:
-    path = f"/v1/calls/{_part(call_id)}/undo"
+    path = f"/v1/calls/{part(call_id)}/undo"
     return await answer_from(server, out, await send(server, path, {"idempotency_key": key}))
 
 
@@ -473,7 +444,7 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
 
 
 async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    return _answer_inputs(out, await server.get(f"/v1/calls/{_part(call_id)}/inputs"))
+    return _answer_inputs(out, await server.get(f"/v1/calls/{part(call_id)}/inputs"))
 
 
 @calls.command()
@@ -520,7 +491,7 @@ def _answer_inputs(out: Output, told: Json) -> int:
 async def _trace_at_server(server: Server, out: Output, /, call_id: str, url: str | None) -> int:
     if url is not None:
         raise click.UsageError("--url and --server exclude each other: both name the server to ask")
-    return _answer_trace(out, await server.get(f"/v1/calls/{_part(call_id)}/trace"))
+    return _answer_trace(out, await server.get(f"/v1/calls/{part(call_id)}/trace"))
 
 
 @calls.command()
@@ -578,56 +549,8 @@ def _whereto(facts: dict[str, Any]) -> str:
     return ", ".join(str(word) for word in (words, facts.get("http.request.method", ""), status) if word)
 
 
-# follow
-
-_POLL_S = 0.5
-
-
-async def _until_ended(out: Output, status: Callable[[], Awaitable[Json]]) -> int:
-    """Ask until a call has ended or waits for a person. Exits 0 where it succeeded."""
-    import asyncio
-
-    while True:
-        told = await status()
-        state = told.get("state", told["status"])
-        if state != "running":
-            break
-        await asyncio.sleep(_POLL_S)
-    _answer_status(out, {**told, "state": state})
-    return 0 if state == "succeeded" else 1
-
-
-async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    return await _until_ended(out, lambda: server.get(f"/v1/calls/{_part(call_id)}"))
-
-
-@calls.command()
-@at_server(_follow_at_server)
-@click.argument("call_id", metavar="ID")
-@as_holder
-@over_home
-async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
-    """Wait until a call has ended or waits for a person, and show how it stands.
-
-    Exits 0 when it succeeded, 1 when it did not or waits for a person.
-
-    \b
-    interlock calls follow 01JCXK2M4Q8Z…
-    interlock --server URL calls follow 01JCXK2M4Q8Z…
-    """
-    from interlock.api.service import Service
-    from interlock.cli.history import find
-
-    caller = await acting(lock, token)
-    found, service = find(lock.journal, call_id, caller), Service(lock)
-    return await _until_ended(out, lambda: service.calls.find(found.call, caller))
-
-
-# cancel
-
-
 async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason: Reason) -> int:
-    told = await server.ask("POST", f"/v1/calls/{_part(call_id)}/cancel", query={"reason": reason})
+    told = await server.ask("POST", f"/v1/calls/{part(call_id)}/cancel", query={"reason": reason})
     return _answer_cancel(out, told["invocation_id"], told["outcome"], reason)
 
 
@@ -677,7 +600,7 @@ def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> in
 
 async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | None) -> int:
     if ticket_id is not None:
-        found = await server.get(f"/v1/approvals/{_part(ticket_id)}")
+        found = await server.get(f"/v1/approvals/{part(ticket_id)}")
         return await answer_from(server, out, await send(server, f"/v1/tools/resume/{found['invocation_id']}", {}))
     told = await server.get("/v1/approvals", all="true")
     holder = (await Remote.of(server)).holder
@@ -714,4 +637,5 @@ def _answer_resumed(out: Output, results: list[Result]) -> int:
 
 
 calls.add_command(payload)
+calls.add_command(follow)
 calls.add_command(reconcile)

@@ -148,8 +148,8 @@ class JsonRpcDoor(Route):
             return False
         if not isinstance(given, dict | None):
             return False
-        arguments = cast("Json", given or {})
-        return await self._service.calls.may_overlap(tool, arguments, version, caller)
+        lock, arguments = self._service.lock, cast("Json", given or {})
+        return await lock.may_overlap(lock.request(tool, arguments, version=version, caller=caller))
 
     async def _one(self, sent: Any, sender: _Handler) -> bytes | None:
         """The answer to one request; None to a notification."""

@@ -101,11 +101,17 @@ class Calls:
         return await self._parts.gateway.invoke(request)
 
     def invoke_plainly(
-        self, tool: str, arguments: Json, caller: Caller, door: str, native: Mapping[str, Any] | None = None
+        self,
+        tool: str,
+        arguments: Json,
+        caller: Caller,
+        door: str,
+        native: Mapping[str, Any] | None = None,
+        trace: str | None = None,
     ) -> Coroutine[Any, Any, Result]:
-        """The same for a call of which nothing is said beside its arguments."""
+        """The same for a call of which nothing is said beside its arguments and its trace."""
         request = Request(
-            tool, arguments, caller, None, None, None, "", None, None, None, False, "invoke", native, None, door
+            tool, arguments, caller, None, None, None, "", trace, None, None, False, "invoke", native, None, door
         )  # fmt: skip
         return self._parts.gateway.invoke(request)
 

@@ -8,6 +8,7 @@ was pinned when the tool was admitted.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -50,6 +51,13 @@ class Outbound(Protocol):
 
 ALONE = Interaction()
 _IN_A_HEADER = ":/@+,;=#?"  # beside letters, digits and `_.-~`; the rest of an identity is percent-encoded
+_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_.~:/@+,;=#?-]*")
+
+
+def _quoted(identity: str) -> str:
+    if _NEEDS_NO_QUOTES.fullmatch(identity):
+        return identity  # as nearly all: quoting takes ten times as long
+    return quote(identity, safe=_IN_A_HEADER, errors="replace")
 
 
 @record
@@ -97,9 +105,9 @@ class RemoteCall:
     @property
     def identity(self) -> dict[str, str]:
         """The caller and the agent that acts for them, as headers or metadata."""
-        headers = {"x-interlock-caller": quote(self.caller.id, safe=_IN_A_HEADER, errors="replace")}
+        headers = {"x-interlock-caller": _quoted(self.caller.id)}
         if self.caller.agent is not None:
-            headers["x-interlock-agent"] = quote(self.caller.agent, safe=_IN_A_HEADER, errors="replace")
+            headers["x-interlock-agent"] = _quoted(self.caller.agent)
         return headers
 
     @property

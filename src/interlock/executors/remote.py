@@ -46,8 +46,13 @@ class RemoteExecutor:
         self._clock = clock
         self._connect = connect
 
-    async def run(self, granted: Granted, context: Context | None, caller: Caller) -> Any:
-        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more."""
+    async def run(
+        self, granted: Granted, context: Context | None, caller: Caller, late: Callable[[], Context] | None = None
+    ) -> Any:
+        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more.
+
+        `late` makes the context of a call that has none, when the upstream reports progress.
+        """
         # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
         if granted.grant is not self._grant:
             raise Failure("E3000", "a tool can only run under a grant")
@@ -78,7 +83,7 @@ class RemoteExecutor:
             else {name: lease[secret_of(name, caller)].reveal() for name in tool.credentials},
             retry=manifest.retry_policy,
             breaker=manifest.circuit_breaker_config,
-            progress=None if context is None else _reporter(context),
+            progress=None if not tool.bound.takes_context else _reporter(context, late),
             interaction=call.request.interaction or ALONE,
             objection=self._objection(caller, manifest.network_policy),
         )
@@ -95,7 +100,7 @@ class RemoteExecutor:
             mapping = connector.mapping(execution.native, remote.reported)
             if mapping is not None:
                 call.extend().mappings = (*call.more.mappings, {"schema_version": "0.2.0", **mapping})
-            if remote.provenance:
+            if any(fact is not None for fact in remote.provenance.values()):
                 call.extend().provenance = _provenance(remote.provenance)
 
     def _objection(self, caller: Caller, manifest: NetworkPolicy) -> Callable[[str, int], str | None] | None:
@@ -116,8 +121,14 @@ def _provenance(stated: Json) -> Json:
     return attached.provenance
 
 
-def _reporter(context: Context) -> Callable[[Json], None]:
+def _reporter(context: Context | None, late: Callable[[], Context] | None) -> Callable[[Json], None] | None:
+    """Return the function that passes on progress, if there is a context for it or one can be made."""
+    if context is None and late is None:
+        return None
+
     def report(facts: Json) -> None:
-        context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
+        here = context if context is not None or late is None else late()
+        if here is not None:
+            here.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
 
     return report

@@ -83,6 +83,17 @@ class Pool:
         self._closed = False
         self._sweep: asyncio.TimerHandle | None = None
 
+    def send_now(self, request: bytes, receiver: Receiver) -> Connection | None:
+        """Write a request to a connection that has just been used; None if there is none, and nothing was sent."""
+        if not self._idle:
+            return None
+        connection = self._idle[-1]
+        if not connection.usable or asyncio.get_running_loop().time() - connection.idle_since > _DOUBTFUL_S:
+            return None
+        self._idle.pop()
+        connection.ask(request, receiver)
+        return connection
+
     async def send(self, request: bytes, receiver: Receiver) -> Connection:
         """Write a request and return. Raises Unreachable if nothing was sent."""
         connection = await self._take()

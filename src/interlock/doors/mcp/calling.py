@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -91,6 +92,22 @@ class Wanted:
         return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
 
 
+class CallUnderWay:
+    """A call that was started, and may be given up on."""
+
+    __slots__ = ("_cancel", "task")
+
+    def __init__(self, task: asyncio.Task[Result], cancel: Callable[[], str]) -> None:
+        self.task = task
+        self._cancel = cancel
+
+    def give_up(self) -> None:
+        """Cancel it, on record, unless it has ended."""
+        # One that has not been begun is not known by its id yet; one that cannot be stopped goes on.
+        if not self.task.done() and self._cancel() == "finished":
+            self.task.cancel()
+
+
 class Calling:
     """Makes calls and words their answers."""
 
@@ -106,6 +123,18 @@ class Calling:
         The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
         a call that ends still has a record to write.
         """
+        call = self.begin(wanted, caller, on_progress)
+        try:
+            result = await asyncio.shield(call.task)
+        except asyncio.CancelledError:
+            call.give_up()
+            raise
+        except Failure as failure:
+            return unmade(wanted, failure)
+        return await self.answer(wanted, result)
+
+    def begin(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> CallUnderWay:
+        """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
         ask, lock = self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
         task = asyncio.ensure_future(
@@ -113,22 +142,13 @@ class Calling:
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        try:
-            result = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # One that has not been begun is not known by its id yet; one that cannot be stopped goes on.
-            if not task.done() and lock.cancel(call_id) == "finished":
-                task.cancel()
-            raise
-        except Failure as failure:
-            return unmade(wanted, failure)
-        return await self.answer(wanted, result)
+        return CallUnderWay(task, partial(lock.cancel, call_id))
 
     def call_here(self, wanted: Wanted, caller: Caller) -> Coroutine[Any, Any, Result]:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
         meta, arguments, address = wanted.meta, wanted.arguments, wanted.address
-        if wanted.trace is None and address is not None and _SAID.keys().isdisjoint(meta) and KEY not in arguments:
-            return self._service.calls.invoke_plainly(address, arguments, caller, DOOR, wanted.native)
+        if address is not None and _SAID.keys().isdisjoint(meta) and KEY not in arguments:
+            return self._service.calls.invoke_plainly(address, arguments, caller, DOOR, wanted.native, wanted.trace)
         return self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:

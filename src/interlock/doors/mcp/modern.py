@@ -13,7 +13,8 @@ other is watched, and kept alive by comments once it takes long, as the SDK does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 import orjson
@@ -29,6 +30,7 @@ from interlock.doors.mcp.calling import (
     INVALID_PARAMS,
     MISSING_CAPABILITY,
     Calling,
+    CallUnderWay,
     Fault,
     Wanted,
     fault_of,
@@ -45,6 +47,8 @@ from interlock.telemetry.w3c import joined
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 
 MODERN = "2026-07-28"
+# A call that takes longer than this is cancelled when its client goes; before, it is left to end.
+WATCH_AFTER_S = 0.02
 PING_AFTER_S = 15.0
 _VERSION = "io.modelcontextprotocol/protocolVersion"
 _CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -276,18 +280,47 @@ class McpRoute(Route):
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, fault_of(error))
 
-    def watched(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Stream:
-        """The answer to a `tools/call` that its client may give up on."""
+    async def watched(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Reply | Stream:
+        """The answer to a `tools/call` that its client may give up on.
+
+        Most calls end before anybody could: only after `WATCH_AFTER_S` is the client watched.
+        """
+        try:
+            call = self.calling.begin(wanted, caller)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request_id, error if isinstance(error, Fault) else unforeseen(error))
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: Any = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        call.task.add_done_callback(wake)
+        timer = loop.call_later(WATCH_AFTER_S, wake)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            call.give_up()
+            raise
+        finally:
+            timer.cancel()
+        if call.task.done():
+            return await self._worded(request_id, wanted, call)
 
         async def app(_: Scope, receive: Receive, send: Send) -> None:
-            await _watched(self._called_apart(request_id, wanted, caller), receive, send)
+            await _watched(call, partial(self._worded, request_id, wanted, call), receive, send)
 
         return Stream(guarded(app))
 
-    async def _called_apart(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Reply:
-        """The answer to a `tools/call`, made in a task of its own."""
+    async def _worded(self, request_id: int | str, wanted: Wanted, call: CallUnderWay) -> Reply:
+        """The answer to a call that has ended."""
         try:
-            return self._put(request_id, await self.calling.call(wanted, caller))
+            try:
+                result = call.task.result()
+            except Failure as failure:
+                return self._put(request_id, unmade(wanted, failure))
+            return self._put(request_id, await self.calling.answer(wanted, result))
         except Fault as fault:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
@@ -357,7 +390,7 @@ class _Handler:
         wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
         if tool.computes and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)
-        return route.watched(request_id, wanted, caller)
+        return await route.watched(request_id, wanted, caller)
 
     def refuse(self, error: Exception) -> Reply:
         """The response where the body could not be read."""
@@ -366,30 +399,29 @@ class _Handler:
         return refused(error)
 
 
-async def _watched(reply: Coroutine[Any, Any, Reply], receive: Receive, send: Send) -> None:
+async def _watched(call: CallUnderWay, worded: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
     """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
-    replying = asyncio.ensure_future(reply)
     gone = asyncio.ensure_future(receive())
     streaming = False
     try:
         while True:
-            await asyncio.wait({replying, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-            if replying.done() or gone.done():
+            await asyncio.wait({call.task, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if call.task.done() or gone.done():
                 break
             if not streaming:
                 streaming = True
                 await send({"type": "http.response.start", "status": 200, "headers": _SSE})
             await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-        if not replying.done():
+        if not call.task.done():
             return
-        made = replying.result()
+        made = await worded()
         if streaming:
             await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + made.body + b"\r\n\r\n"})
         else:
             await send_reply(send, made)
     finally:
         gone.cancel()
-        replying.cancel()
+        call.give_up()
 
 
 def _faulty(request_id: int | str, fault: Fault) -> Reply:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal, cast
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -106,13 +106,13 @@ class Http:
 
     # Sending
 
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Send a message. A request is written when this returns; anything else is answered."""
+    def send(self, message: Json, headers: Mapping[str, str]) -> Awaitable[None] | None:
+        """Send a message. A request is then written; anything else is answered, which has to be awaited."""
         if self.ended.done():
             raise Failure("E3502", "the connection to the upstream is closed", details={"sent": False})
         method = message.get("method")
         if method == "notifications/cancelled" and self._withdrawn(members(message.get("params")).get("requestId")):
-            return
+            return None
         number = cast("int | None", message.get("id")) if method is not None else None
         named = dict(headers)
         if "mcp-name" in named:
@@ -123,14 +123,19 @@ class Http:
         if self.session_id is not None:
             named[_SESSION] = self.session_id
         post = _Post(self, number, _encoded(message), named, opens=method == "initialize")
-        if number is not None:
-            self.posts[number] = post
-            await self.post(post)
-            return
+        if number is None:
+            return self._notify(post, begins=method == "notifications/initialized")
+        request = self._origin.head("POST", named, len(post.content)) + post.content
+        self.posts[number] = post
+        post.connection = self._pool.send_now(request, post)
+        return None if post.connection is not None else self.post(post)
+
+    async def _notify(self, post: _Post, *, begins: bool) -> None:
+        """Send a message that is no request, and wait until it is accepted: the next may depend on it."""
         await self.post(post)
         await asyncio.wait({post.over, self.ended}, timeout=NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
         post.cut()
-        if method == "notifications/initialized" and self.session_id is not None:
+        if begins and self.session_id is not None:
             self.spawn(self._listen())
 
     async def post(self, post: _Post, target: str = "") -> None:

@@ -76,7 +76,7 @@ class Pipes:
     def ended(self) -> asyncio.Future[str]:
         return self._child.ended
 
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+    def send(self, message: Json, headers: Mapping[str, str]) -> None:
         self._child.send(orjson.dumps(message))
 
     def abort(self) -> None:

@@ -59,8 +59,11 @@ class Wire(Protocol):
     @property
     def ended(self) -> asyncio.Future[str]: ...
 
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Send a message; raises Failure with details {"sent": False} if it certainly went nowhere."""
+    def send(self, message: Json, headers: Mapping[str, str]) -> Awaitable[None] | None:
+        """Send a message: at once, or when the result has been awaited.
+
+        Raises, or awaiting raises, a Failure with details {"sent": False} if it certainly went nowhere.
+        """
         ...
 
     def abort(self) -> None:

@@ -126,13 +126,14 @@ class McpUpstream:
         )  # fmt: skip
 
     async def _request(self, session: Session, call: RemoteCall, params: Json, listens: Listening | None) -> Json:
+        context = call.trace | call.identity if self._config.sends_caller else call.trace
         wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
         return await session.request(
             "tools/call",
             params,
             within_s=call.left_s,
-            meta={**self._context(call), **wants_log},
-            headers=self._headers(call),
+            meta={**context, **wants_log},
+            headers=self._headers(call, context),
             progress=call.progress,
             ask=call.interaction.ask,
             on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
@@ -155,18 +156,14 @@ class McpUpstream:
             return None
         return interaction if interaction.level in LOG_LEVELS else None
 
-    def _headers(self, call: RemoteCall) -> dict[str, str]:
+    def _headers(self, call: RemoteCall, context: dict[str, str]) -> dict[str, str]:
         if self._config.url is None:
             return {}
-        headers = self._context(call)
-        if "headers" in call.native:
-            from interlock.upstreams.mcp.http import parameter_headers
+        if "headers" not in call.native:
+            return context
+        from interlock.upstreams.mcp.http import parameter_headers
 
-            headers = parameter_headers(call.native["headers"], call.arguments) | headers
-        return headers
-
-    def _context(self, call: RemoteCall) -> dict[str, str]:
-        return call.trace | call.identity if self._config.sends_caller else call.trace
+        return parameter_headers(call.native["headers"], call.arguments) | context
 
     # Looking
 

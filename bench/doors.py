@@ -51,6 +51,7 @@ PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
 ASYNC, DEF, TRACED = "async @tool without flags", "plain def", "with a traceparent"
 CONTEXT, KEYED = "with a Context", "write with a key"
 MCP_HTTP, MCP_STDIO = "MCP upstream over HTTP", "MCP upstream over stdio"
+FASTMCP_PROXY = "FastMCP's proxy of the same server"
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
 
 OURS = (REST, WRITE, JSONRPC, MCP, GRPC, PROXIED)
@@ -275,18 +276,19 @@ def _ordinary_callers(stack: ExitStack, place: Path) -> list[Subject]:
         MCP_HTTP: ("shop-balance", _ARGUMENTS, {}),
         MCP_STDIO: ("shop-balance", _ARGUMENTS, {}),
     }
+    behind = f"http://127.0.0.1:{_peer(stack, 'sdk', core=_cores()[1]).port}/mcp"
     subjects: list[Subject] = []
     for turn, (name, (tool, arguments, headers)) in enumerate(asked.items()):
         home = place / f"ordinary-{turn}"
         if name == MCP_HTTP:
-            url = f"http://127.0.0.1:{_peer(stack, 'sdk', core=_cores()[1]).port}/mcp"
-            _add_mcp(home, "--allow-private", "shop", url)
+            _add_mcp(home, "--allow-private", "shop", behind)
         elif name == MCP_STDIO:
             _add_mcp(home, "shop", "--", sys.executable, "-m", "bench.doors_peers", "sdk_stdio")
         server = _interlock(stack, home, "--tools", str(TOOLS))
         call = {"name": tool, "arguments": arguments}
         subjects.append(Subject(name, server, [_mcp("tools/call", call, str(server.facts["token"]), **headers)]))
-    return subjects
+    proxied = _mcp("tools/call", {"name": "balance", "arguments": _ARGUMENTS}, str(subjects[0].server.facts["token"]))
+    return [*subjects, Subject(FASTMCP_PROXY, _peer(stack, "fastmcp_proxy", behind), [proxied])]
 
 
 def _add_mcp(home: Path, *arguments: str) -> None:
@@ -463,7 +465,7 @@ def _ordinary(figures: Figures) -> Table:
         rows.append((name, number(found.rate), number(found.cpu), times(found.cpu / tuned), aim, met))
     note = (
         "Every call over MCP. Each `traceparent` is another one, so that no head comes twice. The upstreams are the "
-        "low-level server of the SDK, whose own CPU is not counted."
+        "low-level server of the SDK, whose own CPU is not counted. FastMCP's proxy governs and records nothing."
     )
     columns = ("", "r/s", "CPU µs", "of the first", "aim", "")
     return Table(f"Doors: ordinary calls, {ORDINARY_LEVEL} connections", columns, rows, note)

@@ -75,6 +75,31 @@ def fastmcp(_: str) -> Any:
     return server.http_app(stateless_http=True, json_response=True)
 
 
+def fastmcp_proxy(url: str) -> Any:
+    """FastMCP's proxy of an MCP server, with one client that is connected beforehand, as its makers advise."""
+    from fastmcp import Client
+    from fastmcp.server import create_proxy
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+    from starlette.types import Receive, Scope, Send
+
+    apps: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with Client(url) as client:
+            made: Any = create_proxy(client)
+            app = made.http_app(stateless_http=True, json_response=True)
+            async with app.router.lifespan_context(app):
+                apps.append(app)
+                yield
+
+    async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+        await apps[0](scope, receive, send)
+
+    return Starlette(routes=[Mount("/", forward)], lifespan=lifespan)
+
+
 def fastapi(_: str) -> Any:
     """An echo with a model for what comes in and what goes out."""
     from fastapi import FastAPI
@@ -161,7 +186,7 @@ def grpc_echo() -> Any:
 
 
 APPS: dict[str, Callable[[str], Any]] = {
-    one.__name__: one for one in (sdk, sdk_list, fastmcp, fastapi, starlette, backend, proxy)
+    one.__name__: one for one in (sdk, sdk_list, fastmcp, fastmcp_proxy, fastapi, starlette, backend, proxy)
 }
 
 

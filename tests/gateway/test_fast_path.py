@@ -260,7 +260,7 @@ async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_p
 @pytest.mark.parametrize(
     "options",
     [
-        {"session": "s"}, {"task": "t"}, {"timeout_s": 5.0}, {"dry_run": True}, {"key": "k"},
+        {"session": "s"}, {"task": "t"}, {"timeout_s": 5.0}, {"trace_id": "mine"}, {"dry_run": True}, {"key": "k"},
         {"on_progress": print}, {"deadline": interlock.Deadline(at=1e12)},
     ],
     ids=lambda options: next(iter(options)),
@@ -272,29 +272,6 @@ async def test_a_call_with_anything_particular_about_it_goes_through_the_phases(
     result = await lock.call("line.divide", {"a": 3, "b": 2}, **options)
     assert result.ok
     assert (seen.left, seen.whole) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "trace_id"),
-    [
-        ("mine", "mine"),
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "0af7651916cd43dd8448eb211c80319c"),
-        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 v=1", "0af7651916cd43dd8448eb211c80319c"),
-        ("00-00000000000000000000000000000000-b7ad6b7169203331-01", None),
-        ("no id", None),
-    ],
-)
-async def test_a_read_in_a_trace_of_its_caller_goes_the_straight_line(
-    lock: Interlock, given: str, trace_id: str | None
-) -> None:
-    await lock.call("line.divide", a=3, b=2)
-    seen = watch(lock)
-    first, second = [await lock.call("line.divide", {"a": 3, "b": 2}, trace_id=given) for _ in range(2)]
-    assert (seen.left, seen.whole, seen.begun) == (0, 2, 0)
-    await lock.journal.drain()
-    for result in (first, second):
-        assert records(lock, result.invocation_id)[0]["traceId"] == result.trace_id
-        assert result.trace_id == trace_id if trace_id is not None else len(result.trace_id) == 32
 
 
 @pytest.mark.parametrize("arguments", [{"a": 3}, {"a": "3", "b": 2}, {"a": 3, "b": 2, "c": 1}, {"a": float("nan")}])

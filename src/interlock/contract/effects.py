@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from interlock.contract.manifest import Effect, Manifest, Operation, Precondition
@@ -82,12 +83,19 @@ def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]
 
 
 def _fill(template: str, arguments: Mapping[str, Any]) -> str:
-    def value(match: re.Match[str]) -> str:
-        argument = _argument(match.group(1), arguments)
+    literal, *rest = _parts(template)
+    filled = [literal]
+    for path, following in zip(rest[::2], rest[1::2], strict=True):
+        argument = arguments.get(path) if "." not in path else _argument(path, arguments)
         # An absent argument may name any resource, hence the star.
-        return "*" if argument is None else str(argument)
+        filled += ("*" if argument is None else str(argument), following)
+    return "".join(filled)
 
-    return _FIELD.sub(value, template)
+
+@lru_cache(maxsize=4096)
+def _parts(template: str) -> tuple[str, ...]:
+    """Split a template, once: a text, the name of a parameter, a text, and so on."""
+    return tuple(_FIELD.split(template))
 
 
 def _argument(path: str, arguments: Mapping[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -42,6 +43,7 @@ class FunctionExecutor:
         self._places = asyncio.Semaphore(THREADS)
         self._hung: set[Future[Any]] = set()
         self._tell_hung = hung
+        self._outcomes = _Outcomes()
 
     @property
     def hung(self) -> int:
@@ -99,9 +101,8 @@ class FunctionExecutor:
             raise
         self._unfinished[call.id] = future
         loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: self._unfinished.pop(call.id, None))
         try:
-            value = await asyncio.wrap_future(future)
+            value = await self._outcomes.of(future, loop, partial(self._unfinished.pop, call.id, None))
         finally:
             if future.done() or future.cancel():
                 self._places.release()
@@ -139,6 +140,52 @@ class FunctionExecutor:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Outcomes:
+    """Brings the outcomes of threads to the event loop: one wake-up for all that ended since the last one.
+
+    A wake-up is a system call, and makes the thread and the loop compete for the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._woken = False
+
+    def of(
+        self, future: Future[Any], loop: asyncio.AbstractEventLoop, when_done: Callable[[], Any]
+    ) -> asyncio.Future[Any]:
+        """Return what to await for the outcome of a thread. `when_done` is called in that thread."""
+        waiter: asyncio.Future[Any] = loop.create_future()
+
+        def ended(_: Future[Any]) -> None:
+            when_done()
+            self._ended.append((waiter, future))
+            # INVARIANT: the loop clears the flag before it looks, so what is appended after that wakes it again.
+            if not self._woken:
+                self._woken = True
+                try:
+                    loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:
+                    self._woken = False  # the loop is closed, and nobody waits
+
+        future.add_done_callback(ended)
+        return waiter
+
+    def _deliver(self) -> None:
+        self._woken = False
+        while self._ended:
+            waiter, future = self._ended.popleft()
+            if waiter.done():
+                continue  # the call was cut off
+            if future.cancelled():
+                waiter.cancel()
+            elif (error := future.exception()) is not None:
+                # A StopIteration would end the coroutine that awaits it, so futures refuse it.
+                stopped = isinstance(error, StopIteration)
+                waiter.set_exception(RuntimeError("the function raised StopIteration") if stopped else error)
+            else:
+                waiter.set_result(future.result())
 
 
 def _unsealed() -> Failure:

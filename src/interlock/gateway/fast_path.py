@@ -32,7 +32,6 @@ from interlock.registry.quarantine import Quarantine
 from interlock.resilience.limits import LoopWatch
 from interlock.store import records
 from interlock.store.port import Store
-from interlock.telemetry import w3c
 from interlock.telemetry.setup import Telemetry
 
 
@@ -87,7 +86,7 @@ class FastPath:
         """Return the result of a simple read, or a read that is not done yet. None: nothing has happened."""
         caller, given = request.caller, request.arguments
         if (
-            request.key is not None or request.dry_run or request.id is not None
+            request.key is not None or request.trace_id is not None or request.dry_run or request.id is not None
             or request.deadline is not None or request.timeout_s is not None or request.session
             or request.on_progress is not None or request.task is not None or request.parent is not None
             or request.hidden or request.operation != "invoke" or caller is None or not isinstance(given, dict)
@@ -121,9 +120,6 @@ class FastPath:
             read.model_input, read.own = taken
             read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
-            if request.trace_id is not None:
-                trace_id, read.above = w3c.position_in(request.trace_id)
-                read.trace_id = trace_id or read.trace_id
             odd = self._loops.seen(caller, tool.ref, input_hash, now)
             if odd is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=odd)

@@ -22,6 +22,7 @@ import orjson
 from interlock.api.service import Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
+from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
@@ -48,7 +49,7 @@ Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 
 MODERN = "2026-07-28"
 # A call that takes longer than this is cancelled when its client goes; before, it is left to end.
-WATCH_AFTER_S = 0.02
+WATCH_AFTER_S = 0.1
 PING_AFTER_S = 15.0
 _VERSION = "io.modelcontextprotocol/protocolVersion"
 _CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -268,19 +269,27 @@ class McpRoute(Route):
                 result = await self.calling.call_here(wanted, caller)
             except Failure as failure:
                 return self._put(request_id, unmade(wanted, failure))
-            # Another version may have come since the form was looked up; `answer` looks again.
-            if result.plain and not form.native and result.tool == tool.ref:
-                template = self._templates.known(tool.ref)
-                if template is None:
-                    template = self._templates.of(tool.ref, lambda one: self._told(REQUEST, own(one, form)))
-                return Reply(200, template.fill(result, request_id))
-            return self._put(request_id, await self.calling.answer(wanted, result))
+            return self._from_template(request_id, result, tool, form) or self._put(
+                request_id, await self.calling.answer(wanted, result)
+            )
         except Fault as fault:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, fault_of(error))
 
-    async def watched(self, request_id: int | str, wanted: Wanted, caller: Caller) -> Reply | Stream:
+    def _from_template(self, request_id: int | str, result: Result, tool: Prepared, form: Form) -> Reply | None:
+        """The answer to a call that simply succeeded, from the template of its tool; None for any other."""
+        # Another version may have come since the form was looked up; `answer` looks again.
+        if not result.plain or form.native or result.tool != tool.ref:
+            return None
+        template = self._templates.known(tool.ref)
+        if template is None:
+            template = self._templates.of(tool.ref, lambda one: self._told(REQUEST, own(one, form)))
+        return Reply(200, template.fill(result, request_id))
+
+    async def watched(
+        self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form
+    ) -> Reply | Stream:
         """The answer to a `tools/call` that its client may give up on.
 
         Most calls end before anybody could: only after `WATCH_AFTER_S` is the client watched.
@@ -295,21 +304,25 @@ class McpRoute(Route):
             call.give_up()
             raise
         if ended:
-            return await self._worded(request_id, wanted, call)
+            return await self._worded(request_id, wanted, call, tool, form)
 
         async def app(_: Scope, receive: Receive, send: Send) -> None:
-            await _watched(call, partial(self._worded, request_id, wanted, call), receive, send)
+            await _watched(call, partial(self._worded, request_id, wanted, call, tool, form), receive, send)
 
         return Stream(guarded(app))
 
-    async def _worded(self, request_id: int | str, wanted: Wanted, call: CallUnderWay) -> Reply:
+    async def _worded(
+        self, request_id: int | str, wanted: Wanted, call: CallUnderWay, tool: Prepared, form: Form
+    ) -> Reply:
         """The answer to a call that has ended."""
         try:
             try:
                 result = call.task.result()
             except Failure as failure:
                 return self._put(request_id, unmade(wanted, failure))
-            return self._put(request_id, await self.calling.answer(wanted, result))
+            return self._from_template(request_id, result, tool, form) or self._put(
+                request_id, await self.calling.answer(wanted, result)
+            )
         except Fault as fault:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
@@ -379,7 +392,7 @@ class _Handler:
         wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
         if tool.computes and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)
-        return await route.watched(request_id, wanted, caller)
+        return await route.watched(request_id, wanted, caller, tool, form)
 
     def refuse(self, error: Exception) -> Reply:
         """The response where the body could not be read."""

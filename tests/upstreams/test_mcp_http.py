@@ -50,6 +50,7 @@ class Raw:
         self.got: list[Got] = []
         self.reply: Reply = lambda _, request: plain(message(request["id"]))
         self.get: Callable[[Got], bytes] = lambda _: plain(b"", "405 Not Allowed")
+        self.accepted = plain(b"", "202 Accepted")
         self.connections = 0
         self.port = 0
         self.writers: set[asyncio.StreamWriter] = set()
@@ -94,7 +95,7 @@ class Raw:
             case "tools/call":
                 return self.reply(got, request)
             case _:
-                return plain(b"", "202 Accepted")
+                return self.accepted
 
 
 @asynccontextmanager
@@ -344,6 +345,13 @@ async def test_a_redirect_is_followed_on_the_same_origin_only(status: str, place
         assert failure.code == "E3502"
         assert "secret" not in failure.message
         assert len(server.calls) == 1
+
+
+async def test_a_body_that_nobody_asked_for_is_not_read_to_its_end() -> None:
+    async with raw() as (server, one):
+        server.accepted = plain(b"x" * 1_000_000, media="text/plain")[:-1]  # its end does not come
+        async with asyncio.timeout(10):
+            assert text(await ask(one, "echo")) == "good"
 
 
 async def test_a_redirect_without_an_end_fails_its_call() -> None:

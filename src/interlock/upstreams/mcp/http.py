@@ -278,6 +278,7 @@ class _Stream:
         if not self._reads or self._complete:
             self._ignored += len(data)
             if self._ignored > _MOST_IGNORED:
+                self.cut()
                 self._finish(good=False)
             return False
         try:

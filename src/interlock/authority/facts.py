@@ -71,6 +71,8 @@ _LOOKS_LIKE_URL = re.compile(
 )
 _HAS_SCHEME = re.compile(r"[\x00-\x20]*[a-z]", re.IGNORECASE)
 _LOOKS_LIKE_PATH = re.compile(r"/|\.{1,2}(?:/|\Z)|~[^/\s]*(?:/|\Z)|file:|.*/\.\.(?:/|\Z)", re.IGNORECASE | re.DOTALL)
+# Every text that looks like a URL or a path has one of these.
+_MAY_LOOK = re.compile(r"[/\\:~.]")
 _BRACKETED = re.compile(r"\[([0-9a-fA-F:.]+)\]")
 _LARGEST = Decimal("922337203685477.5807")
 
@@ -171,6 +173,8 @@ class _Seen:
             raise Failure("E3206", f"argument `{where}` is nested too deeply for policy to look at")
         kinds = place.kinds | given if given else place.kinds
         if isinstance(value, str):
+            if not (kinds or place.negated or compared.readings or _MAY_LOOK.search(value)):
+                return value  # nothing says that it is more than a text, and it does not look like more
             return self._text(value, kinds, place.negated, where, compared.readings)
         if isinstance(value, list | tuple):
             items = cast("list[Any]", value)

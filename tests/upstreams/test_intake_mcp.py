@@ -333,7 +333,7 @@ async def _code_of(one: McpUpstream, name: str) -> str:
 
 
 ODD = {
-    "redirect": "E3502", "wrong id": "E3503", "no id": "E3502", "page": "E3502", "long header": "E3502",
+    "redirect": "E3502", "wrong id": "E3502", "no id": "E3502", "page": "E3502", "long header": "E3502",
     "many headers": "E3502", "silence": "E3503", "new sessions": "",
 }  # fmt: skip
 

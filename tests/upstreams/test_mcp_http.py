@@ -214,16 +214,16 @@ async def test_what_is_no_answer_fails_its_call_alone(answer: Callable[[bytes], 
         assert text(await ask(one, "echo", {"text": "next"})) == "next"
 
 
-async def test_an_answer_that_states_another_id_answers_the_request_that_was_posted() -> None:
+async def test_an_answer_with_the_id_of_another_request_answers_neither() -> None:
     async with raw() as (server, one):
-
-        def reply(_: Got, request: Json) -> bytes:
-            said = request["params"]["arguments"]["text"]
-            return plain(message(request["id"] + (1 if said == "first" else -1), said))
-
-        server.reply = reply
-        values = await asyncio.gather(ask(one, "echo", {"text": "first"}), ask(one, "echo", {"text": "other"}))
-        assert [text(value) for value in values] == ["first", "other"]
+        server.reply = lambda _, request: plain(
+            message(request["id"] + (1 if request["params"]["arguments"]["text"] == "first" else 0), "answer")
+        )
+        other, failure = await asyncio.gather(
+            ask(one, "echo", {"text": "other"}), failure_of(one, "echo", {"text": "first"}, attempts=1)
+        )
+        assert text(other) == "answer"
+        assert (failure.code, (failure.details or {})["sent"]) == ("E3502", True)
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

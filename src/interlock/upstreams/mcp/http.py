@@ -3,7 +3,7 @@
 Nothing waits in a task of its own for an answer: the connection hands what arrives to the message's `_Post`, and that
 to the session. `send` returns once a request is written, so a failure before that is known to have reached nobody.
 
-    answer          belongs to the request whose POST it answers, whatever id it states
+    answer          belongs to the request whose POST it answers, and has its id; any other fails the request
     broken stream   is resumed by GET with the id of its last event, if its events have ids; nothing is posted twice
     cancellation    closes the stream of the request in the modern era; before it, the server is sent the message
     redirects       are followed by 307 and 308 on the same origin only
@@ -400,8 +400,11 @@ class _Post(_Stream):
         if "method" in fields:
             session.hear(fields)
             return False
-        # INVARIANT: what answers a POST answers its request, and no other.
+        # INVARIANT: what answers a POST answers its request by its id, and no other. An error may have none.
         waits, number = not self._complete, self.number
+        if fields.get("id") != number and not ("error" in fields and fields.get("id") is None):
+            words = "the upstream's answer has the id of another request"
+            fields = {"error": {"code": _INVALID_REQUEST, "message": words}}
         self.forget()
         if number is not None and waits and session.hear({**fields, "id": number}):
             self._http.meter.allowance.give(_EVENT + self.events.charged)
@@ -551,7 +554,7 @@ class _Post(_Stream):
 
     def broke(self, why: Trouble) -> None:
         self.connection = None
-        if why == "flooded":
+        if why == "flooded" and self.status:
             self.fail(self._http.meter.intake.flooded())
             self._http.abort()
         elif self._reads and why == "broke off":
@@ -560,7 +563,11 @@ class _Post(_Stream):
             self.fail(Failure("E3502", f"the connection to the upstream {_BROKE[why]}", details={"sent": True}))
 
 
-_BROKE = {"broke off": "broke off before it had answered", "unreadable": "carried something that is not HTTP"}
+_BROKE = {
+    "broke off": "broke off before it had answered",
+    "flooded": "carried a head over the limits",
+    "unreadable": "carried something that is not HTTP",
+}
 
 
 def _failure(

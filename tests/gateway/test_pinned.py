@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
+from interlock.cli.doctor import _check_tools  # pyright: ignore[reportPrivateUsage]
 from interlock.contract.contract import contract_of
 from interlock.contract.declare import implementation_digest
+from interlock.data.schema import Json
 from interlock.registry.source import load
+from interlock.store.home import Home
 from tests.support.calls import admit
 
 SOURCE = """
@@ -121,6 +125,60 @@ async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Pa
     _forget(place)
     async with Interlock.open(home, housekeeping=False) as lock:
         assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+
+
+_MANIFEST: Json = {
+    "tool_id": "say", "namespace": "pinned", "version": "1.0.0", "name": "Say", "provider": "local",
+    "description": "Say what the helper says.", "protocol": "native", "mutation_class": "read_only",
+    "parameters": {"type": "object", "properties": {}}, "result_schema": {"type": "string"},
+    "required_permissions": [], "idempotency": {}, "observability": {}, "timeout_class": "long_running",
+    "restart_safe": True, "sandbox": {}, "execution": {"target": "listed_tool.py:say"},
+}  # fmt: skip
+# The files of a place, where the tool is, and those whose statements are executed when it is loaded.
+_LOADED: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
+    **{
+        which: (files, target, tuple(name for name in files if name != "lazy_helper.py"))
+        for which, (files, target, _) in _PLACES.items()
+    },
+    "a manifest": (
+        {"listed.json": json.dumps(_MANIFEST), "listed_tool.py": "def say(): return 'as admitted'"},
+        "listed.json", ("listed_tool.py",),
+    ),
+    "a package above that it does not import": (
+        {"above/__init__.py": "import above.other", "above/other.py": "",
+         "above/tools.py": _TOOL.format(imports="def word(): return 'as admitted'", lazily="")},
+        "above.tools", ("above/__init__.py", "above/other.py", "above/tools.py"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", _LOADED)
+async def test_no_statement_of_an_edited_file_is_executed_here(
+    home: Path, place: Path, tmp_path: Path, which: str
+) -> None:
+    files, target, edited = _LOADED[which]
+    ran = tmp_path / "ran"
+    for name, text in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        (added,) = await lock.add_from(str(place / target) if (place / target).is_file() else target)
+        assert added.admitted, added.verdict
+    for name in edited:
+        _forget(place)
+        (place / name).write_text(f"{files[name]}\nopen({str(ran)!r}, 'w').close()\n")
+        async with Interlock.open(home, housekeeping=False) as lock:
+            error = (await lock.call("pinned.say")).error
+            assert error is not None
+            assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True)
+        (found,) = [one for one in _check_tools(Home(home)) if one.status == "broken"]
+        assert found.what == "pinned.say@1.0.0 cannot be called: it has changed"
+        assert not ran.exists(), name
+        (place / name).write_text(files[name])
+    _forget(place)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+    assert [one.status for one in _check_tools(Home(home))] == ["good"]
 
 
 async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(home: Path, place: Path) -> None:

@@ -10,7 +10,7 @@ from interlock.api.scratch import Open, scratch_home, try_in
 from interlock.core.errors import Failure
 from interlock.registry import admission
 from interlock.registry.catalog import contract_digest
-from interlock.registry.source import load
+from interlock.registry.source import load, source_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -61,7 +61,9 @@ class Admissions:
         if not verdict.admitted:
             return Admission(ref, verdict, False, trial)
         assert evidence is not None
-        new = await parts.journal.commit(admission.publish(manifest, digest, origin, evidence, by.acting))
+        source = source_of(manifest, origin, parts.home.manifests)
+        unit = admission.publish(manifest, digest, origin, evidence, by.acting, source)
+        new = await parts.journal.commit(unit)
         if new:
             parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
         parts.catalog.forget()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
     from interlock.contract.contract import Contract
     from interlock.store.home import Home
+    from interlock.store.inspection import Origin
     from interlock.store.last_head import SignedHead
     from interlock.store.port import Reader
 
@@ -423,16 +424,20 @@ def _check_tools(home: Home) -> Iterator[Finding]:
         if reader is None:
             return
         rows = origins(reader)
+        changed = [_text_changed(home, reader, row) for row in rows]
     found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
     good = 0
-    for address, version, origin, digest in rows:
-        if origin not in found:
-            try:
-                tools = reload(origin, home.manifests)
-                found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in tools}
-            except Failure as failure:
-                found[origin] = failure
-        there = found[origin]
+    for (address, version, origin, digest), another in zip(rows, changed, strict=True):
+        if another:
+            there = Failure("E3103", "it has changed")  # and is not loaded: that would execute it
+        else:
+            if origin not in found:
+                try:
+                    tools = reload(origin, home.manifests)
+                    found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in tools}
+                except Failure as failure:
+                    found[origin] = failure
+            there = found[origin]
         tool = None if isinstance(there, Failure) else there.get(f"{address}@{version}")
         if tool is not None and contract_digest(tool) == digest:
             good += 1
@@ -443,6 +448,15 @@ def _check_tools(home: Home) -> Iterator[Finding]:
         yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
     if good or not rows:
         yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
+
+
+def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
+    """Whether loading an isolated tool would execute another text than when it was admitted."""
+    from interlock.registry.catalog import source_changed
+    from interlock.store.tools import manifest
+
+    text = manifest(reader, row.address, row.version, row.digest)
+    return text is not None and source_changed(reader, row.digest, text, row.origin, home.manifests)
 
 
 def _check_latency(home: Home) -> Iterator[Finding]:

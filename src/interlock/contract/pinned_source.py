@@ -54,6 +54,20 @@ def pin(function: Callable[..., Any]) -> Pinned | None:
     return Pinned(text=text, package=package, modules=_beside(file, text, package))
 
 
+def source_digest(file: Path, package: str = "") -> str | None:
+    """SHA-256 over the text that loading a module executes: its own, its packages' and that of the modules beside it.
+
+    Everything is read from the disk and nothing is imported, so that code can be compared before it runs. None if the
+    file cannot be read.
+    """
+    try:
+        text = file.read_text()
+    except (OSError, ValueError):
+        return None
+    imports = f"{text}\nimport {package}\n" if package else text
+    return Pinned(text=text, modules=_beside(file, imports, package, on_disk=True)).digest
+
+
 def _package_of(function: Callable[..., Any]) -> str:
     name = function.__module__
     if name.startswith(LOADED):
@@ -61,8 +75,11 @@ def _package_of(function: Callable[..., Any]) -> str:
     return getattr(sys.modules.get(name), "__package__", None) or ""
 
 
-def _beside(file: Path, text: str, package: str) -> dict[str, tuple[str, bool]]:
-    """Read the modules beside a file that its text imports, and those that they import in turn."""
+def _beside(file: Path, text: str, package: str, *, on_disk: bool = False) -> dict[str, tuple[str, bool]]:
+    """Read the modules beside a file that its text imports, and those that they import in turn.
+
+    A module of the same name that was loaded from elsewhere is not one of them, unless `on_disk` is set.
+    """
     top = package.partition(".")[0]
     base = file.parents[len(package.split("."))] if package else file.parent
     if top == "interlock" or (not package and base in _installed()):
@@ -71,7 +88,7 @@ def _beside(file: Path, text: str, package: str) -> dict[str, tuple[str, bool]]:
     waiting = [(text, package)]
     while waiting:
         for name in _imported(*waiting.pop()):
-            one = None if name in modules or (top and name.partition(".")[0] != top) else _read(base, name)
+            one = None if name in modules or (top and name.partition(".")[0] != top) else _read(base, name, on_disk)
             if one is not None:
                 modules[name] = one
                 waiting.append((one[0], name if one[1] else name.rpartition(".")[0]))
@@ -105,12 +122,12 @@ def _parsed(text: str) -> ast.AST:
         return ast.Module([], [])  # importing it will report the fault
 
 
-def _read(base: Path, name: str) -> tuple[str, bool] | None:
+def _read(base: Path, name: str, on_disk: bool) -> tuple[str, bool] | None:
     """Read the text of a module below a directory, and whether it is a package; None for those from elsewhere."""
     top = name.partition(".")[0]
     if top == "interlock" or top in sys.stdlib_module_names:
         return None
-    place, loaded = base.joinpath(*name.split(".")), sys.modules.get(name)
+    place, loaded = base.joinpath(*name.split(".")), None if on_disk else sys.modules.get(name)
     origin = getattr(loaded, "__file__", None)
     for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
         if file.is_file() and (origin is None or Path(origin).resolve() == file.resolve()):

@@ -22,7 +22,7 @@ from interlock.core.errors import Failure
 from interlock.data.explain import authoring_faults
 from interlock.data.schema import compile_validator, properties_of, resolve_ref
 from interlock.data.subschemas import Places
-from interlock.registry.catalog import Version, bump_epoch
+from interlock.registry.catalog import Version, bump_epoch, remember_source
 from interlock.registry.compat import Surface, classify, require_bump
 from interlock.store import records, tools
 from interlock.store.port import Reader, Transaction, Unit
@@ -215,8 +215,13 @@ def _evidence_faults(digest: str, evidence: Evidence | None) -> list[str]:
     return [] if evidence.passed else [f"contract tests failed: {evidence.report}"]
 
 
-def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by: str) -> Unit[bool]:
-    """Unit that makes an admitted version available. False if exactly this content is already there."""
+def publish(
+    manifest: Manifest, digest: str, origin: str, evidence: Evidence, by: str, source: str | None = None
+) -> Unit[bool]:
+    """Unit that makes an admitted version available. False if exactly this content is already there.
+
+    `source`: the digest of the text that is executed when the tool is loaded.
+    """
     contract: Contract = contract_of(manifest)
     document = orjson.dumps(manifest.document()).decode()
     profile = permission_profile(contract).document()
@@ -236,6 +241,8 @@ def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by
         for alias in manifest.aliases:
             tools.insert_alias(transaction, f"{manifest.namespace}.{alias}", str(contract.id))
         record_evidence(transaction, evidence)
+        if source is not None:
+            remember_source(transaction, digest, source)
         bump_epoch(transaction)
         body = records.plain(
             "registry", contract.ref, transaction.now_ms, event="tool.declared", tool=contract.ref, digest=digest,

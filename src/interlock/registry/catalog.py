@@ -25,7 +25,7 @@ from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.registry.source import reload
+from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
 
@@ -422,21 +422,44 @@ class Catalog:
         tool = self._attached.get((row.address, row.version)) or self._loaded(row)
         # INVARIANT: the code that runs is exactly what was admitted.
         if contract_digest(tool) != row.digest:
-            raise Failure(
-                "E3103",
-                f"{row.address}@{row.version} has changed since it was admitted; publish the change as a new version",
-            )
+            raise _changed(row)
         return tool
 
     def _loaded(self, row: Row) -> Tool[..., Any]:
         if row.origin.startswith("upstream:"):
             return from_upstream(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
+            # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded.
+            if source_changed(self._journal.reader, row.digest, row.manifest, row.origin, self._manifests):
+                raise _changed(row)
             self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin, self._manifests)}
         tool = self._origins[row.origin].get(f"{row.address}@{row.version}")
         if tool is None:
             raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")
         return tool
+
+
+# A fact for each content of an isolated tool: the digest of the text that loading it executes.
+_SOURCE = "source:"
+
+
+def remember_source(transaction: Transaction, digest: str, source: str) -> None:
+    """Store the digest of the text that is executed when a tool of this content is loaded."""
+    facts.put(transaction, f"{_SOURCE}{digest}", source)
+
+
+def source_changed(reader: Reader, digest: str, manifest: str, origin: str, manifests: Path) -> bool:
+    """Whether loading a tool would execute another text than when it was admitted. Nothing is executed to find out.
+
+    False where nothing was stored: the tool is not isolated, or its text is not in a file.
+    """
+    admitted = facts.get(reader, f"{_SOURCE}{digest}")
+    return admitted is not None and source_of(parse_manifest(orjson.loads(manifest)), origin, manifests) != admitted
+
+
+def _changed(row: Row) -> Failure:
+    words = f"{row.address}@{row.version} has changed since it was admitted; publish the change as a new version"
+    return Failure("E3103", words)
 
 
 def bump_epoch(transaction: Transaction) -> None:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -19,7 +20,7 @@ from interlock.contract.declare import (
     tools_in,
 )
 from interlock.contract.manifest import Execution, Manifest, Sandboxing, parse_manifest
-from interlock.contract.pinned_source import LOADED, pin
+from interlock.contract.pinned_source import LOADED, pin, source_digest
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_json, read_yaml
 from interlock.data.schema import Fault, Json
@@ -61,11 +62,49 @@ def reload(origin: str, manifests: Path) -> list[Tool[..., Any]]:
     """
     kind, _, target = origin.partition(":")
     path = Path(target)
-    if kind == "manifest" and path.parent.name == manifests.name and (manifests / path.name).is_file():
+    if kind == "manifest" and _moved(path, manifests):
         return _from_manifests(manifests / path.name)
     if kind == "library":
         raise Failure("E3108", "the tool lives in a program that is not running here; add it from a file or module")
     return load(target)[1]
+
+
+def source_of(manifest: Manifest, origin: str, manifests: Path) -> str | None:
+    """The digest of the text that loading a tool executes here; None for a tool that is not isolated.
+
+    Code that is not isolated is trusted, and may change around the functions that its tools' digests cover. None also
+    if the text is not in a file.
+    """
+    execution = manifest.execution
+    if manifest.sandbox is None or execution is None or execution.kind != "function":
+        return None
+    kind, _, where = origin.partition(":")
+    base = Path()
+    if kind == "manifest":
+        base = manifests if _moved(Path(where), manifests) else Path(where).parent
+        where = execution.target.rpartition(":")[0]
+    if kind not in ("file", "module", "manifest"):
+        return None
+    found = ((base / where).resolve(), "") if where.endswith(".py") else _located(where)
+    return None if found is None else source_digest(*found)
+
+
+def _located(name: str) -> tuple[Path, str] | None:
+    """The file of a module and the package that it is in. Nothing is imported, also no package above it."""
+    spec, places = None, None
+    for length in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:length]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin).resolve(), spec.parent or ""
+
+
+def _moved(path: Path, manifests: Path) -> bool:
+    """Whether a manifest is one of the home, which may have been moved since."""
+    return path.parent.name == manifests.name and (manifests / path.name).is_file()
 
 
 def _some(target: str, tools: list[Tool[..., Any]]) -> list[Tool[..., Any]]:

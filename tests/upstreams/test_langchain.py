@@ -208,7 +208,7 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
     async with AsyncExitStack() as stack:
         lock = await stack.enter_async_context(Interlock.open(tmp_path / "home", housekeeping=False))
         await lock.upstreams.add("plain", "langchain", {"module": MODULE}, by=lock.caller)  # what is imported first
-        await stack.enter_async_context(loop_is_free(held_s=0.3))
+        await stack.enter_async_context(loop_is_free())
         report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller)
         states = {one.name[:10]: one.state for one in report.tools}
         assert states == {"wordy": "admitted", "longer": "refused", "n" * 10: "refused", "shy": "refused"}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Admission", "Interlock"]
 
 
+# many methods: the public facade of the library; each method hands over to one module of api
 class Interlock(Parts):
     """Tools under control, over one data directory.
 

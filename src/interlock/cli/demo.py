@@ -70,6 +70,7 @@ def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
     return 1 if tour.surprises else 0
 
 
+# many methods: one method per step of the tour
 class Tour:
     """The home of the tour, and the hands that type its commands."""
 

@@ -57,6 +57,7 @@ class _Fault(Exception):  # noqa: N818 - a fault of the protocol, which is answe
         self.code = code
 
 
+# many methods: one method per method of the protocol
 class JsonRpcDoor(Route):
     """The route of one service: the methods, and how their answers are written."""
 

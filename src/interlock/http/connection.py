@@ -58,6 +58,7 @@ _VERSIONS = frozenset(("1.0", "1.1"))
 _CODING = b"transfer-encoding"
 
 
+# many methods: one state machine per connection: the calls of the transport and of the parser, over the same fields
 class Connection(asyncio.Protocol):
     """Reads requests, and answers them one after another."""
 

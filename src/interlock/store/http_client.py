@@ -176,6 +176,7 @@ class Pool:
             connection.cut()
 
 
+# many methods: one state machine per connection: the calls of the transport and of the parser, over the same fields
 class Connection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
 

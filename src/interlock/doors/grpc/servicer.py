@@ -106,6 +106,7 @@ class _Methods:
         return self._streams.get(method)
 
 
+# many methods: one method per RPC of the service
 class Servicer:
     """The methods of the gRPC service."""
 

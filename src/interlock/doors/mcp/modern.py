@@ -297,7 +297,7 @@ class McpRoute(Route):
         try:
             call = self.calling.begin(wanted, caller)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, error if isinstance(error, Fault) else unforeseen(error))
+            return _faulty(request_id, error if isinstance(error, Fault) else fault_of(error))
         try:
             ended = await _ends(call.task, WATCH_AFTER_S)
         except asyncio.CancelledError:

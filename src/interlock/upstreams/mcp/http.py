@@ -338,6 +338,7 @@ class _Stream:
         self._finish(good=False)
 
 
+# many methods: one state machine per message: its answer in each form, and each way to end it
 class _Post(_Stream):
     """A message on its way, and the reading of its answer. `number` is the id of a request."""
 

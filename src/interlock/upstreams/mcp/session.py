@@ -67,6 +67,7 @@ class _Pending:
     on_log: OnLog | None = None
 
 
+# many methods: one conversation: one method per message of the protocol, over the same fields
 class Session:
     """One conversation. Its methods may be called concurrently."""
 

@@ -289,7 +289,7 @@ def test_a_call_in_the_background_is_started_by_one_command_and_followed_by_anot
     call = started.out.strip()
     followed = place.there("ann", "calls", "follow", call, "--json")
     assert (followed.code, followed.json["invocation_id"], followed.json["state"]) == (0, call, "succeeded")
-    assert followed.json["result"] == 1000
+    assert followed.json["result"] == place.there("ann", *words, "--json").json["structured_content"]
     shown = place.there("ann", "calls", "follow", call)
     assert (shown.code, shown.out.split()[:1]) == (0, [call])
     told = place.there("ann", *words, "--background", "--json").json

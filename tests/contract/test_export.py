@@ -17,7 +17,7 @@ from interlock.contract.standard import ToolDeclaration, ToolInterface
 from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 from interlock.data.schema import Json
 from interlock.executors.egress import EgressPolicy
-from interlock.gateway.batch import Batch, BatchPolicy
+from interlock.gateway.batch import may_overlap
 from tests import sample
 from tests.gateway import isolated_tools as cell
 from tests.sample import Number
@@ -173,7 +173,7 @@ async def decided(lock: Interlock, number: int, said: Json) -> Json:
     everywhere = NetworkPolicy.model_validate({"allowed_domains": ["service.example"]})
     egress = EgressPolicy(agent=everywhere, manifest=contract.manifest.network_policy)
     return {
-        "alone": not await Batch(lock.gateway, lock.catalog, BatchPolicy())._safe(request),  # pyright: ignore[reportPrivateUsage]
+        "alone": not await may_overlap(lock.gateway, lock.catalog, request),
         "behavior": lock.policy.judge(asked).behavior,
         "network": egress.objection("service.example", 443) is None,
     }

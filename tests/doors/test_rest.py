@@ -674,7 +674,7 @@ async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -
     question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
     explained = (await world.post("/v1/policy/explain", question, "root")).json()
     assert (explained["behavior"], explained["gate"]) == ("ask", None)
-    assert explained["considered"][0].keys() == {"id", "effect", "line", "holds", "holds_when_approved"}
+    assert explained["considered"][0].keys() == {"id", "effect", "line", "text", "holds", "holds_when_approved"}
 
     nobody = '@id("nobody")\nforbid (principal, action, resource);\n'
     refused(await world.ask("PUT", "/v1/policy", json={"text": nobody}), 403, "E3206")

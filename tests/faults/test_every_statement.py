@@ -372,8 +372,8 @@ def _about(unit: Any) -> str:
     """The kind of caller that a unit is about: the first part of the key of its call."""
     cells = dict(zip(unit.__code__.co_freevars, unit.__closure__ or (), strict=True))
     key: str | None = None
-    if "claim" in cells:
-        key = cells["claim"].cell_contents.key
+    if "wanted" in cells:
+        key = cells["wanted"].cell_contents.key
     elif "call" in cells:
         key = cells["call"].cell_contents.request.key
     return (key or "").partition("-")[0]

@@ -79,7 +79,7 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
     failing = True
 
     def limited(self: Writer, batch: list[Any]) -> None:
-        if failing and any("_close_with" in getattr(one.work, "__qualname__", "") for one in batch):
+        if failing and any("SuccessWriter" in getattr(one.work, "__qualname__", "") for one in batch):
             raise sqlite3.OperationalError("database or disk is full")
         apply(self, batch)
 

@@ -321,7 +321,8 @@ async def test_a_deadline_is_the_least_of_class_maximum_timeout_and_budget_and_o
     name, stated, class_max = of
 
     async def bound(timeout_s: float | None, until: float) -> float:
-        request = slow.request(name, timeout_s=timeout_s, deadline=Deadline(at=until))
+        arguments = {"steps": 1} if name == "slow.climbs" else {}
+        request = slow.request(name, arguments, timeout_s=timeout_s, deadline=Deadline(at=until))
         call = await gateway.checked(request)
         asked_s = stated if timeout_s is None else timeout_s
         assert call.deadline == pytest.approx(min(call.started + class_max, call.started + asked_s, until))

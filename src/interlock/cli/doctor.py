@@ -453,9 +453,9 @@ def _check_tools(home: Home) -> Iterator[Finding]:
 def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
     """Whether loading an isolated tool would execute another text than when it was admitted."""
     from interlock.registry.catalog import source_changed
-    from interlock.store.tools import manifest
+    from interlock.store.inspection import admitted_manifest
 
-    text = manifest(reader, row.address, row.version, row.digest)
+    text = admitted_manifest(reader, row)
     return text is not None and source_changed(reader, row.digest, text, row.origin, home.manifests)
 
 

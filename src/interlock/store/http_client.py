@@ -52,7 +52,7 @@ class Unreachable(Exception):  # noqa: N818 - a finding about the other side
 class Receiver(Protocol):
     """Takes the answer to one request. Its methods must not raise."""
 
-    def head(self, connection: Connection, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, connection: HttpConnection, status: int, headers: Mapping[str, str]) -> None:
         """Take the status and the headers, whose names are in lower case."""
         ...
 
@@ -77,13 +77,13 @@ class Pool:
         self._port = port
         self._tls = tls
         self._name = name
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._idle: list[HttpConnection] = []
+        self._open: set[HttpConnection] = set()
         self._dialled = 0
         self._closed = False
         self._sweep: asyncio.TimerHandle | None = None
 
-    def send_now(self, request: bytes, receiver: Receiver) -> Connection | None:
+    def send_now(self, request: bytes, receiver: Receiver) -> HttpConnection | None:
         """Write a request to a connection that has just been used; None if there is none, and nothing was sent."""
         if not self._idle:
             return None
@@ -94,13 +94,13 @@ class Pool:
         connection.ask(request, receiver)
         return connection
 
-    async def send(self, request: bytes, receiver: Receiver) -> Connection:
+    async def send(self, request: bytes, receiver: Receiver) -> HttpConnection:
         """Write a request and return. Raises Unreachable if nothing was sent."""
         connection = await self._take()
         connection.ask(request, receiver)
         return connection
 
-    async def _take(self) -> Connection:
+    async def _take(self) -> HttpConnection:
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -117,13 +117,13 @@ class Pool:
             raise Unreachable
         return await self._dial()
 
-    async def _dial(self) -> Connection:
+    async def _dial(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         self._dialled += 1
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self),
+                    lambda: HttpConnection(self),
                     self._address,
                     self._port,
                     ssl=self._tls,
@@ -138,15 +138,15 @@ class Pool:
             raise Unreachable
         return connection
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: HttpConnection) -> None:
         self._open.add(connection)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: HttpConnection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection for another request, if there is room."""
         if self._closed or len(self._idle) >= MAX_IDLE:
             connection.cut()
@@ -177,7 +177,7 @@ class Pool:
 
 
 # many methods: one state machine per connection: the calls of the transport and of the parser, over the same fields
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
 
     def __init__(self, pool: Pool) -> None:

@@ -18,6 +18,7 @@ from interlock.store.expressions import member, text_contains
 from interlock.store.home import SCHEMA_HEAD, Home, no_room
 from interlock.store.port import Reader
 from interlock.store.readers import connect, is_ours
+from interlock.store.tools import manifest
 
 # Versions that can be called, or could be if they were put back.
 _IN_USE = "state NOT IN ('sunset', 'removed')"
@@ -166,6 +167,11 @@ class Origin(NamedTuple):
     version: str
     origin: str
     digest: str
+
+
+def admitted_manifest(reader: Reader, row: Origin) -> str | None:
+    """The manifest of a version as it was admitted."""
+    return manifest(reader, row.address, row.version, row.digest)
 
 
 def tool_count(reader: Reader) -> int:

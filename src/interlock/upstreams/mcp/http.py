@@ -30,7 +30,7 @@ from interlock.core.errors import Failure
 from interlock.data.bounds import exactly
 from interlock.data.schema import Json
 from interlock.store import addresses
-from interlock.store.http_client import Connection, Pool, Trouble, Unreachable
+from interlock.store.http_client import HttpConnection, Pool, Trouble, Unreachable
 from interlock.upstreams.mcp.events import Events, Meter
 from interlock.upstreams.mcp.protocol import METHOD_NOT_FOUND, MODERN, members
 from interlock.upstreams.mcp.session import Session
@@ -242,7 +242,7 @@ class _Stream:
     """The answer to a GET: a stream of events, each given to `take`, which says whether it was the last one."""
 
     def __init__(self, http: Http, take: Callable[[Any], bool]) -> None:
-        self.connection: Connection | None = None
+        self.connection: HttpConnection | None = None
         self.status = 0
         self.moved_to = ""
         self.events = Events(http.meter)
@@ -266,7 +266,7 @@ class _Stream:
             connection, self.connection = self.connection, None
             connection.cut_for(self)
 
-    def head(self, connection: Connection, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, connection: HttpConnection, status: int, headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.status = status
         media = headers.get("content-type", "").lower()
@@ -298,7 +298,7 @@ class _Stream:
         self.connection.pause()
         self._http.spawn(self._read_large(whole, self.connection))
 
-    async def _read_large(self, whole: bytes, connection: Connection) -> None:
+    async def _read_large(self, whole: bytes, connection: HttpConnection) -> None:
         try:
             self._deliver(await in_thread(self.events.read, whole))
         except Failure as failure:
@@ -413,7 +413,7 @@ class _Post(_Stream):
 
     # Reading
 
-    def head(self, connection: Connection, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, connection: HttpConnection, status: int, headers: Mapping[str, str]) -> None:
         self.connection = connection
         self.status = status
         if not _uncompressed(headers):

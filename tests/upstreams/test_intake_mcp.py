@@ -252,7 +252,15 @@ class _Hostile(BaseHTTPRequestHandler):
             self.wfile.write(gzip.compress(before + head + b'"' + b"x" * 60_000_000 + b'",' + last + after))
         else:
             note = b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}'
-            many = {"notes": b"data: " + note + b"\n\n", "comments": b":\n", "blank": b"\n", "ids": b"id: 1\n\n"}[what]
+            asked = {
+                "elicitation": b'"elicitation/create", "params": {"message": "?", "requestedSchema": {}}',
+                "sampling": b'"sampling/createMessage", "params": {"messages": [], "maxTokens": 1}',
+                "roots": b'"roots/list"',
+                "pings": b'"ping"',
+            }.get(what, b"")
+            many = {"notes": b"data: " + note + b"\n\n", "comments": b":\n", "blank": b"\n", "ids": b"id: 1\n\n"}.get(
+                what, b'data: {"jsonrpc": "2.0", "id": 7, "method": ' + asked + b"}\n\n"
+            )
             while True:
                 self.wfile.write(many * 1000)
 
@@ -314,7 +322,7 @@ async def test_an_answer_over_http_that_is_too_large_fails_its_call(how: str, wh
             assert await one.call(remote_call(tool("sse-good"))) == good
 
 
-@pytest.mark.parametrize("what", ["notes", "comments", "blank", "ids"])
+@pytest.mark.parametrize("what", ["notes", "comments", "blank", "ids", "elicitation", "sampling", "roots", "pings"])
 async def test_a_flood_of_events_ends_the_conversation(what: str) -> None:
     with hostile_http() as url:
         async with server(url=url) as one, loop_is_free():

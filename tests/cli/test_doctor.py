@@ -109,7 +109,7 @@ def test_keys_that_are_damaged_or_gone_are_found_by_loading_them(cli: Cli) -> No
         assert "from a backup" in found.advice
     refused = cli("call", "demo.balance", json.dumps({"account": "cash"}))
     assert refused.code == 1
-    assert "✗ E3804  home cannot be used" in refused.err
+    assert "✗ E3804  data directory cannot be used" in refused.err
     assert "the journal's signing key is damaged" in refused.err
     assert "next   restore keys/journal.ed25519" in refused.err
 

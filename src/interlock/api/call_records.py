@@ -110,7 +110,7 @@ class CallRecords:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
         known = facts.get(self._parts.journal.reader, "key_secret")
         if known is None:
-            raise Failure("E3108", "the home has no key secret yet")
+            raise Failure("E3108", "the data directory has no key secret yet")
         secret = tenant_secret(bytes.fromhex(known), by.tenant)
         return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
 

@@ -19,6 +19,6 @@ def keep(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         staged.replace(path)
     except OSError as error:
-        raise Failure("E3801", f"the home cannot be written: {error.strerror}") from None
+        raise Failure("E3801", f"the data directory cannot be written: {error.strerror}") from None
     finally:
         staged.unlink(missing_ok=True)

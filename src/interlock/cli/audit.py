@@ -71,13 +71,17 @@ async def _verify_at_server(server: Server, out: Output, /, exported: IO[bytes] 
 
 @audit.command()
 @at_server(_verify_at_server)
-@click.option("--public-key", metavar="HEX", callback=_key, help="The key you trust, instead of the one in the home.")
+@click.option(
+    "--public-key", metavar="HEX", callback=_key, help="The key you trust, instead of the one in the data directory."
+)
 @click.option(
     "--known-head", metavar="SEQ:HASH", callback=_head, help="A head you noted earlier; it must still be there."
 )
-@click.option("--database-only", is_flag=True, help="The database came without its home: do without the anchors file.")
 @click.option(
-    "--export", "exported", type=click.File("rb"), help="A file that `audit export` wrote, instead of a home."
+    "--database-only", is_flag=True, help="The database came without its data directory: do without the anchors file."
+)
+@click.option(
+    "--export", "exported", type=click.File("rb"), help="A file that `audit export` wrote, instead of a data directory."
 )
 @without_home
 def verify(

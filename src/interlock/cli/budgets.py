@@ -50,7 +50,7 @@ def _answer(out: Output, viewer: Viewer, documents: list[Json]) -> int:
             rows = [row for one in documents for row in _rows(viewer, one)]
             page.table(rows, ("budget", "for", "spent", "set aside", "left", "ends"))
         else:
-            page.line("no budgets; settings.toml in the home sets them, under [[budgets]]")
+            page.line("no budgets; settings.toml in the data directory sets them, under [[budgets]]")
 
     out.answer({"budgets": documents}, show)
     return 0

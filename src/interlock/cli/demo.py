@@ -32,7 +32,7 @@ PATIENCE_S = 60
 
 @click.command()
 @click.option("--pause/--no-pause", default=None, help="Wait for Enter between steps [default: only in a terminal].")
-@click.option("--keep", is_flag=True, help="Keep the home afterwards, to look around in it.")
+@click.option("--keep", is_flag=True, help="Keep the data directory afterwards, to look around in it.")
 @without_home
 def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
     """A guided tour: declare, call, be refused, replay, delegate, approve, crash, recover, serve, prove.

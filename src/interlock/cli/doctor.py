@@ -93,13 +93,15 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
         if (full := no_room(error)) is not None:
             yield Finding(name, "broken", f"{full.code} {full.in_full}", full.resolution)
             return
-        yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
+        yield Finding(
+            name, "broken", f"cannot be read: {error}", "make the data directory readable, or choose another one"
+        )
 
 
 def _check_home(home: Home) -> Iterator[Finding]:
     path = home.path
     if path.exists() and not path.is_dir():
-        yield Finding("home", "broken", f"{path} is not a directory", "choose another home with --home")
+        yield Finding("home", "broken", f"{path} is not a directory", "choose another data directory with --home")
         return
     nearest = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
     writable = os.access(nearest, os.W_OK | os.X_OK)
@@ -171,7 +173,9 @@ def _payloads(reader: Reader) -> Iterator[Finding]:
 
     for ref in incomplete(reader):
         what = f"a part of {ref} is missing, so it cannot be read"
-        yield Finding("payloads", "broken", what, "keep a copy as evidence, then restore the home from a backup")
+        yield Finding(
+            "payloads", "broken", what, "keep a copy as evidence, then restore the data directory from a backup"
+        )
 
 
 def _breakers(reader: Reader) -> Iterator[Finding]:
@@ -203,7 +207,7 @@ def _schema(home: Home, found: str) -> Finding:
     if not (alive := home.alive()):
         return Finding("schema", "good", what)
     advice = f"stop {'it' if alive == 1 else 'them'} first: a home is not changed under a process that runs on it"
-    return Finding("schema", "attention", f"{what}; running on this home now: {alive}", advice)
+    return Finding("schema", "attention", f"{what}; running on this data directory now: {alive}", advice)
 
 
 def _layout(reader: Reader, rows: int) -> Iterator[Finding]:
@@ -400,7 +404,7 @@ def _check_settings(home: Home) -> Iterator[Finding]:
     from interlock.settings import Settings, load_settings, nearest, variable
 
     settings = load_settings(home.settings)
-    yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the home")
+    yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the data directory")
     known = Settings.model_fields
     for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
         said = name.removeprefix("INTERLOCK_").lower()

@@ -37,7 +37,7 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="A web origin that may call it; repeat.")
 @click.option("--public-url", metavar="URL", help="Where clients find it, if a proxy stands in front.")
 @click.option("--tools", "targets", multiple=True, metavar="FILE|MODULE", help="Tools to add before serving; repeat.")
-@click.option("--bare", is_flag=True, help="On an empty home, do not add the demonstration tools.")
+@click.option("--bare", is_flag=True, help="On an empty data directory, do not add the demonstration tools.")
 @click.option("--no-token", is_flag=True, help="Do not issue and print a token.")
 @click.option("--stdio", is_flag=True, help="Speak MCP on stdin and stdout instead, for clients that start servers.")
 @without_home

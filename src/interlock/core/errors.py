@@ -190,8 +190,8 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3303", "result does not fit the schema", 500, _E.INTERNAL_TOOL_ERROR, _C.SCHEMA_VALIDATION_FAILED, "tell the tool's owner"),
     ("E3304", "redaction failed", 500, _E.INTERNAL_TOOL_ERROR, _C.RESULT_REDACTED, "tell the operator; the content is withheld"),
     ("E3305", "injection detected", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send the value as plain data"),
-    ("E3306", "key used with other arguments", 409, _E.CONFLICT, _C.INVALID_ARGUMENTS, "use a new key for a new action"),
-    ("E3307", "idempotency key missing or malformed", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send a key of your own with the call"),
+    ("E3306", "idempotency key used with other arguments", 409, _E.CONFLICT, _C.INVALID_ARGUMENTS, "use a new idempotency key for a new action"),
+    ("E3307", "idempotency key missing or malformed", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send an idempotency key of your own with the call"),
     ("E3308", "input refused by the tool's own check", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "correct every listed argument"),
     ("E3309", "request too large", 413, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send less in one request"),
     # execution
@@ -202,7 +202,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3405", "isolation could not be set up", 500, _E.INTERNAL_TOOL_ERROR, _C.SANDBOX_VIOLATION, "run interlock doctor on the host"),
     ("E3406", "network policy violated", 403, _E.AUTHORIZATION_DENIED, _C.SANDBOX_VIOLATION, "ask for the host to be allowed"),
     ("E3407", "resource limit reached", 429, _E.RESOURCE_EXHAUSTED, _C.EXECUTION_FAILED, "ask for less or raise the limit"),
-    ("E3408", "same call still running", 409, _E.CONFLICT, _C.DEPENDENCY_UNAVAILABLE, "ask again after retryAfterMs with the same key"),
+    ("E3408", "same call still running", 409, _E.CONFLICT, _C.DEPENDENCY_UNAVAILABLE, "ask again after retryAfterMs with the same idempotency key"),
     ("E3409", "outcome unknown", 409, _E.PRECONDITION_FAILED, _C.EXECUTION_FAILED, "settle it with interlock calls reconcile"),
     ("E3410", "state changed meanwhile", 409, _E.CONFLICT, _C.EXECUTION_FAILED, "read the state again, then send the call again"),
     ("E3411", "precondition not met", 412, _E.PRECONDITION_FAILED, _C.EXECUTION_FAILED, "bring about the named state first"),
@@ -231,7 +231,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3801", "journal unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "make the journal writable, then send the call again"),
     ("E3802", "event cannot be serialized", 500, _E.INTERNAL_TOOL_ERROR, _C.EXECUTION_FAILED, "report the trace id to the operator"),
     ("E3803", "journal backpressure", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "slow down, then send the call again"),
-    ("E3804", "home cannot be used", 503, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another home or restore this one from a backup"),
+    ("E3804", "data directory cannot be used", 503, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another data directory or restore this one from a backup"),
     ("E3805", "store is newer than this program", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "run the newer Interlock that made it"),
     # document bridge
     ("E3851", "document server unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "wait, then send the call again"),

@@ -102,7 +102,9 @@ class Kept:
             piece = payloads.piece(self._reader, ref, number)
             if piece is None:
                 if payloads.has_body(self._reader, ref):
-                    raise Failure("E3604", f"a part of the payload `{ref}` is missing; restore the home from a backup")
+                    raise Failure(
+                        "E3604", f"a part of the payload `{ref}` is missing; restore the data directory from a backup"
+                    )
                 return None  # expired or discarded meanwhile
             parts.append(piece)
         opening = partial(self._opened, ref, parts)

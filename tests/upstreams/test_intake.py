@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -52,13 +53,14 @@ _JSON = st.recursive(
 )
 
 
-@given(_JSON, st.booleans())
+@given(_JSON, st.booleans(), st.sampled_from([3, 7, 65_536]))
 @settings(max_examples=200, deadline=None)
-def test_values_are_counted_in_the_bytes_as_a_parser_would(data: Any, spaced: bool) -> None:
+def test_values_are_counted_in_the_bytes_as_a_parser_would(data: Any, spaced: bool, window: int) -> None:
     text = (json.dumps(data) if spaced else orjson.dumps(data).decode()).encode()
     values = _values(data)
-    assert not more_values(text, values + text.count(b"[]") + text.count(b"{}")), "what fits is not refused"
-    assert more_values(text, values - 1) or len(text) // 2 < values - 1 or values == 1
+    with patch("interlock.data.bounds._WINDOW", window):
+        assert not more_values(text, values + text.count(b"[]") + text.count(b"{}")), "what fits is not refused"
+        assert more_values(text, values - 1) or len(text) // 2 < values - 1 or values == 1
 
 
 def test_commas_in_a_text_are_no_values() -> None:

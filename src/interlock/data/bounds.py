@@ -39,6 +39,7 @@ _UNSAFE = re.compile(
 )
 LONGEST_NUMBER: Final = 308
 _DIGITS = bytes(48 if 48 <= one <= 57 else 32 for one in range(256))
+_BACKSLASHES = re.compile(rb"\\*")
 _ENDLESS_NUMBER = b"0" * (LONGEST_NUMBER + 1)
 # Outside of strings: fractions and exponents are skipped; what is left with this many digits is a whole number.
 _WHOLE = re.compile(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
@@ -119,18 +120,32 @@ def _has_run(data: bytes | bytearray) -> bool:
 
 def more_values(data: bytes | bytearray, limit: int) -> bool:
     """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
-    if len(data) < 2 * limit or data.count(b",") + data.count(b"[") + data.count(b"{") < limit:
+    if len(data) < 2 * limit or not _has_marks(data, limit):
         return False  # each value but the first takes at least two bytes including a punctuation mark
     # Strings may hold any number of commas and brackets. Without escapes, every second part between quotes is a string.
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, inside = 1, 0
-    for start in range(0, len(plain), _WINDOW):
-        parts = plain[start : start + _WINDOW].split(b'"')
+    count, inside, start = 1, 0, 0
+    while start < len(data):
+        end = start + _WINDOW
+        if data[end - 1 : end] == b"\\" and (run := _BACKSLASHES.match(data, end)) is not None:
+            end = run.end() + 1  # an escape is not cut in two
+        parts = data[start:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
         count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
         if count > limit:
             return True
         inside ^= (len(parts) - 1) & 1
+        start = end
+    return False
+
+
+def _has_marks(data: bytes | bytearray, limit: int) -> bool:
+    """Whether some bytes contain `limit` commas and brackets, in strings or not; examined in windows."""
+    count = 0
+    for start in range(0, len(data), _WINDOW):
+        part = data[start : start + _WINDOW]
+        count += part.count(b",") + part.count(b"[") + part.count(b"{")
+        if count >= limit:
+            return True
     return False
 
 

@@ -1,4 +1,4 @@
-"""How long an honest caller waits beside a hostile one of each kind, against its wait alone in the same minutes.
+"""Measures how long an honest caller waits beside a hostile one of each kind, and alone in the same minutes.
 
 Each kind is tried in several rounds. Before each round the honest caller is measured alone, so that a machine whose
 speed changes during the run changes both numbers.

@@ -46,13 +46,8 @@ class RemoteExecutor:
         self._clock = clock
         self._connect = connect
 
-    async def run(
-        self, granted: Granted, context: Context | None, caller: Caller, late: Callable[[], Context] | None = None
-    ) -> Any:
-        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more.
-
-        `late` makes the context of a call that has none, when the upstream reports progress.
-        """
+    async def run(self, granted: Granted, context: Context | None, caller: Caller) -> Any:
+        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more."""
         # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
         if granted.grant is not self._grant:
             raise Failure("E3000", "a tool can only run under a grant")
@@ -83,7 +78,7 @@ class RemoteExecutor:
             else {name: lease[secret_of(name, caller)].reveal() for name in tool.credentials},
             retry=manifest.retry_policy,
             breaker=manifest.circuit_breaker_config,
-            progress=None if not tool.bound.takes_context else _reporter(context, late),
+            progress=None if not tool.bound.takes_context else _reporter(context),
             interaction=call.request.interaction or ALONE,
             objection=self._objection(caller, manifest.network_policy),
         )
@@ -121,14 +116,12 @@ def _provenance(stated: Json) -> Json:
     return attached.provenance
 
 
-def _reporter(context: Context | None, late: Callable[[], Context] | None) -> Callable[[Json], None] | None:
-    """Return the function that passes on progress, if there is a context for it or one can be made."""
-    if context is None and late is None:
+def _reporter(context: Context | None) -> Callable[[Json], None] | None:
+    """Return the function that passes on progress, if there is a context for it."""
+    if context is None:
         return None
 
     def report(facts: Json) -> None:
-        here = context if context is not None or late is None else late()
-        if here is not None:
-            here.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
+        context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
 
     return report

@@ -1,4 +1,4 @@
-"""Checkpoints: states that a running call saves, for whoever made the call.
+"""Checkpoints: states that a running call saves for its caller.
 
 A checkpoint is one write: its row, and a record in the journal with its label and the digest of its state, never the
 state itself. The state is stored exactly as it was saved, so that the work can be resumed from it, except that the

@@ -9,9 +9,9 @@ from interlock.registry.catalog import Catalog
 
 
 def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
-    """Return what the caller is told about a call that failed before it was authorized.
+    """Return the failure that the caller gets for a call that failed before it was authorized.
 
-    INVARIANT: a caller who may not use a tool is told only that, and learns neither its schema nor its versions.
+    INVARIANT: a caller who may not use a tool learns only that, and neither its schema nor its versions.
     """
     caller = call.request.caller
     if caller is None or call.phases[-1] not in ("request", "validate"):

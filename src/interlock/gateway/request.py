@@ -129,7 +129,7 @@ class Requests:
         self._observer.emit("tool.invocation.selected", call)
         timeout = tool.contract.timeout
         if request.timeout_s is not None and not request.timeout_s > 0:
-            raise Failure("E3004", "a timeout is a number of seconds above nought")
+            raise Failure("E3004", "a timeout is a number of seconds above zero")
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
         deadline = call.started + bound_s
         if request.deadline is not None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Outside:
-    """What the gateway needs from the rest of an open data directory."""
+    """The parts of an open data directory that the gateway uses."""
 
     journal: Store
     catalog: Catalog
@@ -56,7 +56,7 @@ class Outside:
 
 
 class Shared:
-    """What all phases share."""
+    """The parts that all phases share."""
 
     def __init__(self, outside: Outside) -> None:
         journal, settings, clock, owner = outside.journal, outside.settings, outside.clock, outside.instance.id

@@ -253,7 +253,7 @@ def questions(answers: Json | None, failure: Failure) -> Json | None:
 def fault_of(error: Exception) -> Fault:
     """The answer to a request that raised something.
 
-    A failure is told as it is; of anything else only a trace's id is told, and the rest is in the log.
+    A failure is answered as it is. For any other error the answer has only a trace id; the rest is in the log.
     """
     trace_id = no_trace()
     if isinstance(error, Failure):

@@ -32,6 +32,14 @@ def double(number: Number) -> int:
     return 2 * number
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="threads")
+def divide(number: Number) -> int:
+    """Return at once, or raise."""
+    if number == 13:
+        raise StopIteration
+    return 60 // number
+
+
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(function, "THREADS", 4)
@@ -44,7 +52,7 @@ def few_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest_asyncio.fixture
 async def lock(tmp_path: Path, few_threads: None) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path, housekeeping=False) as opened:
-        await admit(opened, hang, double)
+        await admit(opened, hang, double, divide)
         yield opened
         release.set()
 
@@ -75,3 +83,13 @@ async def test_at_the_bound_calls_are_refused_with_what_to_do_and_run_again_when
         while not (await lock.call("threads.double", number=2)).ok:
             await turn()
     assert lock.gateway.runner.hung_share() < 1
+
+
+async def test_of_many_functions_that_end_at_once_each_call_gets_its_own_outcome(lock: Interlock) -> None:
+    results = await asyncio.gather(*(lock.call("threads.divide", number=one) for one in range(40)))
+    for number, result in enumerate(results):
+        if number in (0, 13):
+            assert result.error is not None
+            assert result.error.code == "E3401"
+        else:
+            assert result.unwrap() == 60 // number

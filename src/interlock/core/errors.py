@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from interlock.core.credentials import without_credentials, without_credentials_in
 from interlock.core.host_paths import without_paths, without_paths_in
@@ -272,6 +272,17 @@ _DEFAULT_CODE: Mapping[ErrorCode, str] = {
 }
 
 
+# The beginning of a text that a failure keeps: twice what any reader of it shows. A search through a text of megabytes
+# would hold up every other call.
+_LONGEST_TEXT: Final = 1 << 16
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]}… [{len(text) - _LONGEST_TEXT:,} more characters are not shown]"
+
+
 class Failure(Exception):  # noqa: N818 - a failure is a result here, not an error of the program
     """A call that did not succeed, with everything that its caller may know about it.
 
@@ -295,7 +306,7 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         row = CODES.get(code) or CODES[_DEFAULT_CODE[ErrorCode(code)]]
         # INVARIANT: no failure contains a credential, and nothing that leaves an endpoint contains a path of this machine
         # or a stack trace. `in_full` is for the log.
-        message = None if not message else without_credentials(message)
+        message = None if not message else without_credentials(_cut(message))
         details = None if details is None else without_credentials_in(details)
         super().__init__(message or row.title)
         self.row = row
@@ -308,10 +319,10 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         self.unsettled = unsettled
         self.retryable = not unsettled and (bool(retryable) if row.retryable is None else row.retryable)
         self.retry_after_ms = retry_after_ms
-        self.native_error_ref = None if native_error_ref is None else without_credentials(native_error_ref)
+        self.native_error_ref = None if native_error_ref is None else without_credentials(_cut(native_error_ref))
         self.policy_refs = policy_refs
         self.evidence_refs = evidence_refs
-        self.resolution = without_credentials(resolution) if resolution else row.resolution
+        self.resolution = without_credentials(_cut(resolution)) if resolution else row.resolution
 
     @property
     def code(self) -> str:

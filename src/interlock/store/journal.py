@@ -66,6 +66,8 @@ LARGE = 64
 APPLY_EVERY = 8
 GATHER_S = 0.005
 LONELY = 8
+# While other processes wait to write, a batch has at most so many units. They wait for as long as it takes to write.
+MOST_IN_COMPANY = 32
 
 _NOBODY: asyncio.Future[None] | None = None
 
@@ -235,6 +237,8 @@ class Journal:
         batch, self._pending = self._pending, []
         if self._large:
             batch, self._pending = self._take_turns(batch)
+        elif len(batch) > MOST_IN_COMPANY and self.writer.turns.contended:
+            batch, self._pending = batch[:MOST_IN_COMPANY], batch[MOST_IN_COMPANY:]
         self._gathered = 0
         if not batch:
             self._idle.set()
@@ -287,6 +291,7 @@ class Journal:
             # Each statement gives the interpreter up, and other processes wait until it is had again.
             with writer.lock, SOON if writer.turns.contended else nullcontext():
                 writer.write(batch)
+                writer.turns.look()
             try:
                 self._loop.call_soon_threadsafe(self._settle, batch)
             except RuntimeError:

@@ -75,8 +75,16 @@ class Turns:
 
     @property
     def contended(self) -> bool:
-        """Whether this process had to wait for another lately."""
+        """Whether this process had to wait for another lately, or another for this one."""
         return time.monotonic() - self._waited_at < CONTENDED_S
+
+    def look(self) -> None:
+        """Note whether another process waits. To be called after a transaction, before others have had their turn.
+
+        A process that waits only for short transactions is gone from the queue when the next one begins here.
+        """
+        if self._others_wait():
+            self._waited_at = time.monotonic()
 
     def close(self) -> None:
         if self._file >= 0:

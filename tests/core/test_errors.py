@@ -275,7 +275,19 @@ def test_what_only_speaks_of_a_credential_stays(text: str) -> None:
 @pytest.mark.parametrize("part", ["pwd:", "pwd: ", "pwd='", "bearer ", "pwd: basic ", "sk-", "://", "-----BEGIN "])
 def test_a_text_of_many_beginnings_of_credentials_is_searched_once(part: str) -> None:
     text = part * (200_000 // len(part)) + "bearer" + " " * 50_000 + "password=correcthorse"
-    assert "correcthorse" not in Failure("E3801", text).message
+    failure = Failure("E3801", text, details={"text": text})
+    assert "correcthorse" not in failure.message
+    assert "correcthorse" not in str(failure.details)
+
+
+def test_a_failure_keeps_the_beginning_of_a_long_text() -> None:
+    """A search through a text of megabytes would hold up every other call."""
+    text = "12345678" * 400_000
+    failure = Failure("E3801", text, resolution=text, native_error_ref=text)
+    for kept in (failure.message, failure.in_full, failure.resolution, failure.native_error_ref):
+        assert kept is not None
+        assert kept.startswith(text[: 1 << 16])
+        assert kept[1 << 16 :] == "… [3,134,464 more characters are not shown]"
 
 
 @pytest.mark.proves("CONTRACT-13")

@@ -141,29 +141,29 @@ async def test_large_units_are_written_one_by_one_and_others_have_their_turn_bet
     """Each unit notes which transaction it was in; the head of the chain counts the records before it."""
     order: list[tuple[int, str]] = []
 
-    def unit(name: str) -> Callable[[Transaction], tuple[int, int]]:
-        def work(transaction: Transaction) -> tuple[int, int]:
+    def unit(name: str) -> Callable[[Transaction], tuple[Transaction, int]]:
+        def work(transaction: Transaction) -> tuple[Transaction, int]:
             transaction.append("authority", name, b'{"call":"' + name.encode() + b'","kind":"authority"}')
-            return id(transaction), transaction.head[0]
+            return transaction, transaction.head[0]
 
         return work
 
-    async def large(name: str, then: str = "") -> int:
+    async def large(name: str, then: str = "") -> Transaction:
         where, place = await journal.commit_large(unit(name))
         order.append((place, name))
         if then:
             await small(then)
         return where
 
-    async def small(name: str) -> int:
+    async def small(name: str) -> Transaction:
         where, place = await journal.commit(unit(name))
         order.append((place, name))
         return where
 
     first, second, *others = await asyncio.gather(large("A", "e"), large("B"), small("c"), small("d"))
     assert [name for _, name in sorted(order)] == ["c", "d", "A", "e", "B"]
-    assert others[0] == others[1]
-    assert len({first, second, others[0]}) == 3
+    assert others[0] is others[1]
+    assert len({id(first), id(second), id(others[0])}) == 3
     await journal.drain()
 
 

@@ -22,6 +22,7 @@ from interlock.core.clock import Clock
 from interlock.store import turns
 from interlock.store.home import Home
 from interlock.store.journal import Journal
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.store.turns import Turns
 
@@ -226,6 +227,50 @@ def test_who_has_no_patience_passes_nobody_and_takes_no_place(home: Home) -> Non
         free.set()
         thread.join(LONG_S)
         assert own.begin(lambda _: None, 0.0)
+
+
+async def test_a_process_that_others_wait_for_writes_little_at_a_time(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process waits for as long as a transaction takes, and may be gone before the next one begins."""
+    monkeypatch.setattr(turns, "CONTENDED_S", 3600.0)
+    free, meets = threading.Event(), threading.Event()
+
+    def locked(_: str) -> None:
+        if not free.is_set():
+            raise sqlite3.OperationalError("database is locked")
+
+    def wait() -> None:
+        with closing(Turns(home.turns)) as other:
+            assert other.begin(locked, LONG_S)
+
+    async def write(made: Journal, count: int) -> list[int]:
+        """How many of so many units each transaction takes."""
+        done = await asyncio.gather(*(made.commit(lambda transaction: transaction) for _ in range(count)))
+        sizes = dict[int, int]()
+        for transaction in done:
+            sizes[id(transaction)] = sizes.get(id(transaction), 0) + 1
+        return list(sizes.values())
+
+    thread = threading.Thread(target=wait)
+
+    def meet(_: Transaction) -> None:
+        """While this is written another process comes to wait."""
+        if not meets.is_set():
+            thread.start()
+        until(lambda: places(home) == 1)
+        meets.set()
+
+    made = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    try:
+        assert await write(made, 100) == [100]
+        await asyncio.gather(made.commit(meet), made.commit(lambda _: None))
+        assert meets.is_set()
+        free.set()
+        thread.join(LONG_S)
+        assert await write(made, 100) == [32, 32, 32, 4]
+    finally:
+        await made.close()
 
 
 def _no_locks(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def _compiled() -> re.Pattern[str]:
     return re.compile(
         rf"(?<=['\"`])/+(?:{names})/[^'\"`\n]*(?=['\"`])"  # quoted: spaces belong to the path
         rf"|(?:(?<![\w./:~-])|(?<=file:)|(?<=:///))/+(?:{names})/{plain}"
-        rf"|(?<![\w./])~[\w-]*/{plain}"
+        rf"|(?:(?<![\w./])|(?<=://))~[\w-]*/{plain}"
         rf"|(?<!\w)[A-Za-z]:[\\/](?![\\/]){plain}"
     )
 

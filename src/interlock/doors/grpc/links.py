@@ -32,6 +32,8 @@ from urllib.parse import unquote
 SOON_S = 0.02
 # They are looked at this often in any case: a connection may be accepted late.
 OFTEN_S = 1.0
+# New sockets that are read in one turn of the event loop; each takes some 40 µs.
+_READ_AT_ONCE = 16
 _FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # Where struct tcp_info has the milliseconds since data last came and went.
 _SENT, _RECEIVED = 44, 52
@@ -77,7 +79,8 @@ class Links:
         self._listening: list[socket.socket] = []
         self._bell = select.epoll() if hasattr(select, "epoll") else None
         self._next = self._loop.call_later(0, self._look)
-        self._soon = False
+        # Whether a look is due soon, is under way, and is to be followed by another.
+        self._soon = self._reading = self._again = False
         self._watch()
 
     def __len__(self) -> int:
@@ -109,19 +112,29 @@ class Links:
     def _rung(self) -> None:
         assert self._bell is not None
         self._bell.poll(0)
-        if not self._soon:
+        if self._reading:
+            self._again = True
+        elif not self._soon:
             self._soon = True
             self._next.cancel()
             self._next = self._loop.call_later(SOON_S, self._look)
 
     def _look(self) -> None:
-        self._soon = False
-        self._next = self._loop.call_later(OFTEN_S, self._look)
-        there = dict[int, _Link | None]()
-        for fd, inode in _sockets():
-            there[inode] = self._known[inode] if inode in self._known else self._link(fd, inode)
-        self._known = there
-        self._make_room([link for link in there.values() if link is not None])
+        self._reading, self._again = True, False
+        there = list(_sockets())
+        self._known = {inode: self._known[inode] for _, inode in there if inode in self._known}
+        self._read_some([one for one in there if one[1] not in self._known])
+
+    def _read_some(self, new: list[tuple[int, int]]) -> None:
+        """Read what new sockets are, a few in each turn of the event loop: all together would hold up every call."""
+        for fd, inode in new[:_READ_AT_ONCE]:
+            self._known[inode] = self._link(fd, inode)
+        if len(new) > _READ_AT_ONCE:
+            self._next = self._loop.call_later(0, self._read_some, new[_READ_AT_ONCE:])
+            return
+        self._reading, self._soon = False, self._again
+        self._next = self._loop.call_later(SOON_S if self._again else OFTEN_S, self._look)
+        self._make_room([link for link in self._known.values() if link is not None])
 
     def _link(self, fd: int, inode: int) -> _Link | None:
         with contextlib.suppress(OSError), _held(fd, inode) as held:

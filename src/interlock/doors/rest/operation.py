@@ -31,7 +31,7 @@ class Asked:
 
 
 async def _asked(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)] = None) -> Asked:
-    service = cast("Service", request.app.state.service)
+    service = cast("Service", request.scope["interlock.service"])
     authorization = request.headers.get("authorization")
     caller = service.known(authorization) or await service.authenticate(authorization)
     assert authorization is not None

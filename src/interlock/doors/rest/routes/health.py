@@ -17,7 +17,7 @@ router = APIRouter(tags=["health"])
 @router.get("/health", status_code=200, response_model=None, responses={200: {"model": models.Alive}})
 async def tell_health(request: Request) -> Response:
     """Whether the process is alive. Needs no token."""
-    status, document = cast("Service", request.app.state.service).health.alive()
+    status, document = cast("Service", request.scope["interlock.service"]).health.alive()
     return json(document, status)
 
 
@@ -29,5 +29,5 @@ async def tell_health(request: Request) -> Response:
 )
 async def tell_readiness(request: Request) -> Response:
     """Whether calls can be served, dependency by dependency. Needs no token."""
-    status, document = await cast("Service", request.app.state.service).health.readiness()
+    status, document = await cast("Service", request.scope["interlock.service"]).health.readiness()
     return json(document, status)

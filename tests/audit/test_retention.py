@@ -25,6 +25,8 @@ from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.core.clock import Clock
 from interlock.settings import Settings
+from interlock.store import administration
+from interlock.store.administration import administered
 from interlock.store.home import LOG_BYTES, Home
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
@@ -541,6 +543,11 @@ def test_a_file_that_was_emptied_shrinks(tmp_path: Path, earlier_version: bool) 
         db.executemany(row, ((f"payload:{at}", "c", "o", bytes(2**20), 2**20, 0, 0, "large") for at in range(20)))
         db.execute("UPDATE payload SET body = NULL")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with administered(home) as connection:
+        (empty,) = connection.one("PRAGMA freelist_count")
+        assert administration.give_back(connection) is not earlier_version
+        given_back = empty - connection.one("PRAGMA freelist_count")[0]
+    assert given_back == (0 if earlier_version else administration.PAGES_AT_ONCE)
     if earlier_version:
         assert retention.shrink(home) == 0
     assert retention.shrink(home, rewrite=True) > 15 * 2**20

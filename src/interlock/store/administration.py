@@ -153,7 +153,9 @@ def give_back(database: Reader) -> bool:
     (pages,) = database.one("PRAGMA page_count")
     if empty <= max(SPARE_PAGES, SPARE * pages):
         return False
-    database.all(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+    for _ in range(min(PAGES_AT_ONCE, empty)):
+        # The driver ends a statement without columns after its first step, and each step gives one page back.
+        database.all("PRAGMA incremental_vacuum(1)")
     # A database of an earlier version gives nothing back; asking again would change nothing.
     return database.one("PRAGMA freelist_count")[0] < empty
 

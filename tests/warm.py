@@ -1,19 +1,23 @@
 """Commands as processes of their own that need not load the program anew: each is forked off one that has loaded it.
 
 Hundreds of commands run in the tests, and loading is most of what each of them takes. The parent never opens anything
-of Interlock's: what a command does, it does in a process, a directory and an environment of its own. What only a fresh
-interpreter heeds (`PYTHON…` variables) cannot be tested this way and is refused; `tests.cli.conftest.INTERLOCK` starts
-one.
+of Interlock's: what a command does, it does in a process, a directory and an environment of its own. It has an empty
+database at hand, so that a new data directory needs no migration. What only a fresh interpreter heeds (`PYTHON…`
+variables) cannot be tested this way and is refused; `tests.cli.conftest.INTERLOCK` starts one.
+
+`run` waits for the end of a command. `start` does not, for servers and commands that a test sends signals to.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
@@ -22,11 +26,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import interlock.cli
+from interlock.store import home
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
@@ -35,7 +41,8 @@ LOADED = (
     "alembic.runtime.migration", "sqlalchemy", "interlock.api.interlock", "interlock.api.scratch",
     "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor",
     "interlock.gateway.isolation", "interlock.registry.admission", "interlock.registry.retirement",
-    "interlock.api.service", "interlock.trials", "interlock.upstreams.manager",
+    "interlock.api.service", "interlock.trials", "interlock.upstreams.manager", "uvicorn", "interlock.doors.server",
+    "interlock.doors.mcp.sdk", "interlock.doors.rest.api", "interlock.doors.jsonrpc", "interlock.http.connection",
 )  # fmt: skip
 PATIENCE_S = 150
 
@@ -46,12 +53,93 @@ def run(
     words: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: bytes = b"", *, merged: bool = False
 ) -> tuple[int, bytes, bytes]:
     """Run one command: its exit code, what it printed, and what it said on stderr unless both are merged."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        streams = (given.fileno(), out.fileno(), out.fileno() if merged else err.fileno())
+        code = _ask(_task_of(words, environment, directory), streams)
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read()
+
+
+class Started:
+    """A command that was started, with the methods of `subprocess.Popen`. It is killed at the end of the block."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.returncode: int | None = None
+        self._descriptor = os.pidfd_open(pid)
+
+    def send_signal(self, number: int) -> None:
+        signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+        return self.wait(0) if self.returncode is not None or select.select([self._descriptor], [], [], 0)[0] else None
+
+    def wait(self, timeout: float = 60) -> int:
+        """The exit code, minus the number of the signal where one ended the process."""
+        if self.returncode is None:
+            ready, _, _ = select.select([self._descriptor], [], [], timeout)
+            assert ready, f"process {self.pid} still runs after {timeout} s"
+            self.returncode = _ask({"reap": self.pid}, ())
+        return self.returncode
+
+    def communicate(self, timeout: float = 60) -> tuple[bytes, bytes]:
+        """Close its stdin and wait for its end: what is left of what it printed and said on stderr."""
+        _close(self.stdin)
+        out, err = self.stdout.read(), self.stderr.read()
+        self.wait(timeout)
+        return out, err
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        os.close(self._descriptor)
+        for stream in (self.stdin, self.stdout, self.stderr):
+            _close(stream)
+
+
+def _close(stream: IO[bytes]) -> None:
+    with suppress(BrokenPipeError):
+        stream.close()
+
+
+def start(
+    words: Sequence[str], environment: Mapping[str, str], directory: Path, *, pass_fds: Sequence[int] = ()
+) -> Started:
+    """Start one command with pipes to its streams. It has each descriptor of `pass_fds` under the same number."""
+    pipes = [os.pipe() for _ in range(3)]
+    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    try:
+        task = {**_task_of(words, environment, directory), "start": True, "pass_fds": [*pass_fds]}
+        pid = _ask(task, (*theirs, *pass_fds))
+    finally:
+        for one in theirs:
+            os.close(one)
+    return Started(pid, open(pipes[0][1], "wb"), open(pipes[1][0], "rb"), open(pipes[2][0], "rb"))
+
+
+def _task_of(words: Sequence[str], environment: Mapping[str, str], directory: Path) -> dict[str, Any]:
     ours = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
     unheeded = {name for name, value in environment.items() if name.startswith("PYTHON") and ours.get(name) != value}
     assert not unheeded, f"only a fresh interpreter heeds {', '.join(unheeded)}"
+    return {"words": [*words], "environment": {**environment}, "directory": str(directory)}
+
+
+def _ask(task: dict[str, Any], streams: Sequence[int]) -> int:
     with _one_at_a_time:
         try:
-            return _warm().run(words, environment, directory, stdin, merged=merged)
+            return _warm().ask(task, streams)
         except BaseException:
             # Whatever it was about to answer must not be taken for the answer to the next.
             _warm().kill()
@@ -79,22 +167,19 @@ class _Warm:
                 env=environment, cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
 
-    def run(
-        self, words: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: bytes, *, merged: bool
-    ) -> tuple[int, bytes, bytes]:
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(stdin)
-            given.seek(0)
-            task = json.dumps({"words": [*words], "environment": {**environment}, "directory": str(directory)}).encode()
-            streams = [given.fileno(), out.fileno(), out.fileno() if merged else err.fileno()]
-            socket.send_fds(self._ours, [len(task).to_bytes(8, "big")], streams)
-            self._ours.sendall(task)
-            ended = self._ours.recv(8)
-            if not ended:
-                raise RuntimeError(f"the process that commands are forked off has ended: {self._process.wait()}")
-            out.seek(0)
-            err.seek(0)
-            return int.from_bytes(ended, "big", signed=True), out.read(), err.read()
+    def ask(self, task: dict[str, Any], streams: Sequence[int]) -> int:
+        """Hand over a task: the exit code of a command that was run or reaped, the id of one that was started."""
+        sent = json.dumps(task).encode()
+        head = [len(sent).to_bytes(8, "big")]
+        if streams:
+            socket.send_fds(self._ours, head, list(streams))
+        else:
+            self._ours.sendall(head[0])
+        self._ours.sendall(sent)
+        answer = self._ours.recv(8)
+        if not answer:
+            raise RuntimeError(f"the process that commands are forked off has ended: {self._process.wait()}")
+        return int.from_bytes(answer, "big", signed=True)
 
     def kill(self) -> None:
         self._ours.close()
@@ -106,7 +191,7 @@ class _Warm:
 def _task(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next command, in the process that shall be it; nothing in the parent when nobody asks any more."""
     while True:
-        head, streams, _, _ = socket.recv_fds(door, 8, 3)
+        head, streams, _, _ = socket.recv_fds(door, 8, 16)
         if not head:
             return None
         left, parts = int.from_bytes(head, "big"), list[bytes]()
@@ -116,22 +201,29 @@ def _task(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 return None
             parts.append(part)
             left -= len(part)
-        child = os.fork()
+        task: dict[str, Any] = json.loads(b"".join(parts))
+        child = task.get("reap") or os.fork()
         if child == 0:
-            return json.loads(b"".join(parts)), streams
+            return task, streams
         for stream in streams:
             os.close(stream)
-        _, status = os.waitpid(child, 0)
-        door.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+        answer = child if "start" in task else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        door.sendall(answer.to_bytes(8, "big", signed=True))
 
 
 def _become(task: dict[str, Any], streams: list[int]) -> None:
     """Take on the streams, the directory, the environment and the words of a command."""
-    for number, stream in enumerate(streams):
+    # First out of the way: one may have the number that another shall have.
+    moved = [fcntl.fcntl(stream, fcntl.F_DUPFD, 100) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for number, stream in zip((0, 1, 2, *task.get("pass_fds", ())), moved, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    # Whoever started it reads while it runs.
+    at_once = 1 if "start" in task else -1
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a standard stream
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a standard stream
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False, buffering=at_once)  # noqa: SIM115 - a standard stream
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115 - a standard stream
     os.environ.clear()
     os.environ.update(task["environment"])
@@ -169,6 +261,8 @@ if __name__ == "__main__":
     for module in pkgutil.iter_modules(interlock.cli.__path__):
         if module.name != "__main__":
             importlib.import_module(f"interlock.cli.{module.name}")
+    with tempfile.TemporaryDirectory() as place:
+        home.run_migrations(Path(place) / "empty.db")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"
     gc.freeze()  # or each command would look for garbage in all of this when it ends
     with socket.socket(fileno=int(sys.argv[1])) as door:

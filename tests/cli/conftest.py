@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,16 +69,12 @@ class Cli:
     def kill(self, *words: str) -> None:
         """Run a call of demo.post and kill it once its entry is in the ledger."""
         reader, writer = os.pipe()
-        child = subprocess.Popen(
-            [*INTERLOCK, *words],
-            env={**self.environment, "INTERLOCK_DEMO_PIPE": str(writer)}, pass_fds=[writer],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(writer)
-        with open(reader, "rb") as pipe:
+        environment = {**self.environment, "INTERLOCK_DEMO_PIPE": str(writer)}
+        with warm.start(words, environment, self.path, pass_fds=[writer]) as child, open(reader, "rb") as pipe:
+            os.close(writer)
             assert pipe.readline() == b"written\n"
-        child.send_signal(signal.SIGKILL)
-        assert child.wait(30) == -signal.SIGKILL
+            child.send_signal(signal.SIGKILL)
+            assert child.wait() == -signal.SIGKILL
 
 
 @pytest.fixture

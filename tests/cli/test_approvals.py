@@ -25,6 +25,7 @@ import pytest
 from interlock import Failure, Interlock
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
+from tests import warm
 from tests.cli.conftest import INTERLOCK, Cli, Ended
 
 Json = dict[str, Any]
@@ -190,15 +191,12 @@ def test_what_an_agent_asks_for_runs_once_after_a_person_has_seen_it_and_agreed(
 
 
 def test_a_call_that_waits_goes_on_when_another_process_agrees(desk: Cli, cast: Cast) -> None:
-    child = subprocess.Popen(
-        [*INTERLOCK, *MAIL, "--wait", "--json"],
-        env=holding(desk, cast.agent).environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert child.stderr is not None
-    first, second = child.stderr.readline(), child.stderr.readline()
-    assert "waits for a person" in first
-    assert desk("approvals", "approve", second.split()[-1]).code == 0
-    out, _ = child.communicate(timeout=60)
+    words = (*MAIL, "--wait", "--json")
+    with warm.start(words, holding(desk, cast.agent).environment, desk.path) as child:
+        first, second = child.stderr.readline().decode(), child.stderr.readline().decode()
+        assert "waits for a person" in first
+        assert desk("approvals", "approve", second.split()[-1]).code == 0
+        out, _ = child.communicate()
     assert child.returncode == 0
     assert json.loads(out)["status"] == "succeeded"
     assert outbox(desk) == "press@example.org: statement of cash\n"
@@ -543,9 +541,8 @@ def running(cli: Cli, *words: str, **streams: Any) -> Generator[subprocess.Popen
 def test_a_watcher_at_the_console_hears_of_tickets_and_of_what_becomes_of_them(desk: Cli, cast: Cast, who: str) -> None:
     (desk.home / "settings.toml").write_text('[[channels]]\nname = "console"\nconsole = true\n')
     watching = holding(desk, cast.bob) if who == "bob" else desk
-    words = ("approvals", "watch", "--json")
-    with running(watching, *words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as watcher:
-        assert watcher.stdout is not None
+    with warm.start(("approvals", "watch", "--json"), watching.environment, watching.path) as watcher:
+        watcher.stdin.close()
         asked = holding(desk, cast.agent).ask(*MAIL)
         heard = json.loads(watcher.stdout.readline())
         assert (heard["event"], heard["ticket"]["id"]) == ("asked", asked["pending"]["ticketId"])
@@ -553,7 +550,7 @@ def test_a_watcher_at_the_console_hears_of_tickets_and_of_what_becomes_of_them(d
         assert desk("approvals", "deny", heard["ticket"]["id"]).code == 0
         assert json.loads(watcher.stdout.readline())["event"] == "denied"
         watcher.send_signal(signal.SIGINT)
-        assert watcher.wait(30) == 0
+        assert watcher.wait() == 0
     assert "not delivered" not in desk("doctor").out
 
 

@@ -22,6 +22,7 @@ import pytest
 from interlock import Clock, Failure, Interlock
 from interlock.cli import root
 from interlock.gateway import reconcile
+from tests import warm
 from tests.cli.conftest import INTERLOCK, Cli
 
 Json = dict[str, Any]
@@ -1312,14 +1313,11 @@ async def _() -> None:
 def test_ctrl_c_in_the_middle_of_a_write_says_that_its_outcome_is_unknown(fresh: Cli, as_json: bool) -> None:
     (fresh.path / "slow.py").write_text(SLOW)
     assert fresh("tools", "add", "slow.py").code == 0
-    words = [*INTERLOCK, "call", "slow.strand", "{}", "--key", "k", *(["--json"] if as_json else [])]
-    child = subprocess.Popen(
-        words, env=fresh.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=fresh.path
-    )
-    assert child.stderr is not None
-    assert child.stderr.readline() == b"begun\n"
-    child.send_signal(signal.SIGINT)
-    out, err = (text.decode() for text in child.communicate(timeout=30))
+    words = ("call", "slow.strand", "{}", "--key", "k", *(["--json"] if as_json else []))
+    with warm.start(words, fresh.environment, fresh.path) as child:
+        assert child.stderr.readline() == b"begun\n"
+        child.send_signal(signal.SIGINT)
+        out, err = (text.decode() for text in child.communicate())
     (stranded,) = fresh.ask("calls", "reconcile")["unknown"]
     assert child.returncode == 1
     message = json.loads(out)["error"]["message"] if as_json else " ".join(err.split())

@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests import warm
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.gateway.test_programs import TEXT, manifest, written
 
@@ -45,7 +46,7 @@ def kept(cli: Cli) -> str:
 
 
 def raw(cli: Cli, *words: str) -> bytes:
-    return subprocess.run([*INTERLOCK, *words], env=cli.environment, cwd=cli.path, capture_output=True).stdout
+    return warm.run(words, cli.environment, cli.path)[1]
 
 
 def test_a_large_result_is_printed_byte_for_byte_by_its_reference_or_its_call(large: Cli) -> None:

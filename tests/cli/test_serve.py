@@ -24,6 +24,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from tests import warm
 from tests.approvals.test_webhook import SECRET, Receiver
 from tests.approvals.test_webhook import Answer as Failing
 from tests.cli.conftest import INTERLOCK, Cli
@@ -39,7 +40,7 @@ PATIENCE_S = 60
 class Running:
     """A server that has said where it is."""
 
-    process: subprocess.Popen[bytes]
+    process: warm.Started
     said: str
 
     @property
@@ -49,28 +50,19 @@ class Running:
     def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Ask it to end; its exit code, and what it said on stderr."""
         self.process.send_signal(by)
-        _, err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, err.decode()
+        _, err = self.process.communicate(PATIENCE_S)
+        return self.process.wait(), err.decode()
 
 
 @contextmanager
 def running(cli: Cli, *words: str, until: str = "}\n") -> Generator[Running]:
-    process = subprocess.Popen(
-        [*INTERLOCK, "serve", "--port", "0", *words],
-        env={**cli.environment, "PYTHONUNBUFFERED": "1"}, cwd=cli.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    said = ""
-    try:
+    with warm.start(("serve", "--port", "0", *words), cli.environment, cli.path) as process:
+        said = ""
         while not said.endswith(until):
             line = process.stdout.readline().decode()
             assert line, process.communicate()[1].decode()
             said += line
         yield Running(process, said)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -225,15 +217,11 @@ def test_what_tools_print_never_reaches_a_client_and_a_call_in_flight_is_answere
         process.communicate()
 
 
-def _stdio(cli: Cli) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*INTERLOCK, "serve", "--stdio"],
-        env=cli.environment, cwd=cli.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+def _stdio(cli: Cli) -> warm.Started:
+    return warm.start(("serve", "--stdio"), cli.environment, cli.path)
 
 
-def _said(process: subprocess.Popen[bytes], *messages: Json) -> None:
-    assert process.stdin is not None
+def _said(process: warm.Started, *messages: Json) -> None:
     for message in messages:
         process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
     process.stdin.flush()
@@ -241,10 +229,7 @@ def _said(process: subprocess.Popen[bytes], *messages: Json) -> None:
 
 @pytest.mark.supports("CONTRACT-13")
 def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_served(cli: Cli) -> None:
-    process = _stdio(cli)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    with _stdio(cli) as process:
         _said(process, HELLO)
         assert json.loads(process.stdout.readline())["id"] == 0
         process.stdin.write(b'{"jsonrpc": "2.0", "id": 7, "method": "ping", "params": {"x": "' + b"y" * 20_000_000)
@@ -255,9 +240,6 @@ def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_ser
         assert (served["id"], served["result"]) == (8, {})
         out, _ = process.communicate(timeout=PATIENCE_S)
         assert (out, process.returncode) == (b"", 0)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 BROKEN = """
@@ -279,9 +261,7 @@ def test_the_log_of_a_server_over_stdio_says_what_its_client_is_not_told_under_t
     assert cli("tools", "add", "broken.py").code == 0
     (cli.path / "admitted").touch()
     (cli.home / "settings.toml").write_text('log_format = "json"')
-    process = _stdio(cli)
-    assert process.stdout is not None
-    try:
+    with _stdio(cli) as process:
         _said(process, HELLO, {"id": 1, "method": "tools/call", "params": {"name": "own-breaks", "arguments": {}}})
         assert json.loads(process.stdout.readline())["id"] == 0
         line = process.stdout.readline()
@@ -295,16 +275,11 @@ def test_the_log_of_a_server_over_stdio_says_what_its_client_is_not_told_under_t
             assert detail in str(entry)
             assert detail not in line.decode()
         assert b"correcthorse" not in log + line
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.supports("CONTRACT-13")
 def test_a_line_of_too_many_values_or_with_a_long_id_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
-    process = _stdio(cli)
-    assert process.stdout is not None
-    try:
+    with _stdio(cli) as process:
         _said(process, HELLO)
         assert json.loads(process.stdout.readline())["id"] == 0
         _said(process, {"id": 7, "method": "ping", "params": {"x": [1] * 300_000}}, {"id": "x" * 257, "method": "ping"})
@@ -314,16 +289,10 @@ def test_a_line_of_too_many_values_or_with_a_long_id_is_refused_and_the_next_one
         assert (nameless["id"], nameless["error"]["data"]["error_code"]) == (None, "E3004")
         assert (served["id"], served["result"]) == (8, {})
         process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_client_that_does_not_read_neither_fills_the_memory_nor_keeps_the_server_from_ending(cli: Cli) -> None:
-    process = _stdio(cli)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    with _stdio(cli) as process:
         _said(process, HELLO)
         assert json.loads(process.stdout.readline())["id"] == 0
         # Both pipes are filled: more answers than a pipe holds, and then more requests than are read meanwhile.
@@ -344,9 +313,6 @@ def test_a_client_that_does_not_read_neither_fills_the_memory_nor_keeps_the_serv
         assert written < 5_000_000, "it stops reading"
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_with_two_files_it_speaks_tls(cli: Cli) -> None:

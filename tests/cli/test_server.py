@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import closing
@@ -14,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.cli.conftest import INTERLOCK, Cli, Ended
+from tests import warm
+from tests.cli.conftest import Cli, Ended
 from tests.cli.test_serve import running
 
 SCOPES = ("audit:read", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
@@ -269,14 +269,11 @@ def test_a_refused_decision_keeps_its_code(place: Place) -> None:
 
 def test_a_call_that_waits_goes_on_when_a_person_agrees(place: Place) -> None:
     words = ("--server", place.url, "--token-file", place.token("ann"), *MAIL, "--key", "waits", "--wait", "100")
-    caller = subprocess.Popen(
-        [*INTERLOCK, *words], env=place.cli.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert caller.stderr is not None
-    told = caller.stderr.readline().decode() + caller.stderr.readline().decode()
-    assert "APPROVAL_REQUIRED" in told
-    assert place.there("bob", "approvals", "approve", told.split()[-1]).code == 0
-    out, _ = caller.communicate(timeout=100)
+    with warm.start(words, place.cli.environment, place.cli.path) as caller:
+        told = caller.stderr.readline().decode() + caller.stderr.readline().decode()
+        assert "APPROVAL_REQUIRED" in told
+        assert place.there("bob", "approvals", "approve", told.split()[-1]).code == 0
+        out, _ = caller.communicate(100)
     assert caller.returncode == 0, out.decode()
     assert "demo.mail_statement@1.0.0" in out.decode()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from asyncio import to_thread
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -27,7 +26,7 @@ from interlock.core.errors import Failure
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from tests import sample
+from tests import sample, warm
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
@@ -118,10 +117,12 @@ class Place:
 
     async def _cli(self, call: str, token: str) -> Json | str:
         words = ["calls", "trace", call, "--url", self.base, "--token", token, "--json"]
-        command = [sys.executable, "-m", "interlock.cli", "--home", str(self.lock.home.path), *words]
-        ended = await to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=120)
-        told: Json = json.loads(ended.stdout)
-        return told if ended.returncode == 0 else told["error"]["error_code"]
+        code, out, _ = await to_thread(warm.run, self.on_home(*words), os.environ, self.lock.home.path)
+        told: Json = json.loads(out)
+        return told if code == 0 else told["error"]["error_code"]
+
+    def on_home(self, *words: str) -> tuple[str, ...]:
+        return ("--home", str(self.lock.home.path), *words)
 
 
 @asynccontextmanager
@@ -190,9 +191,8 @@ async def test_through_every_door_the_attempts_of_an_external_call_are_shown(hom
             assert [one["attributes"]["http.response.status_code"] for one in attempts] == [503, 200]
             assert {one["attributes"]["server.address"] for one in attempts} == {"127.0.0.1"}
         words = ["calls", "trace", result.invocation_id, "--url", place.base, "--token", place.tokens[MINE]]
-        command = [sys.executable, "-m", "interlock.cli", "--home", str(place.lock.home.path), *words]
-        shown = await to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=120)
-        assert f"attempt 1 to 127.0.0.1:{far.port}, 503" in shown.stdout
+        code, out, _ = await to_thread(warm.run, place.on_home(*words), os.environ, place.lock.home.path)
+        assert (code, f"attempt 1 to 127.0.0.1:{far.port}, 503" in out.decode()) == (0, True)
 
 
 @pytest.mark.supports("OBS-01")

@@ -215,6 +215,7 @@ class Tour:
             self._prompt(f"kill {server.pid}")
             server.terminate()
             code = server.wait(PATIENCE_S)
+            server.stdout.close()
             self._note(shlex.join(["interlock", *words]), code, 0, None)
 
     def post(self, url: str, body: Json, token: str, **headers: str) -> Json:

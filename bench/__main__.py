@@ -1,4 +1,4 @@
-"""`python -m bench [NAME] [--quick] [--save]`: measure, print, and keep only what is asked to be kept."""
+"""`python -m bench [NAME] [--quick] [--row ROW] [--save]`: measure, print, and keep only what is asked to be kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> None:
     console = Console(width=max(Console().width, 120), highlight=False)
     headed = report.heading()
     console.print(f"{headed}\n{report.peers()}")
-    plan = Plan.of(quick=arguments.quick)
+    plan = Plan.of(quick=arguments.quick, rows=arguments.row)
     tables: list[Table] = []
     for name in SECTIONS if arguments.name == "all" else (arguments.name,):
         # Each section imports only what it measures, and says on what event loop where it matters.
@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=f"Measure Interlock. {listing}.")
     parser.add_argument("name", nargs="?", default="all", choices=(*SECTIONS, "all"))
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, rougher figures")
+    parser.add_argument("--row", action="append", default=[], help="`doors`: only this ordinary call; may be repeated")
     parser.add_argument("--save", action="store_true", help="append the figures to bench/RESULTS.md")
     return parser
 

@@ -55,6 +55,8 @@ FASTMCP_PROXY = "FastMCP's proxy of the same server"
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
 
 OURS = (REST, WRITE, JSONRPC, MCP, GRPC, PROXIED)
+# Ordinary calls, after the one that they are compared with.
+OUR_ORDINARY = (MCP, ASYNC, DEF, TRACED, CONTEXT, KEYED, MCP_HTTP, MCP_STDIO)
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 _META = "io.modelcontextprotocol/"
@@ -149,6 +151,8 @@ async def run(plan: Plan) -> list[Table]:
 
 def _run(plan: Plan) -> list[Table]:
     rounds, seconds = (3, 0.4) if plan.quick else (5, 2.0)
+    if plan.rows:
+        return [_ordinary(_only(plan.rows, rounds, seconds))]
     calls, lists = defaultdict[tuple[str, int], Found](Found), defaultdict[tuple[str, int], Found](Found)
     ordinary = defaultdict[tuple[str, int], Found](Found)
     order = random.Random(1)
@@ -158,8 +162,24 @@ def _run(plan: Plan) -> list[Table]:
             load = stack.enter_context(start_load())
             _compare(load, _callers(stack, place), LEVELS, seconds, order, calls)
             _compare(load, _listers(stack, place), (1,), seconds, order, lists)
-            _compare(load, _ordinary_callers(stack, place), (ORDINARY_LEVEL,), seconds, order, ordinary)
+            subjects = _ordinary_callers(stack, place, (*OUR_ORDINARY, FASTMCP_PROXY))
+            _compare(load, subjects, (ORDINARY_LEVEL,), seconds, order, ordinary)
     return [_under_load(calls), _alone(calls), _ordinary(ordinary), _lists(lists), _goals(calls, lists)]
+
+
+def _only(rows: Sequence[str], rounds: int, seconds: float) -> Figures:
+    """Measure some of the ordinary calls, beside the one that all of them are compared with."""
+    known = (*OUR_ORDINARY, FASTMCP_PROXY)
+    if not set(rows) <= set(known):
+        raise SystemExit(f"rows of `doors`: {', '.join(known[1:])}")
+    figures, order = defaultdict[tuple[str, int], Found](Found), random.Random(1)
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
+            load = stack.enter_context(start_load())
+            subjects = _ordinary_callers(stack, place, [name for name in known if name == MCP or name in rows])
+            _compare(load, subjects, (ORDINARY_LEVEL,), seconds, order, figures)
+    return figures
 
 
 # Servers
@@ -264,7 +284,24 @@ def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
     ]
 
 
-def _ordinary_callers(stack: ExitStack, place: Path) -> list[Subject]:
+def _ordinary_callers(stack: ExitStack, place: Path, names: Sequence[str]) -> list[Subject]:
+    """Ours, and FastMCP's proxy of the server that is one of our upstreams, if it is named."""
+    behind = start_upstream(stack)
+    mine = ordinary_callers(stack, place, behind, [name for name in names if name != FASTMCP_PROXY])
+    if FASTMCP_PROXY not in names:
+        return mine
+    proxied = _mcp("tools/call", {"name": "balance", "arguments": _ARGUMENTS}, str(mine[0].server.facts["token"]))
+    return [*mine, Subject(FASTMCP_PROXY, _peer(stack, "fastmcp_proxy", behind), [proxied])]
+
+
+def start_upstream(stack: ExitStack) -> str:
+    """The MCP server that is an upstream, on the load's core; its address."""
+    return f"http://127.0.0.1:{_peer(stack, 'sdk', core=_cores()[1]).port}/mcp"
+
+
+def ordinary_callers(
+    stack: ExitStack, place: Path, behind: str, names: Sequence[str], program: Sequence[str] = ()
+) -> list[Subject]:
     """The read that is declared for speed, and calls as most people make them, each asked of a server of its own."""
     asked = {
         MCP: ("ledger-balance", _ARGUMENTS, {}),
@@ -276,19 +313,18 @@ def _ordinary_callers(stack: ExitStack, place: Path) -> list[Subject]:
         MCP_HTTP: ("shop-balance", _ARGUMENTS, {}),
         MCP_STDIO: ("shop-balance", _ARGUMENTS, {}),
     }
-    behind = f"http://127.0.0.1:{_peer(stack, 'sdk', core=_cores()[1]).port}/mcp"
     subjects: list[Subject] = []
-    for turn, (name, (tool, arguments, headers)) in enumerate(asked.items()):
+    for turn, name in enumerate(names):
+        tool, arguments, headers = asked[name]
         home = place / f"ordinary-{turn}"
         if name == MCP_HTTP:
             _add_mcp(home, "--allow-private", "shop", behind)
         elif name == MCP_STDIO:
             _add_mcp(home, "shop", "--", sys.executable, "-m", "bench.doors_peers", "sdk_stdio")
-        server = _interlock(stack, home, "--tools", str(TOOLS))
+        server = _interlock(stack, home, "--tools", str(TOOLS), program=program)
         call = {"name": tool, "arguments": arguments}
         subjects.append(Subject(name, server, [_mcp("tools/call", call, str(server.facts["token"]), **headers)]))
-    proxied = _mcp("tools/call", {"name": "balance", "arguments": _ARGUMENTS}, str(subjects[0].server.facts["token"]))
-    return [*subjects, Subject(FASTMCP_PROXY, _peer(stack, "fastmcp_proxy", behind), [proxied])]
+    return subjects
 
 
 def _add_mcp(home: Path, *arguments: str) -> None:

@@ -1,6 +1,7 @@
 """`python -m bench.doors_profile NAME [CONNECTIONS]`: where our server spends its time when one thing is asked of it.
 
-NAME is a row of `./dev bench doors`, without `Interlock`: `REST, read`, `gRPC, read`, `REST, HTTP upstream` and so on.
+NAME is a row of `./dev bench doors`, without `Interlock`: `REST, read`, `gRPC, read`, `REST, HTTP upstream`, `plain
+def`, `write with a key` and so on.
 The server runs under cProfile while it is asked. Times are CPU time of the loop's thread, in µs for each request;
 cProfile makes calls of Python functions dearer than they are, so that figures compare with one another, not with those
 of the benchmark.
@@ -54,10 +55,14 @@ def profile(name: str, connections: int) -> None:
         os.environ[_FILE] = str(place / "profile")
         load = stack.enter_context(doors.start_load())
         program = (sys.executable, "-m", "bench.doors_profile", "--serve")
-        asked = {one.removeprefix("Interlock "): one for one in doors.OURS}
+        asked = {one.removeprefix("Interlock "): one for one in (*doors.OURS, *doors.OUR_ORDINARY)}
         if name not in asked:
             raise SystemExit(f"one of: {', '.join(asked)}")
-        (subject,) = doors.our_callers(stack, place, doors.start_backend(stack), (asked[name],), program)
+        if asked[name] in doors.OURS:
+            (subject,) = doors.our_callers(stack, place, doors.start_backend(stack), (asked[name],), program)
+        else:
+            behind = doors.start_upstream(stack)
+            (subject,) = doors.ordinary_callers(stack, place, behind, (asked[name],), program)
         doors.measure(load, subject, connections, SECONDS / 4)
         os.kill(subject.server.pid, signal.SIGUSR1)
         laps = doors.measure(load, subject, connections, SECONDS)["laps"]

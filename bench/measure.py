@@ -25,15 +25,17 @@ MIN_CALLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to measure."""
+    """How long to measure, and what."""
 
     quick: bool
     rounds: int
     slice_s: float
+    # The rows to measure, where a section can leave others out.
+    rows: Sequence[str] = ()
 
     @classmethod
-    def of(cls, *, quick: bool) -> Plan:
-        return cls(quick, 5, 0.04) if quick else cls(quick, 11, 0.14)
+    def of(cls, *, quick: bool, rows: Sequence[str] = ()) -> Plan:
+        return cls(quick, 5, 0.04, rows) if quick else cls(quick, 11, 0.14, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

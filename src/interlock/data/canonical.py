@@ -311,7 +311,10 @@ def tenant_secret(home: bytes, tenant: str) -> bytes:
 
 
 def _delimited(parts: tuple[str, ...]) -> bytes:
+    text = "".join([f"{len(part)}:{part}" for part in parts])
+    if text.isascii():
+        return text.encode()
     try:
-        return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))
+        return b"".join([b"%d:%s" % (len(data), data) for data in [part.encode() for part in parts]])
     except UnicodeEncodeError:
         raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None

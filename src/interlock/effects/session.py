@@ -78,6 +78,8 @@ class SessionState(MutableMapping[str, Any]):
     def changes(self) -> tuple[Change, ...]:
         """What this call changed, as records that replay to the same state."""
         before, now = self._before, self._current
+        if before == now:
+            return ()
         changes: list[Change] = []
         for name in sorted(before.keys() | now.keys()):
             if name not in now:

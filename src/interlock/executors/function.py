@@ -9,11 +9,8 @@ sync functions are refused (E3001) instead of waiting in vain. Every hung thread
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import CoroutineType
 from typing import Any
@@ -25,6 +22,7 @@ from interlock.contract.hints import convert
 from interlock.core.errors import Failure
 from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
+from interlock.executors.tool_threads import Job, ToolThreads
 
 THREADS = 64
 MOST_HUNG = 192
@@ -38,12 +36,11 @@ class FunctionExecutor:
         number.
         """
         self._grant = grant
-        self._threads = ThreadPoolExecutor(THREADS + MOST_HUNG, thread_name_prefix="interlock-tool")
-        self._unfinished: dict[str, Future[Any]] = {}
+        self._threads = ToolThreads("interlock-tool")
+        self._unfinished: dict[str, Job] = {}
         self._places = asyncio.Semaphore(THREADS)
-        self._hung: set[Future[Any]] = set()
+        self._hung: set[Job] = set()
         self._tell_hung = hung
-        self._outcomes = _Outcomes()
 
     @property
     def hung(self) -> int:
@@ -95,97 +92,47 @@ class FunctionExecutor:
             )
         await self._places.acquire()
         try:
-            future = self._threads.submit(contextvars.copy_context().run, function)
+            job = self._threads.start(function)
         except BaseException:
             self._places.release()
             raise
-        self._unfinished[call.id] = future
-        loop = asyncio.get_running_loop()
+        self._unfinished[call.id] = job
         try:
-            value = await self._outcomes.of(future, loop, partial(self._unfinished.pop, call.id, None))
+            value = await job.waiter
         finally:
-            if future.done() or future.cancel():
+            if job.finished or job.cancel():
+                self._unfinished.pop(call.id, None)
                 self._places.release()
             else:
-                self._note_hung(call, future, loop)
+                self._note_hung(call, job)
         return await value if inspect.isawaitable(value) else value
 
-    def _note_hung(self, call: Call, future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def _note_hung(self, call: Call, job: Job) -> None:
         """Handle a call that was cut off while its thread continues: give its place to another call,
         up to the bound.
         """
         replaced = len(self._hung) < MOST_HUNG
-        self._hung.add(future)
+        self._hung.add(job)
 
         def ended() -> None:
-            self._hung.discard(future)
+            self._unfinished.pop(call.id, None)
+            self._hung.discard(job)
             if not replaced:
                 self._places.release()
 
-        def on_loop(_: Future[Any]) -> None:
-            try:
-                loop.call_soon_threadsafe(ended)
-            except RuntimeError:
-                pass  # the loop is closed, and counting has ended
-
-        future.add_done_callback(on_loop)
+        job.listeners.append(ended)
         if replaced:
             self._places.release()
         if self._tell_hung is not None:
             self._tell_hung(call, len(self._hung))
 
-    def unfinished(self, call_id: str) -> Future[Any] | None:
+    def unfinished(self, call_id: str) -> Job | None:
         """The pending outcome of the thread of a call that was cut off; None if nothing of it runs any more."""
-        return self._unfinished.get(call_id)
+        job = self._unfinished.get(call_id)
+        return None if job is None or job.finished else job
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Outcomes:
-    """Brings the outcomes of threads to the event loop: one wake-up for all that ended since the last one.
-
-    A wake-up is a system call, and makes the thread and the loop compete for the interpreter.
-    """
-
-    def __init__(self) -> None:
-        self._ended: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
-        self._woken = False
-
-    def of(
-        self, future: Future[Any], loop: asyncio.AbstractEventLoop, when_done: Callable[[], Any]
-    ) -> asyncio.Future[Any]:
-        """Return what to await for the outcome of a thread. `when_done` is called in that thread."""
-        waiter: asyncio.Future[Any] = loop.create_future()
-
-        def ended(_: Future[Any]) -> None:
-            when_done()
-            self._ended.append((waiter, future))
-            # INVARIANT: the loop clears the flag before it looks, so what is appended after that wakes it again.
-            if not self._woken:
-                self._woken = True
-                try:
-                    loop.call_soon_threadsafe(self._deliver)
-                except RuntimeError:
-                    self._woken = False  # the loop is closed, and nobody waits
-
-        future.add_done_callback(ended)
-        return waiter
-
-    def _deliver(self) -> None:
-        self._woken = False
-        while self._ended:
-            waiter, future = self._ended.popleft()
-            if waiter.done():
-                continue  # the call was cut off
-            if future.cancelled():
-                waiter.cancel()
-            elif (error := future.exception()) is not None:
-                # A StopIteration would end the coroutine that awaits it, so futures refuse it.
-                stopped = isinstance(error, StopIteration)
-                waiter.set_exception(RuntimeError("the function raised StopIteration") if stopped else error)
-            else:
-                waiter.set_result(future.result())
+        self._threads.close()
 
 
 def _unsealed() -> Failure:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import orjson
@@ -457,7 +457,10 @@ def is_sealed_value(recorded: Any) -> TypeGuard[Json]:
 
 def session_id(caller: Caller, session: str) -> bytes:
     """Return the id of the row of a session, which only the tenant and caller that own it can compute."""
-    return sealed_digest(caller.tenant, caller.id, session)
+    return _session_id(caller.tenant, caller.id, session)
+
+
+_session_id = lru_cache(maxsize=256)(sealed_digest)
 
 
 def compensation(verified: Verified) -> Json | None:

@@ -98,6 +98,9 @@ _PLACES: Final = re.compile(
 )
 
 
+_DIGIT: Final = re.compile("[0-9]")
+
+
 class Patterns:
     """The compiled expressions of one set of rules; immutable."""
 
@@ -117,7 +120,7 @@ class Patterns:
             text = self._mask_extra(text, regex, marker)
         if "@" in text:
             text = _mask_emails(text)
-        if any(map(text.__contains__, "0123456789")):
+        if _DIGIT.search(text) is not None:
             text = self._mask_numbers(text)
         return text
 

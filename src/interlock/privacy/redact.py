@@ -148,7 +148,7 @@ class Redactor:
             texts.clear()
             plain = self._glance((data,), texts.append)
         # No built-in pattern matches across a NUL; a configured one might.
-        clean = not patterns or (plain and not self._patterns.extra and change("\0".join(texts)) is None)
+        clean = not patterns or (plain and not self._patterns.extra and (not texts or change("\0".join(texts)) is None))
         if plain and not graph.guarded and clean:
             return None, data
         walk = Walk(

@@ -29,7 +29,7 @@ _INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
-    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "torn")
+    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "soiled", "torn")
 
     def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
@@ -39,6 +39,8 @@ class Transaction(Rows):
         self.rows: list[tuple[int, str, str, bytes, bytes]] = []
         # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
         self.torn = False
+        # Whether a piece of work failed after it had written, and what it wrote is still there.
+        self.soiled = False
 
     @property
     def head(self) -> tuple[int, bytes]:
@@ -84,6 +86,18 @@ class Transaction(Rows):
             raise
         execute("RELEASE piece")
         return done
+
+    def run(self, work: Callable[..., T], *given: Any) -> T:
+        """Do a piece of work. When it raises, nothing of it is left if it had only read; `soiled` says otherwise."""
+        connection, mark = self._connection, self.mark()
+        changes = connection.total_changes
+        try:
+            return work(*given)
+        except BaseException:
+            self.torn = not connection.in_transaction
+            self.soiled = connection.total_changes != changes
+            self.rewind(mark)
+            raise
 
     def mark(self) -> tuple[int, int, bytes]:
         return len(self.rows), self._seq, self._head

@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any, Generic, TypeGuard, TypeVar
 
@@ -121,21 +122,11 @@ class Writer:
         timed = self.time.due
         if timed:
             self.time.write(cursor.execute, self._connection)
-        for waiting in batch:
-            unit = waiting.work
-            if not callable(unit):
-                transaction.append(*unit)
-                continue
-            if len(batch) == 1:
-                # What it raises ends the transaction, which undoes as much as a savepoint and costs nothing.
-                waiting.value, waiting.error = self.perform(unit, transaction), None
-                continue
-            try:
-                waiting.value, waiting.error = transaction.apart(self.perform, unit, transaction), None
-            except Exception as error:
-                if transaction.torn:
-                    raise
-                waiting.value, waiting.error = None, _answer(error)
+        if len(batch) == 1 and callable(unit := batch[0].work):
+            # What it raises ends the transaction, which undoes as much as a savepoint and costs nothing.
+            batch[0].value, batch[0].error = self.perform(unit, transaction), None
+        else:
+            self._run_all(batch, transaction)
         insert(cursor, transaction.rows)
         anchor = self._anchors.add_if_due(transaction, self.time)
         cursor.execute("COMMIT")
@@ -143,6 +134,38 @@ class Writer:
             self.time.written()
         if anchor is not None:
             self._anchors.note(anchor)
+
+    def _run_all(self, batch: list[Waiting[Any]], transaction: Transaction) -> None:
+        """Run the units of a batch. One that refuses leaves nothing behind.
+
+        Nearly all that refuse have only read, and there is nothing to undo. So one savepoint holds all units; if one
+        refuses after it has written, all are undone and run again, each in a savepoint of its own.
+        """
+        execute, mark = self._cursor.execute, transaction.mark()
+        if any(callable(waiting.work) for waiting in batch):
+            execute("SAVEPOINT units")
+        if not self._run_units(batch, transaction, transaction.run):
+            execute("ROLLBACK TO units")
+            transaction.rewind(mark)
+            transaction.soiled = False
+            self._run_units(batch, transaction, transaction.apart)
+
+    def _run_units(self, batch: list[Waiting[Any]], transaction: Transaction, run: Callable[..., Any]) -> bool:
+        """Run units by `run`. False if one has left something behind that has to be undone."""
+        for waiting in batch:
+            unit = waiting.work
+            if not callable(unit):
+                transaction.append(*unit)
+                continue
+            try:
+                waiting.value, waiting.error = run(self.perform, unit, transaction), None
+            except Exception as error:
+                if transaction.torn:
+                    raise
+                if transaction.soiled:
+                    return False
+                waiting.value, waiting.error = None, _answer(error)
+        return True
 
     def _write_singly(self, batch: list[Waiting[Any]], error: Exception, patience_s: float) -> None:
         if len(batch) == 1:

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ import orjson
 from interlock.api.service import Ask, Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
+from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.contract.attached import for_models
 from interlock.core.clock import new_id
@@ -84,6 +84,8 @@ class Wanted:
     address: str | None = None
     # By which ids the client knows its request.
     native: Mapping[str, Any] | None = None
+    # The version that a call by this name is made of, and the form of its results, where they were looked up already.
+    found: tuple[Prepared, Form] | None = None
 
     @property
     def answers(self) -> Json | None:
@@ -161,21 +163,28 @@ class Calling:
 
     def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
         ask = self._plain(wanted)
-        return self._keyed(ask, caller) if KEY in ask.arguments else ask
+        return self._keyed(ask, wanted, caller) if KEY in ask.arguments else ask
 
-    def _keyed(self, ask: Ask, caller: Caller) -> Ask:
+    def _keyed(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
         """The call with its key where keys belong, if the argument of that name is the one that this door added."""
-        try:
-            tool = self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability)
-        except Failure:
-            return ask  # the gateway refuses it, on record
-        if not self._listing.form(tool).keyed:
+        if wanted.found is not None and ask.version is None:
+            form = wanted.found[1]
+        else:
+            try:
+                form = self._listing.form(self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability))
+            except Failure:
+                return ask  # the gateway refuses it, on record
+        if not form.keyed:
             return ask
         given = dict(ask.arguments)
         key: Any = given.pop(KEY)
         if ask.key is not None and ask.key != key:
             raise Fault(INVALID_PARAMS, f"`{KEY}` and _meta[{_KEY!r}] say different things")
-        return replace(ask, arguments=given, key=key if isinstance(key, str) else "")
+        # Positional on purpose: `replace` costs several times as much.
+        return Ask(
+            ask.tool, given, ask.version, key if isinstance(key, str) else "", ask.session, ask.timeout_s, ask.dry_run,
+            ask.task, ask.trace, ask.interaction, ask.native,
+        )  # fmt: skip
 
     def _plain(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
@@ -219,9 +228,15 @@ class Calling:
             return _instead(result.text(), "preview", result.value, _about(result))
         if result.persistence.ref is not None:
             return _kept(result)
-        address, _, version = result.tool.partition("@")
-        form = self._listing.form(self._service.lock.catalog.exact(address, version).prepared)
+        form = self._form(wanted, result)
         return _native(result) if form.native else own(result, form)
+
+    def _form(self, wanted: Wanted, result: Result) -> Form:
+        """The form of the results of the version that was called. Another may have come since it was looked up."""
+        if wanted.found is not None and wanted.found[0].ref == result.tool:
+            return wanted.found[1]
+        address, _, version = result.tool.partition("@")
+        return self._listing.form(self._service.lock.catalog.exact(address, version).prepared)
 
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]

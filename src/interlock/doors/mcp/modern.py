@@ -389,7 +389,8 @@ class _Handler:
         request_id, meta = request["id"], params["_meta"]
         known_as = request_id if request_id.__class__ is int else native_id(request_id)
         ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
-        wanted = Wanted(params["name"], params.get("arguments", {}), meta, self._trace, None, address, ids)
+        arguments = params.get("arguments", {})
+        wanted = Wanted(params["name"], arguments, meta, self._trace, None, address, ids, (tool, form))
         if tool.computes and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)
         return await route.watched(request_id, wanted, caller, tool, form)

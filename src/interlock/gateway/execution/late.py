@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
@@ -25,6 +24,7 @@ from interlock.store import records
 if TYPE_CHECKING:
     from interlock.call.phases import Granted, Ran, Verified
     from interlock.core.clock import Clock
+    from interlock.executors.tool_threads import Job
     from interlock.store.port import Transaction
 
 
@@ -48,24 +48,18 @@ class LateOutcomes:
         self._owed = owed
         self._settling: set[asyncio.Task[None]] = set()
 
-    def watch(self, granted: Granted, future: Future[Any]) -> None:
-        """Record the outcome of a call when its function ends, in whatever thread that is."""
-        loop = asyncio.get_running_loop()
-
-        def on_loop(done: Future[Any]) -> None:
-            try:
-                loop.call_soon_threadsafe(self._settle, granted, done)
-            except RuntimeError:
-                pass  # the loop is closed: the outcome stays unknown, and reconcile lists it
-
-        future.add_done_callback(on_loop)
+    def watch(self, granted: Granted, job: Job) -> None:
+        """Record the outcome of a call when its function ends. If the loop is closed by then, it stays unknown, and
+        reconcile lists it.
+        """
+        job.listeners.append(lambda: self._settle(granted, job))
 
     async def close(self) -> None:
         """Wait until every outcome that is being recorded is on record."""
         while self._settling:
             await asyncio.wait(self._settling)
 
-    def _settle(self, granted: Granted, done: Future[Any]) -> None:
+    def _settle(self, granted: Granted, done: Job) -> None:
         task = asyncio.ensure_future(self._record(granted, done))
         self._settling.add(task)
 
@@ -78,7 +72,7 @@ class LateOutcomes:
 
         task.add_done_callback(settled)
 
-    async def _record(self, granted: Granted, done: Future[Any]) -> None:
+    async def _record(self, granted: Granted, done: Job) -> None:
         """Record the outcome of a write that was cut off. If it cannot be written now, it is owed like any closing."""
         call, scope, caller, kept = granted, granted.more.scope, granted.request.caller, self._kept
         assert scope is not None
@@ -130,7 +124,7 @@ class LateOutcomes:
         finally:
             kept.abandon(bodies)
 
-    async def _result(self, granted: Granted, done: Future[Any]) -> Verified:
+    async def _result(self, granted: Granted, done: Job) -> Verified:
         """Return the output of a write that was cut off, checked and redacted."""
         try:
             output = done.result()

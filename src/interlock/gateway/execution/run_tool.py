@@ -79,7 +79,7 @@ class ToolRunner:
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         self._cancellation.check(call)
         active = self.active
-        run = active.run_here if tool.computes and tool.bound.is_async else active.run_apart
+        run = active.run_here if tool.computes else active.run_apart
         call.launched = True
         try:
             if tool.isolated:
@@ -108,10 +108,10 @@ class ToolRunner:
     async def _await_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it continues, have its outcome recorded when it ends."""
         call = granted
-        future = self._function_executor.unfinished(call.id)
-        call.extend().runs_on = future is not None
-        if future is not None:
-            self._late.watch(granted, future)
+        job = self._function_executor.unfinished(call.id)
+        call.extend().runs_on = job is not None
+        if job is not None:
+            self._late.watch(granted, job)
         elif call.more.task is not None and not call.more.task.done():
             await asyncio.wait({call.more.task}, timeout=GRACE_S)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import secret_of
@@ -126,6 +127,12 @@ def narrowed(granted: Granted) -> Caller:
         reach = token_checks.reach_of(granted.tool.contract, granted.input)
         capability = replace(capability, within=reach)
     scopes = caller.scopes.intersection(granted.tool.required_scopes)
-    if scopes == caller.scopes and capability is caller.capability:
-        return caller
-    return replace(caller, scopes=scopes, capability=capability)
+    if capability is not caller.capability:
+        return replace(caller, scopes=scopes, capability=capability)
+    return caller if scopes == caller.scopes else _with_scopes(caller, scopes)
+
+
+@lru_cache(maxsize=256)
+def _with_scopes(caller: Caller, scopes: frozenset[str]) -> Caller:
+    """Return a caller with fewer scopes. Those of one token are the same object in call after call."""
+    return replace(caller, scopes=scopes)

@@ -119,10 +119,15 @@ class Outputs:
 
     def private_values(self, call: Call, tool: Prepared) -> PrivateValues:
         """Return a judge of values: private by the name of their resource, by either schema, or by their content."""
-        schemas = (self.redactor_of(tool), self._observer.sink(call))
+        # A schema without private places says nothing about a value that is not found without it.
+        schemas = [schema for schema in (self.redactor_of(tool), self._observer.sink(call)) if schema.guarded]
+        secret: dict[str, bool] = {}
 
         def private(resource: str, value: Any) -> bool:
-            if self._redactor.names_secret(resource) or self._redactor.value(value).paths:
+            named = secret.get(resource)
+            if named is None:
+                named = secret[resource] = self._redactor.names_secret(resource)
+            if named or self._redactor.value(value).paths:
                 return True
             return any(schema.for_sinks(value).paths for schema in schemas)
 

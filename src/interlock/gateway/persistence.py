@@ -301,7 +301,7 @@ class Kept:
 
     def check_key(self) -> None:
         """Refuse (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted."""
-        self._box.current  # noqa: B018 - looks at the keys, and makes them where there are none
+        self._box.look()
 
     def outcome(self, found: idempotency.Replay) -> Json:
         """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""

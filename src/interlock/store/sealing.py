@@ -104,6 +104,10 @@ class Box:
         """The id of the key that seals now."""
         return next(reversed(self._load())).hex()
 
+    def look(self) -> None:
+        """Look at the keys, and make the first one where there is none. Raises what sealing would raise."""
+        self._load()
+
     def prepare(self) -> None:
         """Load the keys, and make the first one where they are in a keyring. May take long; call it on a thread."""
         if isinstance(self._shelf, _KeyringShelf):

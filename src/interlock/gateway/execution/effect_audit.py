@@ -123,6 +123,12 @@ class EffectAudit:
             watcher.close()
 
 
+def reports(context: Context) -> bool:
+    """Whether a tool has reported a change, or has changed its session."""
+    session = context.session
+    return bool(context.changes) or (isinstance(session, SessionState) and session.changed)
+
+
 # Most data directories watch nothing, so the watchers are imported only when they are needed.
 
 

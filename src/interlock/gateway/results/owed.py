@@ -57,12 +57,12 @@ class OwedOutcomes:
     async def _twice(self, call: Call, unit: Unit[T]) -> T:
         """Commit a unit. After an unexpected error try once more. Cancelling the caller does not stop the commit."""
         try:
-            return await asyncio.shield(self._journal.submit(unit))
+            return await self._journal.submit(unit)
         except Failure:
             raise
         except Exception as error:  # noqa: BLE001 - a second error is raised
             _log.error("the closing of call %s failed", call.id, exc_info=error)
-            return await asyncio.shield(self._journal.submit(unit))
+            return await self._journal.submit(unit)
 
     def commit_or_owe(self, call: Call, unit: Unit[Any]) -> None:
         """Commit a unit without waiting for it. If it cannot be written now, it is owed like a closing."""

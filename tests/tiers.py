@@ -15,6 +15,7 @@ TIER_OF: dict[str, Tier] = {
     "data": "unit",
     "privacy": "unit",
     "contract": "unit",
+    "net": "unit",
     "call": "unit",
     "authority": "unit",
     "resilience": "unit",

@@ -24,8 +24,8 @@ from interlock.authority.keys import fetch_json
 from interlock.authority.remote import Remote
 from interlock.authority.vault import Vault
 from interlock.core.errors import Failure
-from interlock.store import addresses
-from interlock.store.outgoing import Outgoing, Unanswered
+from interlock.net import addresses
+from interlock.net.outgoing import Outgoing, Unanswered
 from interlock.testing import FakeClock
 from tests.authority.questions import contract, question
 from tests.upstreams.hostile import flood, loop_is_free, raw_server, read_head
@@ -239,7 +239,7 @@ async def test_proxies_of_the_environment_are_not_used(
 
 async def test_a_second_answer_on_a_kept_connection_answers_no_other_question() -> None:
     """The second answer arrives while nobody waits: the connection is closed and the next request opens another."""
-    first = asyncio.Event()
+    first, gone = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -249,6 +249,7 @@ async def test_a_second_answer_on_a_kept_connection_answers_no_other_question() 
                 await first.wait()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nstolen")
                 await writer.drain()
+        gone.set()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -256,10 +257,8 @@ async def test_a_second_answer_on_a_kept_connection_answers_no_other_question() 
     client = Outgoing("any", keep_alive=True)
     try:
         assert (await client.ask("GET", f"{url}/a", most=100, timeout_s=60)).body == b"/a"
-        session: Any = client._session  # pyright: ignore[reportPrivateUsage]
-        ((kept, _),) = next(iter(session.connector._conns.values()))
         first.set()
-        await asyncio.wait_for(kept.closed, 60)
+        await asyncio.wait_for(gone.wait(), 60)
         for path in ("/b", "/c"):
             assert (await client.ask("GET", f"{url}{path}", most=100, timeout_s=60)).body == path.encode()
     finally:

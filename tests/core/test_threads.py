@@ -17,7 +17,7 @@ import pytest
 from interlock import Field, Interlock, tool
 from interlock.api.service import Service
 from interlock.core.threads import INPUTS, SOON_S, WALKS, Soon
-from interlock.store import addresses
+from interlock.net import addresses
 
 NAME: ContextVar[str] = ContextVar("NAME", default="")
 

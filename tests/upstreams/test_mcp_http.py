@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.store import http_client
+from interlock.net import connection
+from interlock.upstreams.mcp import http as mcp_http
 from interlock.upstreams.mcp.events import Events, Meter
 from interlock.upstreams.mcp.upstream import McpUpstream
 from interlock.upstreams.response_limits import Allowance, Intake
@@ -243,7 +244,7 @@ async def test_what_nobody_asked_for_is_not_taken_for_the_next_answer(when: str)
 
 
 async def test_a_connection_that_the_server_closed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "_DOUBTFUL_S", 0.0)
+    monkeypatch.setattr(connection, "_DOUBTFUL_S", 0.0)
     async with raw() as (server, one):
         await ask(one, "echo", writes=True)
         for _ in range(3):
@@ -255,7 +256,7 @@ async def test_a_connection_that_the_server_closed_is_not_used_again(monkeypatch
 
 
 async def test_idle_connections_are_closed_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "IDLE_S", 0.05)
+    monkeypatch.setattr(connection, "IDLE_S", 0.05)
     async with raw() as (server, one):
         await asyncio.gather(*(ask(one, "echo") for _ in range(5)))
         async with asyncio.timeout(10):
@@ -265,9 +266,9 @@ async def test_idle_connections_are_closed_after_some_time(monkeypatch: pytest.M
 
 
 async def test_more_requests_than_there_is_room_for_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_http, "MAX_CONNECTIONS", 3)
     async with raw() as (server, one):
         await ask(one, "echo")
-        monkeypatch.setattr(http_client, "MAX_CONNECTIONS", 3)
         outcomes = await asyncio.gather(
             *(ask(one, "echo", attempts=1, writes=True) for _ in range(10)), return_exceptions=True
         )

@@ -34,7 +34,8 @@ from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
 from interlock.data.schema import Json
-from interlock.store import addresses, notifications, records
+from interlock.net import addresses
+from interlock.store import notifications, records
 from interlock.store.notifications import DueRow, Undelivered
 from interlock.store.port import Store, Transaction, Unit
 from interlock.store.sealing import Box

@@ -22,7 +22,7 @@ import orjson
 
 from interlock.call.channels import Channel
 from interlock.core.errors import Failure
-from interlock.store import addresses
+from interlock.net import addresses
 
 START_S = 60.0
 MOST_LOOKUPS = 100

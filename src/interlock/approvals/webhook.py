@@ -7,7 +7,7 @@ A request carries three headers:
     webhook-signature   v1,base64(HMAC-SHA256(secret, id.timestamp.body)), one per valid secret, separated by spaces
 
 The timestamp is signed, so an old request cannot be replayed later; several signatures let a secret be rotated without
-losing a request. Requests are made with `store.outgoing`, which logs no address.
+losing a request. Requests are made with `net.outgoing`, which logs no address.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import addresses
-from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
+from interlock.net import addresses
+from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 if TYPE_CHECKING:
     import ssl
 
 TOLERANCE_S = 300
 TIMEOUT_S = 10.0
-READ_AT_MOST = 4096
-DRAIN_S = 1.0
 LONGEST_PAUSE_S = 24 * 3600
 _PREFIX = "whsec_"
 
@@ -115,7 +113,7 @@ class Webhooks:
         headers["content-type"] = "application/json"
         try:
             answer = await self._clients[allow_private].ask(
-                "POST", url, headers=headers, body=body, most=READ_AT_MOST, timeout_s=TIMEOUT_S, unread_s=DRAIN_S
+                "POST", url, headers=headers, body=body, most=0, timeout_s=TIMEOUT_S
             )
         except Unanswered as silence:
             return Outcome("retry", _TROUBLES[silence.why])

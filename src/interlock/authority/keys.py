@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store.outgoing import Outgoing, Trouble, Unanswered
+from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 from interlock.store.signing import refuse_shared
 
 Algorithm = Literal["RS256", "EdDSA", "ES256"]

@@ -4,7 +4,7 @@ Both take the question as a document and return the answer as one. Both limit th
 accept no compressed answer, follow no redirect, retry nothing and use neither the proxies nor the credentials of the
 environment. Anything but a well-formed answer in time is E3205.
 
-The engine's host is resolved and checked here (`store.addresses`), and the connection goes to an address that was
+The engine's host is resolved and checked here (`net.addresses`), and the connection goes to an address that was
 checked. With TLS it may be public or private, because the certificate is checked for the name. Without TLS it must be
 private, because only DNS then identifies the engine.
 
@@ -24,8 +24,8 @@ import orjson
 from interlock.authority.keys import strict_json
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.store import addresses
-from interlock.store.outgoing import Outgoing, Trouble, Unanswered
+from interlock.net import addresses
+from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 
 if TYPE_CHECKING:
     import grpc.aio

@@ -8,7 +8,7 @@ short one longer, as far as the role allows. It is revoked when the call ends, a
 INVARIANT: an issued credential is not lent past the term that Vault gave it last, whatever the wall clock says.
 
 Nothing is cached: the next call gets a new value from Vault. The token comes from a file or an environment variable
-each time it is used, so that an agent may renew it, and is never stored. Requests are made with `store.outgoing`: no
+each time it is used, so that an agent may renew it, and is never stored. Requests are made with `net.outgoing`: no
 redirect is followed (the token would go along), proxies of the environment are not used, and an answer is limited in
 bytes, values and time.
 """
@@ -34,7 +34,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DISK, WALKS
 from interlock.data.bounds import LARGE_INPUT, TooManyValues, parse
 from interlock.data.schema import Json
-from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
+from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ and a change elsewhere in the service leaves the pin unchanged. Arguments and va
 protobuf. Methods with one request become tools; streamed answers are collected.
 
 There is one channel for each endpoint, which all calls share; a caller's credential is metadata of the call. Names are
-resolved under `store.addresses`, and the channel connects to the addresses that were checked there. A call waits until
+resolved under `net.addresses`, and the channel connects to the addresses that were checked there. A call waits until
 its channel is connected before it is sent, so that an unreachable server has surely received nothing. A channel that
 does not connect is closed when its last call has ended, and the name is resolved anew.
 """
@@ -25,7 +25,7 @@ from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.store import addresses
+from interlock.net import addresses
 from interlock.upstreams import protobuf, wire
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site

@@ -1,13 +1,11 @@
-"""HTTP services: one session, one pool and one TLS context for each upstream, however many calls there are.
+"""HTTP services: one client and one TLS context for each upstream, however many calls there are.
 
 Theory of operation. A call's `native` determines the request; `build` (or `openapi.build`, if the operation comes from
 an OpenAPI document) places the arguments in it. Before it is sent, every request is checked against three rules: it
 goes to the origin that the operator configured, no argument has escaped from its path segment, and no header is more
-than a line. Names are resolved under `store.addresses`, and connections go to the addresses that were checked there.
-Redirects are followed for reads and on the same origin only.
-
-The session's middleware converts a broken connection into our own failure at once. This is necessary: left to itself,
-aiohttp sends PUT and DELETE a second time when a kept connection breaks.
+than a line. Names are resolved under `net.addresses`, and connections go to the addresses that were checked there.
+Redirects are followed for reads and on the same origin only. Answers may be compressed; the limit on their size holds
+for what they expand to.
 """
 
 from __future__ import annotations
@@ -27,24 +25,25 @@ from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.store import addresses
-from interlock.store.outgoing import open_session
+from interlock.net import addresses
+from interlock.net.client import Broken, Client, Response
+from interlock.net.connection import Unreachable, Untrusted
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
-from interlock.upstreams.response_limits import Intake, decoded, in_thread
+from interlock.upstreams.response_limits import CODINGS, Intake, decoded, in_thread
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from interlock.resilience.services import Services
 
 _READS = ("GET", "HEAD")
 _BODYLESS = ("GET", "HEAD", "DELETE")
 _REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
+# Bytes of an answer that is no success: its beginning explains the error.
+_EXPLAINED = wire.EXCERPT * 8
 _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"}
     | {"x-interlock-caller", "x-interlock-agent"}
@@ -53,6 +52,8 @@ _TEXTS = frozenset({"application/xml", "application/yaml", "application/x-yaml"}
 _NAMED = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 _SPLITTING = re.compile(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
 _ACCEPT = "application/json, */*;q=0.5"
+_ACCEPTED = {"accept": _ACCEPT, "accept-encoding": "gzip, deflate"}
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
 
 
 class HttpTool(Part):
@@ -173,11 +174,14 @@ class HttpUpstream:
         self._name = name
         self._config = config
         self._clock = clock
-        self._resolve = resolve
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
-        self._session: aiohttp.ClientSession | None = None
-        self._judged: set[str] = set()
+        self._client = Client(
+            partial(addresses.checked, allow_private=config.allow_private, resolve=resolve),
+            connections=config.max_connections,
+            tls=None if config.tls == wire.Tls() else config.tls.context,
+            connect_s=config.connect_timeout_s,
+        )
 
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
@@ -207,34 +211,26 @@ class HttpUpstream:
         return Discovered(tools=[*discovered.tools, *written], refused=discovered.refused, about=discovered.about)
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        import aiohttp
-        import yarl
-
-        base = self._config.urls[0]
-        session = await self._open(base)
+        request = Request("HEAD", self._config.urls[0] + "/", {"accept": "*/*"}, None)
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                # Any answer proves that the service is up.
-                async with session.head(yarl.URL(base + "/", encoded=True), allow_redirects=False):
-                    pass
-        except (TimeoutError, aiohttp.ClientError):
+                await self._send(request)  # any answer proves that the service is up
+        except TimeoutError:
             raise wire.unreached(self._name, "does not answer") from None
 
     async def close(self) -> None:
         self._sender.close()
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._client.close()
 
     async def _document(self, url: str, look: wire.Look) -> Json:
         """Fetch an OpenAPI document from its address, as JSON or YAML."""
-        request = Request("GET", url, {"accept": _ACCEPT, **self._config.headers}, None)
+        request = Request("GET", url, {**_ACCEPTED, **self._config.headers}, None)
         # INVARIANT: a credential is shown only to the service it is for; another party may host the document.
         if any(_origin(url) == _origin(endpoint) for endpoint in self._config.urls):
             request = self._signed(request, look)
         try:
             async with asyncio.timeout(30):
-                text = await self._exchange(await self._open(url), request, look)
+                text = await self._exchange(request, look)
         except TimeoutError:
             raise wire.late(self._name) from None
         document: Json = cast("Json", text) if isinstance(text, dict) else {}
@@ -245,9 +241,9 @@ class HttpUpstream:
         wire.check_egress(call, endpoint)
         call.reported["server_url"] = endpoint
         method, url, given, body = self._request(call, endpoint)
-        headers = {"accept": _ACCEPT, **self._config.headers, **given, **wire.context_headers(call, self._config)}
+        headers = {**_ACCEPTED, **self._config.headers, **given, **wire.context_headers(call, self._config)}
         signed = self._signed(Request(method, url, headers, body), call)
-        return await self._exchange(await self._open(endpoint), signed, call)
+        return await self._exchange(signed, call)
 
     def _signed(self, request: Request, lent: wire.Lent) -> Request:
         """Add the credential to the request."""
@@ -276,91 +272,98 @@ class HttpUpstream:
         lines = {name.lower(): _one_line(name, value) for name, value in headers.items() if name.lower() not in _OURS}
         return Request(method, url, lines, body)
 
-    async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | wire.Look) -> Any:
+    async def _exchange(self, request: Request, call: RemoteCall | wire.Look) -> Any:
         """Send a request, follow allowed redirects, and read the answer."""
-        import aiohttp
-        import yarl
-
-        from interlock.store.metered import Flooded
-
-        method, url, headers, body = request
-        try:
-            for _ in range(MAX_REDIRECTS):
-                async with session.request(
-                    method, yarl.URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
-                ) as response:
-                    if response.status not in _REDIRECTS:
-                        if isinstance(call, RemoteCall) and call.span is not None:
-                            call.span.note({"http.response.status_code": response.status})
-                        return await self._read(response, call)
-                    url = self._followed(response, url, may=method in _READS)
-        except Flooded:
-            raise self._intake.flooded() from None
-        except aiohttp.ClientError:
-            raise wire.broken(self._name) from None
+        for _ in range(MAX_REDIRECTS):
+            response = await self._send(request)
+            if response.status not in _REDIRECTS:
+                if isinstance(call, RemoteCall) and call.span is not None:
+                    call.span.note({"http.response.status_code": response.status})
+                return await self._read(response, call)
+            request = request._replace(url=self._followed(response, request.url, may=request.method in _READS))
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 
-    def _followed(self, response: aiohttp.ClientResponse, url: str, *, may: bool) -> str:
+    async def _send(self, request: Request) -> Response:
+        """Send a request once."""
+        try:
+            return await self._client.ask(*request, self._limit)
+        except Untrusted:
+            raise wire.unreached(self._name, "has a certificate that is not trusted") from None
+        except Unreachable:
+            raise wire.unreached(self._name) from None
+        except Broken as broken:
+            raise (self._intake.flooded() if broken.why == "flooded" else wire.broken(self._name)) from None
+
+    def _limit(self, status: int, _: Mapping[str, str]) -> int | None:
+        """Return how much of an answer's body is read."""
+        if 200 <= status < 300:
+            return self._intake.max_bytes
+        return None if status in _REDIRECTS else _EXPLAINED
+
+    def _followed(self, response: Response, url: str, *, may: bool) -> str:
         """Return the target of a redirect, if a request may follow it there."""
-        target = urljoin(url, response.headers.get("location", ""))
+        location = response.headers.get("location", "").encode("latin-1").decode(errors="replace")
         if not may:
             raise Failure(
                 "E3401",
                 f"`{self._name}` redirects a request that is not followed; configure the address it redirects to",
                 details={"status": response.status},
             )
-        if _origin(target) != _origin(url):
+        try:
+            target = urljoin(url, location)
+            same = _origin(target) == _origin(url)
+        except ValueError:
+            target, same = "", False
+        if not same:
             raise Failure("E3406", f"`{self._name}` redirects to another host, which is not followed")
         return target
 
-    async def _read(self, response: aiohttp.ClientResponse, call: RemoteCall | wire.Look) -> Any:
+    async def _read(self, response: Response, call: RemoteCall | wire.Look) -> Any:
         """Read the value of an answer; a Failure if it is invalid."""
         if not 200 <= response.status < 300:
-            # The beginning explains the error; the rest is not read.
-            text = (await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
-            raise self._refusal(response, wire.excerpt(text, call))
-        body = await self._bounded(response, self._intake.max_bytes)
+            beginning = await self._expanded(response, _EXPLAINED, cut=True)
+            raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call))
+        body = await self._expanded(response, self._intake.max_bytes)
         if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
             call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
-        media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = response.headers.get("content-type", "")
+        media = kind.partition(";")[0].strip().lower()
         mode = _mode(call, response.status)
         if mode == "none" or not body:
             return None
         if mode == "text":
-            return self._text(body, response.charset)
+            return self._text(body, kind)
         if mode == "json" or media == "application/json" or media.endswith("+json"):
             try:
                 return await self._intake.json(body)
             except orjson.JSONDecodeError:
                 raise Failure("E3401", f"what `{self._name}` answered is not the JSON that it should be") from None
         if media.startswith("text/") or media in _TEXTS:
-            return {"text": self._text(body, response.charset)}
+            return {"text": self._text(body, kind)}
         return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
 
-    def _text(self, body: bytes, charset: str | None) -> str:
+    def _text(self, body: bytes, kind: str) -> str:
+        named = _CHARSET.search(kind)
+        charset = None if named is None else named[1]
         text = decoded(body, charset)
         if text is None:
             shown = wire.excerpt(charset or "", None)[:40]
             raise Failure("E3401", f"`{self._name}` answered in the charset `{shown}`, which is not read; use UTF-8")
         return text
 
-    async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
-        """Read the body, holding no more than `limit` of it."""
-        content = response.content
-        body = await content.readany()  # most bodies come whole
-        if len(body) <= limit and content.at_eof():
-            return body
-        parts = bytearray(body)
-        while len(parts) <= limit and (part := await content.readany()):
-            parts += part
-        if len(parts) > limit:
-            response.close()
-            if not cut:
-                raise self._intake.too_large()
-            del parts[limit:]
-        return bytes(parts)
+    async def _expanded(self, response: Response, limit: int, *, cut: bool = False) -> bytes:
+        """Return the body, no more than `limit` of it. With `cut` the rest is left out, else it is a Failure."""
+        body, coding = response.body, response.headers.get("content-encoding", "").strip().lower()
+        if body and coding in CODINGS:
+            try:
+                body = await self._intake.expanded(body, coding, limit, cut=cut)
+            except ValueError:
+                raise wire.broken(self._name) from None
+        if len(body) > limit and not cut:
+            raise self._intake.too_large()
+        return body[:limit]
 
-    def _refusal(self, response: aiohttp.ClientResponse, message: str) -> Failure:
+    def _refusal(self, response: Response, message: str) -> Failure:
         """Convert a status that is no success to a failure."""
         status = response.status
         pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
@@ -375,46 +378,6 @@ class HttpUpstream:
             return Failure("E3502", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
         words = f"`{self._name}` answered {status}" + (f": {message}" if message else "")
         return Failure("E3401", words, details=details, native_error_ref=ref)
-
-    async def _open(self, base: str) -> aiohttp.ClientSession:
-        """The session, after the host of an endpoint was checked to be allowed."""
-        if base not in self._judged:
-            # A name is checked whenever it is resolved; a literal address is never resolved, so it is checked here.
-            host = urlsplit(base).hostname or ""
-            if addresses.parse(host) is not None:
-                await addresses.checked(host, allow_private=self._config.allow_private)
-            self._judged.add(base)
-        if self._session is None:
-            self._session = self._new_session()
-        return self._session
-
-    def _new_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        from interlock.store.metered import Flooded
-
-        name, config, resolve, intake = self._name, self._config, self._resolve, self._intake
-
-        async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-            try:
-                return await handler(request)
-            except aiohttp.ClientConnectorCertificateError:
-                raise wire.unreached(name, "has a certificate that is not trusted") from None
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL):
-                raise wire.unreached(name) from None
-            except Flooded:
-                raise intake.flooded() from None
-            except (aiohttp.ClientError, ConnectionError):
-                raise wire.broken(name) from None
-
-        return open_session(
-            lambda host: addresses.checked(host, allow_private=config.allow_private, resolve=resolve),
-            once,
-            # Without TLS settings, aiohttp's own context is used, which is made once for the whole process.
-            tls=None if config.tls == wire.Tls() else config.tls.context(),
-            connections=config.max_connections,
-            connect_s=config.connect_timeout_s,
-        )
 
 
 def _base(endpoint: str, servers: Sequence[str]) -> str:

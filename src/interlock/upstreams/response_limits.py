@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import zlib
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -92,6 +93,19 @@ class Intake:
         """Parse a JSON text under the limits; orjson.JSONDecodeError for anything else."""
         self.check(data)
         return orjson.loads(data)
+
+    async def expanded(self, data: bytes, coding: str, limit: int, *, cut: bool = False) -> bytes:
+        """Expand a compressed body, to one byte more than `limit` if it holds more. In a thread if it is large.
+
+        ValueError for a coding that is not read, and for a body that is not of its coding or breaks off. With `cut` its
+        beginning is enough.
+        """
+        first = min(limit, SMALL)
+        if len(data) <= SMALL:
+            body = _expanded(data, coding, first, cut)
+            if len(body) <= first or first == limit:
+                return body
+        return await in_thread(_expanded, data, coding, limit, cut)
 
     async def json(self, data: bytes) -> Any:
         """Parse a JSON text under the limits, in a thread if it is large."""
@@ -262,6 +276,39 @@ class Lines:
 # For bounded work on answers. Never use it for code that can hang.
 _threads = Threads("intake", _THREADS)
 in_thread = _threads.run
+
+
+# Codings of bodies: the window of their decompressor, or None for one that is not read.
+CODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15, "br": None, "zstd": None}
+# A gzip file may consist of several. Each costs some time, however little it holds.
+_MOST_MEMBERS = 1000
+_GZIP = 0x1F
+
+
+def _expanded(data: bytes, coding: str, limit: int, cut: bool) -> bytes:
+    window = CODINGS[coding]
+    if window is None:
+        raise ValueError("a coding that is not read")
+    if coding == "deflate" and data[0] & 15 != 8:
+        window = -15  # without the head that belongs to it, as some servers send it
+    view, body, at, members, ended = memoryview(data), bytearray(), 0, 0, False
+    stream = zlib.decompressobj(window)
+    try:
+        while at < len(view) and len(body) <= limit and members < _MOST_MEMBERS:
+            part = view[at : at + _UNIT]
+            body += stream.decompress(part, limit + 1 - len(body))
+            at += len(part) - len(stream.unused_data)
+            ended = stream.eof
+            if ended:
+                if coding == "deflate" or at == len(view) or view[at] != _GZIP:
+                    break
+                members += 1
+                stream = zlib.decompressobj(window)
+    except zlib.error:
+        raise ValueError("not of its coding") from None
+    if not (ended or cut or len(body) > limit) or members == _MOST_MEMBERS:
+        raise ValueError("it breaks off, or has too many parts")
+    return bytes(body)
 
 
 # Charsets that decode in linear time. Others are not looked up: Python has codecs that are quadratic or no charsets.

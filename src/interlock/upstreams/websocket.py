@@ -33,8 +33,8 @@ from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.net import addresses
 from interlock.resilience.retry import delay_s
-from interlock.store import addresses
 from interlock.upstreams import wire
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site

@@ -41,10 +41,10 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
+from interlock.net import addresses
 from interlock.privacy.redact import REDACTED, Redactor, safe_message
 from interlock.resilience.endpoints import Endpoints, LastGood
 from interlock.resilience.retry import Pacing, http_status, sending, unsent
-from interlock.store import addresses
 from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 from interlock.upstreams.schemas import visible
 

@@ -19,7 +19,7 @@ from interlock.executors.egress.hello import DENIED, NotTlsError, read_hello
 from interlock.executors.egress.policy import Refusal, Seen
 from interlock.executors.egress.target import Target, read_target, shown
 from interlock.executors.egress.wire import Peer, RefusedError, Stream, pump, until
-from interlock.store import addresses
+from interlock.net import addresses
 
 if TYPE_CHECKING:
     from interlock.executors.egress.proxy import Egress, Streams

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from interlock.core.errors import Failure
-from interlock.store import addresses
+from interlock.net import addresses
 
 if TYPE_CHECKING:
     from interlock.call.capability import Capability

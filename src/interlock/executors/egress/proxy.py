@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from interlock.core.clock import Clock
 from interlock.executors.egress.policy import EgressPolicy, Limits, Refusal, Seen
-from interlock.store.addresses import Resolve, resolve_by_system
+from interlock.net.addresses import Resolve, resolve_by_system
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[str, int], Awaitable[Streams]]

@@ -70,7 +70,7 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
         compile_validator(cast("Json", gives))
     native: Json = {"protocol": "mcp", "name": name}
     if headers:
-        from interlock.upstreams.mcp.http import header_parameters
+        from interlock.upstreams.mcp.headers import header_parameters
 
         if wanted := header_parameters(cast("Json", takes)):
             native["headers"] = wanted

@@ -161,7 +161,7 @@ class McpUpstream:
             return {}
         if "headers" not in call.native:
             return context
-        from interlock.upstreams.mcp.http import parameter_headers
+        from interlock.upstreams.mcp.headers import parameter_headers
 
         return parameter_headers(call.native["headers"], call.arguments) | context
 

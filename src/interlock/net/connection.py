@@ -1,9 +1,10 @@
-"""HTTP/1.1 connections to one origin, at an address that was judged before, without a task for a request.
+"""HTTP/1.1 connections to one origin, at addresses that were judged before, without a task for a request.
 
 A request is written at once to a connection of the pool, and the pieces of its answer go straight to a `Receiver`.
 What holds for every connection:
 
-    address     the pool has one address and connects to no other; TLS checks the certificate for the name
+    address     the pool connects to the addresses that it is given and to no other; TLS checks the certificate for
+                the name
     once        a request is written to one connection and never written again
     heads       the head of an answer, with all informational answers before it, has at most `MAX_HEAD` bytes
     framing     sizes of chunks and trailers take at most `MAX_FRAMING` bytes more than the body; a connection that
@@ -11,7 +12,7 @@ What holds for every connection:
     pacing      an answer is parsed in parts of `PART` bytes; after a part that took long, other work has its turn
     silence     a connection that sends anything while no request waits for an answer is cut
     ends        an answer that breaks off before its stated end is broken, and a body in an unknown coding is refused
-    room        there are at most `MAX_CONNECTIONS`; at most `MAX_IDLE` stay open without a request, for `IDLE_S`
+    room        a pool may bound its connections; at most `MAX_IDLE` stay open without a request, for `IDLE_S`
 
 Nothing is decompressed and no redirect is followed: a receiver sees the answer as it came.
 """
@@ -21,17 +22,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, Protocol, cast
 
 import httptools
 
-_log = logging.getLogger("interlock.store.http_client")
+_log = logging.getLogger("interlock.net.connection")
 
 CONNECT_S = 10.0
 IDLE_S = 30.0
 MAX_IDLE = 128
-MAX_CONNECTIONS = 1024
 MAX_HEAD = 1 << 16
 MAX_FRAMING = 1 << 18
 PART = 4096
@@ -41,12 +41,19 @@ _DOUBTFUL_S = 0.5
 _BUSY = 64
 # An answer that was understood has this long to end, so that its connection can be used again.
 _LINGER_S = 1.0
+# An address that has not accepted a connection after this time is not waited for alone: the next one is tried as well.
+_NEXT_S = 0.25
 
+Find = Callable[[], Awaitable[Sequence[str]]]
 Trouble = Literal["broke off", "flooded", "unreadable"]
 
 
 class Unreachable(Exception):  # noqa: N818 - a finding about the other side
     """Nothing was sent: no connection could be made."""
+
+
+class Untrusted(Unreachable):
+    """Nothing was sent: the other side's certificate is not trusted."""
 
 
 class Receiver(Protocol):
@@ -70,34 +77,58 @@ class Receiver(Protocol):
 
 
 class Pool:
-    """The connections to one origin."""
+    """The connections to one origin.
 
-    def __init__(self, address: str, port: int, *, tls: ssl.SSLContext | None = None, name: str = "") -> None:
-        self._address = address
+    `find` returns the addresses to connect to, all of them allowed. It is asked whenever a connection is opened.
+    `name` is the one that TLS checks. Beyond `most` connections nothing is sent.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        name: str = "",
+        connect_s: float = CONNECT_S,
+        most: int | None = None,
+        most_idle: int = MAX_IDLE,
+    ) -> None:
+        self._find = find
         self._port = port
         self._tls = tls
-        self._name = name
+        self._name = name.removesuffix(".") if tls is not None else None
+        self._connect_s = connect_s
+        self._most = most
+        self._most_idle = most_idle
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._dialled = 0
         self._closed = False
         self._sweep: asyncio.TimerHandle | None = None
 
-    def send_now(self, request: bytes, receiver: Receiver) -> HttpConnection | None:
-        """Write a request to a connection that has just been used; None if there is none, and nothing was sent."""
+    @property
+    def unused(self) -> bool:
+        return not self._open and not self._dialled
+
+    def send_now(self, request: bytes, receiver: Receiver, *, bodiless: bool = False) -> HttpConnection | None:
+        """Write a request to a connection that has just been used; None if there is none, and nothing was sent.
+
+        The answer to a `bodiless` request has no body, whatever its head says.
+        """
         if not self._idle:
             return None
         connection = self._idle[-1]
         if not connection.usable or asyncio.get_running_loop().time() - connection.idle_since > _DOUBTFUL_S:
             return None
         self._idle.pop()
-        connection.ask(request, receiver)
+        connection.ask(request, receiver, bodiless=bodiless)
         return connection
 
-    async def send(self, request: bytes, receiver: Receiver) -> HttpConnection:
+    async def send(self, request: bytes, receiver: Receiver, *, bodiless: bool = False) -> HttpConnection:
         """Write a request and return. Raises Unreachable if nothing was sent."""
         connection = await self._take()
-        connection.ask(request, receiver)
+        connection.ask(request, receiver, bodiless=bodiless)
         return connection
 
     async def _take(self) -> HttpConnection:
@@ -113,22 +144,18 @@ class Pool:
                     raise
             if connection.usable:
                 return connection
-        if self._closed or len(self._open) + self._dialled >= MAX_CONNECTIONS:
+        if self._closed or (self._most is not None and len(self._open) + self._dialled >= self._most):
             raise Unreachable
         return await self._dial()
 
     async def _dial(self) -> HttpConnection:
-        loop = asyncio.get_running_loop()
         self._dialled += 1
         try:
-            async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: HttpConnection(self),
-                    self._address,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._name if self._tls is not None else None,
-                )
+            where = await self._find()
+            async with asyncio.timeout(self._connect_s):
+                connection = await (self._connect(where[0]) if len(where) == 1 else self._connect_to_first(where))
+        except ssl.SSLCertVerificationError:
+            raise Untrusted from None
         except (OSError, TimeoutError):  # the errors of TLS are among them
             raise Unreachable from None
         finally:
@@ -137,6 +164,36 @@ class Pool:
             connection.cut()
             raise Unreachable
         return connection
+
+    async def _connect(self, address: str) -> HttpConnection:
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: HttpConnection(self), address, self._port, ssl=self._tls, server_hostname=self._name
+        )
+        return connection
+
+    async def _connect_to_first(self, where: Sequence[str]) -> HttpConnection:
+        """Connect to the first address that accepts. Another is tried when one has failed, or takes long."""
+        left = list(where)
+        attempts: set[asyncio.Task[HttpConnection]] = set()
+        failed: BaseException = OSError("no address")
+        try:
+            while left or attempts:
+                if left:
+                    attempts.add(asyncio.create_task(self._connect(left.pop(0))))
+                done, _ = await asyncio.wait(
+                    attempts, timeout=_NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for attempt in done:
+                    attempts.remove(attempt)
+                    error = attempt.exception()
+                    if error is None:
+                        return attempt.result()
+                    failed = error
+        finally:
+            for attempt in attempts:
+                attempt.add_done_callback(_cut_late)
+                attempt.cancel()
+        raise failed
 
     def opened(self, connection: HttpConnection) -> None:
         self._open.add(connection)
@@ -148,7 +205,7 @@ class Pool:
 
     def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection for another request, if there is room."""
-        if self._closed or len(self._idle) >= MAX_IDLE:
+        if self._closed or len(self._idle) >= self._most_idle:
             connection.cut()
             return
         self._idle.append(connection)
@@ -176,6 +233,11 @@ class Pool:
             connection.cut()
 
 
+def _cut_late(attempt: asyncio.Task[HttpConnection]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().cut()
+
+
 # many methods: one state machine per connection: the calls of the transport and of the parser, over the same fields
 class HttpConnection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
@@ -188,7 +250,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         # Bytes of this answer that were parsed, those of its body, and whether its head and its whole were seen.
         self._came = self._size = self._pieces = 0
-        self._in_body = self._whole = self._keeps = False
+        self._in_body = self._whole = self._keeps = self._bodiless = False
         # Whether the end of the body can be told from anything but the end of the connection.
         self._ends = True
         self._wrong: Trouble | None = None
@@ -206,12 +268,13 @@ class HttpConnection(asyncio.Protocol):
         """Whether a part of the request is still to be written, though its answer is there."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
-    def ask(self, request: bytes, receiver: Receiver) -> None:
-        """Write a request, whose answer goes to `receiver`."""
+    def ask(self, request: bytes, receiver: Receiver, *, bodiless: bool = False) -> None:
+        """Write a request, whose answer goes to `receiver`. With `bodiless`, the answer ends with its head."""
         assert self._transport is not None
         self._receiver = receiver
         self._came = self._size = 0
-        self._in_body = self._whole = False
+        self._in_body = self._whole = self._keeps = False
+        self._bodiless = bodiless
         self._transport.write(request)
 
     def cut(self) -> None:
@@ -366,6 +429,8 @@ class HttpConnection(asyncio.Protocol):
             self._wrong = "unreadable"
             return
         self._receiver.head(self, status, self._headers)
+        # The parser would wait for the body that the head announces, so the connection is not used again.
+        self._whole = self._bodiless
 
     def on_chunk_header(self) -> None:
         self._pieces += 1
@@ -373,7 +438,7 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
         self._pieces += 1
-        if self._receiver is not None and self._wrong is None and self._receiver.body(data):
+        if self._receiver is not None and self._wrong is None and not self._whole and self._receiver.body(data):
             self._pieces += _BUSY
 
     def on_message_complete(self) -> None:

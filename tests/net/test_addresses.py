@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
-from interlock.store.addresses import checked, parse, reach
+from interlock.net.addresses import checked, parse, reach
 
 NOT_PUBLIC_4 = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",

@@ -27,7 +27,7 @@ def test_every_test_has_exactly_one_tier() -> None:
 ONE_OF_EACH = {
     "unit": "core/test_formatting.py",
     "contract": "registry/test_names.py",
-    "integration": "store/test_addresses.py",
+    "integration": "store/test_port.py",
     "behavioural": "cli/test_budgets.py",
     "chaos": "faults/test_faults.py",
 }

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
-import socket
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,14 +104,13 @@ class Wire:
     def __init__(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dialled: list[str] = []
         self._receiver = receiver
-        monkeypatch.setattr("aiohappyeyeballs.start_connection", self._connect)
+        loop = asyncio.get_running_loop()
+        self._dial = loop.create_connection
+        monkeypatch.setattr(loop, "create_connection", self._connect)
 
-    async def _connect(self, addr_infos: Sequence[Any], **_: Any) -> socket.socket:
-        self.dialled += [info[4][0] for info in addr_infos]
-        connection = socket.socket()
-        connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._receiver.port))
-        return connection
+    async def _connect(self, protocol: Callable[[], asyncio.Protocol], host: str, _: int, **named: Any) -> Any:
+        self.dialled.append(host)
+        return await self._dial(protocol, "127.0.0.1", self._receiver.port, **named)
 
 
 class Names:

@@ -178,3 +178,37 @@ async def test_closing_ends_calls_that_wait_for_room() -> None:
         failures = [await task for task in waiting]
     assert {failure.code for failure in failures} == {"E3502"}
     assert len(server.got) == 1
+
+
+ODD = {
+    "LF alone": b"HTTP/1.1 200 OK\ncontent-type: application/json\ncontent-length: 2\n\n{}",
+    "a folded header": b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\ncontent-type: text/json\r\ncontent-length: 2\r\n\r\n{}",
+    "a control character": b"HTTP/1.1 200 OK\r\nx: a\x01b\r\ncontent-type: text/json\r\ncontent-length: 2\r\n\r\n{}",
+    "spaces after a size": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2  \r\n{}\r\n0\r\n\r\n",
+    "no reason": b"HTTP/1.1 200\r\ncontent-length: 2\r\n\r\n{}",
+    "HTTP/1.0": b"HTTP/1.0 200 OK\r\n\r\n{}",
+}
+UNREADABLE = {
+    "a space before the colon": b"HTTP/1.1 200 OK\r\nx : a\r\ncontent-length: 2\r\n\r\n{}",
+    "chunks that end with LF": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\n{}\n0\n\n",
+    "more after the last answer": b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}xx",
+}
+
+
+@pytest.mark.parametrize("form", [*ODD, *UNREADABLE])
+async def test_odd_heads_are_read_and_odd_framing_is_not(form: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write({**ODD, **UNREADABLE}[form])
+        await writer.drain()
+        writer.close()
+
+    native: Json = {**READ, "protocol": "openapi", "parameters": [], "path": "/", "responses": {"200": "json"}}
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as one,
+    ):
+        if form in ODD:
+            assert await one.call(remote_call(native)) == {}
+        else:
+            assert (await failure_of(one, native, attempts=1, arguments={})).code == "E3502"

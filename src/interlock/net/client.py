@@ -130,6 +130,7 @@ class Client:
                 tls=self._context if origin.secure else None,
                 name=origin.name,
                 connect_s=self._connect_s,
+                lenient=True,
                 most_idle=MAX_IDLE if self._keep_alive else 0,
             )
             place = self._places[at] = origin, pool
@@ -193,6 +194,8 @@ class _Exchange:
         self._end(whole=True)
 
     def broke(self, why: Trouble) -> None:
+        if why == "followed":
+            self._end(whole=True)  # the connection is cut, so what follows answers no other request
         if not self.answer.done():
             self.answer.set_exception(Broken(why))
 

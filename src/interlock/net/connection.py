@@ -45,7 +45,8 @@ _LINGER_S = 1.0
 _NEXT_S = 0.25
 
 Find = Callable[[], Awaitable[Sequence[str]]]
-Trouble = Literal["broke off", "flooded", "unreadable"]
+# followed: the answer was whole, and more came behind it.
+Trouble = Literal["broke off", "flooded", "unreadable", "followed"]
 
 
 class Unreachable(Exception):  # noqa: N818 - a finding about the other side
@@ -80,7 +81,9 @@ class Pool:
     """The connections to one origin.
 
     `find` returns the addresses to connect to, all of them allowed. It is asked whenever a connection is opened.
-    `name` is the one that TLS checks. Beyond `most` connections nothing is sent.
+    `name` is the one that TLS checks. Beyond `most` connections nothing is sent. With `lenient`, answers of old servers
+    are read too: lines of the head that end with LF alone, folded headers, control characters in values, spaces after
+    the size of a chunk.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Pool:
         name: str = "",
         connect_s: float = CONNECT_S,
         most: int | None = None,
+        lenient: bool = False,
         most_idle: int = MAX_IDLE,
     ) -> None:
         self._find = find
@@ -100,6 +104,7 @@ class Pool:
         self._name = name.removesuffix(".") if tls is not None else None
         self._connect_s = connect_s
         self._most = most
+        self._lenient = lenient
         self._most_idle = most_idle
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
@@ -167,7 +172,11 @@ class Pool:
 
     async def _connect(self, address: str) -> HttpConnection:
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: HttpConnection(self), address, self._port, ssl=self._tls, server_hostname=self._name
+            lambda: HttpConnection(self, lenient=self._lenient),
+            address,
+            self._port,
+            ssl=self._tls,
+            server_hostname=self._name,
         )
         return connection
 
@@ -242,9 +251,13 @@ def _cut_late(attempt: asyncio.Task[HttpConnection]) -> None:
 class HttpConnection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, lenient: bool = False) -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
+        if lenient:
+            self._parser.set_dangerous_leniencies(
+                lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+            )
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         self._headers: dict[str, str] = {}
@@ -409,7 +422,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._headers = {}
         if self._whole:
-            self._wrong = "unreadable"  # a second answer to one request
+            self._wrong = "followed"  # a second answer to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:

@@ -383,6 +383,7 @@ _BROKE = {
     "broke off": "broke off before it had answered",
     "flooded": "carried a head over the limits",
     "unreadable": "carried something that is not HTTP",
+    "followed": "carried something that is not HTTP",
 }
 
 

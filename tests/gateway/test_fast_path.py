@@ -29,11 +29,12 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.phases import Read
 from interlock.core.clock import Clock
-from interlock.executors.function import FunctionExecutor
+from interlock.executors.function import make
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
 from tests.gateway.test_engines import AGENT
 from tests.support.calls import admit, code, records
+from tests.support.executors import site
 from tests.support.identities import did_of
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -611,7 +612,7 @@ async def test_a_read_that_cannot_be_recorded_is_no_success(
 async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
     prepared = lock.catalog.prepared("line.tell", None)
     read = Read(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
-    for executor in (FunctionExecutor(object()), lock.gateway.runner):
+    for executor in (make(site()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:
             executor.start(read)
         assert refused.value.code == "E3000"

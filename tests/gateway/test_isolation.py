@@ -22,7 +22,7 @@ from interlock.authority.keys import make_private
 from interlock.call.connector import Connector, RemoteCall
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import contract_of
-from interlock.contract.declare import from_program, from_upstream
+from interlock.contract.declare import without_function
 from interlock.contract.manifest import ResourceLimits, parse_manifest
 from interlock.contract.standard import ExecutionKind, ToolExecutionProfile
 from interlock.contract.standard.export import execution_profile
@@ -285,7 +285,7 @@ async def test_neither_a_sandbox_nor_an_upstream_is_handed_more_scopes_than_its_
     lock.connect_through(lambda _: cast("Connector", far))
     native = {"kind": "upstream", "target": "far", "native": {"name": "x"}}
     said = manifest("far", ["far"], parameters={}, namespace="kind", protocol="custom", required_scopes=sorted(needed))
-    one = from_upstream(parse_manifest({**said, "execution": native}))
+    one = without_function(parse_manifest({**said, "execution": native}))
     await admit(lock, one)
     lock.issuer_keys.init("EdDSA")
     agent = make_did_key(make_private("EdDSA").public_key())
@@ -354,10 +354,10 @@ def of_kind(kind: str) -> Tool[..., Any]:
         return tool(name=f"{kind}_tool", cancellable=False, **FIXED, **here[kind])(held)
     program = manifest(f"{kind}_tool", ["sleep", "0.3"], parameters={}, namespace="kind", cancellable=False)
     if kind == "shell":
-        return from_program(parse_manifest({**program, "sandbox": {}}))
+        return without_function(parse_manifest({**program, "sandbox": {}}))
     native = {"kind": "upstream", "target": "far", "native": {"name": "x"}}
     protocol = {"mcp": "mcp", "api": "openapi", "remote": "custom"}[kind]
-    return from_upstream(parse_manifest({**program, "execution": native, "protocol": protocol}))
+    return without_function(parse_manifest({**program, "execution": native, "protocol": protocol}))
 
 
 @pytest.mark.proves("EXEC-01")

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, See
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
-from interlock.executors.function import FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
-from interlock.executors.remote import RemoteExecutor, nowhere
+from interlock.executors.site import make_executors
 from interlock.gateway import finish, validate
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.execution.credentials import Credentials
@@ -38,6 +36,7 @@ from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
 from tests.support.calls import SIX, publish, records
+from tests.support.executors import site
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
@@ -55,18 +54,14 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_grant(lock: Int
     checked = await gateway.checked(lock.request("demo.increment", {"name": "a"}, key="k"))
     granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(granted, Granted)
-    egress, clock = lock.settings.egress, lock.clock
-    function = FunctionExecutor(object())
-    isolated = IsolatedExecutor(
-        object(), clock=clock, network=egress, note=lambda _, outcome: None, hide=lambda _, text: text
-    )
-    remote = RemoteExecutor(object(), clock=clock, connect=nowhere)
-    for run in (function.run, isolated.run, partial(remote.run, caller=lock.caller)):
+    others = make_executors(site(lock.clock))
+    assert len(others) == 3
+    for executor in others.values():
         with pytest.raises(Failure) as refused:
-            await run(granted, None)
+            await executor.run(granted, None)
         assert refused.value.code == "E3000"
+        await executor.close()
     assert world.runs == 0
-    function.close()
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
@@ -74,7 +69,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     """A static look at the whole package: no other place grants a call, takes it for granted or calls an executor."""
     makers: set[str] = set()
     runners: set[str] = set()
-    for file, node in source.nodes_with("grant", "Granted", "_executor"):
+    for file, node in source.nodes_with("grant", "Granted", "executor"):
         if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
             makers.add(file)
         if not isinstance(node, ast.Call):
@@ -82,7 +77,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
         name = ast.unparse(node.func)
         if name == "cast" and ast.unparse(node.args[0]) == "'Granted'":
             makers.add(file)
-        if name.endswith("_executor.run"):
+        if "executor" in name and name.endswith((".run", ".execute")):
             runners.add(file)
     assert makers == {"call/phases.py", "gateway/authorize.py"}  # the former sets none
     assert runners == {"gateway/execution/run_tool.py"}

@@ -9,14 +9,13 @@ import pytest
 
 from interlock import Interlock
 from interlock.api.health import Health
-from interlock.contract.manifest import NetworkPolicy
-from interlock.core.clock import Clock
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import sample
 from tests.gateway.test_pinned import SOURCE
 from tests.support.calls import admit
+from tests.support.executors import site
 
 
 async def _home_with_a_sandboxed_tool(home: Path, directory: Path) -> None:
@@ -31,10 +30,10 @@ async def test_where_the_home_has_sandboxed_tools_the_sandbox_opens_by_itself(ho
     async with Interlock.open(home, housekeeping=False) as lock:
         assert "sandbox" not in (await Health(lock).ready())[1]
         warming = lock.warm_up()
-        while lock.gateway.runner.sandbox == "closed":  # noqa: ASYNC110 - no event says so
+        while not lock.gateway.runner.health():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0)
         status, parts = await Health(lock).ready()
-        if lock.gateway.runner.sandbox == "opening":
+        if lock.gateway.runner.health() == {"sandbox": "degraded"}:
             assert (status, parts["sandbox"]) == ("degraded", "degraded")
         # A call that comes meanwhile waits for the same opening.
         (say,) = load(str(tmp_path / "warm_tool.py"))[1]
@@ -48,14 +47,14 @@ async def test_where_the_home_has_none_nothing_is_opened(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, sample.increment)
         await lock.warm_up()
-        assert lock.gateway.runner.sandbox == "closed"
+        assert not lock.gateway.runner.health()
         assert "sandbox" not in (await Health(lock).ready())[1]
 
 
 async def test_a_process_that_stays_opens_it_and_ends_well_whenever_it_ends(home: Path, tmp_path: Path) -> None:
     await _home_with_a_sandboxed_tool(home, tmp_path)
     async with Interlock.open(home) as lock, asyncio.timeout(60):
-        while lock.gateway.runner.sandbox == "closed":  # noqa: ASYNC110 - no event says so
+        while not lock.gateway.runner.health():  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.01)
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
@@ -69,14 +68,7 @@ async def test_it_is_opened_once_for_all_who_need_it_and_again_after_a_failure()
             raise OSError(24, "Too many open files")
         return await Sandbox.open(backends=())
 
-    executor = IsolatedExecutor(
-        object(),
-        clock=Clock(),
-        network=NetworkPolicy(allowed_domains=(), allowed_ports=()),
-        note=lambda call, outcome: None,
-        hide=lambda call, text: text,
-        opener=opener,
-    )
+    executor = IsolatedExecutor(site(), opener)
     with pytest.raises(OSError, match="Too many"):
         await executor.warm_up()
     assert executor.state == "refusing"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from interlock import Interlock
 from interlock.call.connector import Discovered, RemoteCall
-from interlock.contract.declare import from_upstream
+from interlock.contract.declare import without_function
 from interlock.contract.manifest import parse_manifest
 from interlock.data.schema import Json
 from interlock.telemetry import w3c
@@ -149,7 +149,7 @@ async def test_an_upstream_hears_of_the_trace_and_hangs_under_the_external_call(
     echo = Echo()
     async with traced(home) as one:
         one.lock.connect_through(lambda name: echo)
-        await one.lock.add(from_upstream(MANIFEST))
+        await one.lock.add(without_function(MANIFEST))
         one.take()
         assert (await one.lock.call("far.shout", text="a", trace_id=f"{GOOD} vendor=value")).unwrap() == "a"
         (tree,) = one.trees()

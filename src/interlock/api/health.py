@@ -61,8 +61,7 @@ class Health:
             return "down", parts
         # Without these, calls are still served.
         parts |= {"sinks": self._sinks(), "upstreams": self._upstreams(), "background": self._background()}
-        if self._parts.gateway.runner.sandbox != "closed":
-            parts["sandbox"] = "healthy" if self._parts.gateway.runner.sandbox == "open" else "degraded"
+        parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:

@@ -105,7 +105,8 @@ class Parts:
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.gateway.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
-        self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.runner.hung_share)
+        for name, share in self.gateway.runner.loads().items():
+            self.gateway.telemetry.alerts.watch(name, share)
         announce = self.gateway.observer.announce
         self.catalog.on_change = self.gateway.observer.surface_changed
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))

@@ -80,13 +80,16 @@ class Registration:
         """
         execution = manifest.execution
         assert execution is not None
-        if (manifest.sandbox is not None or execution.kind == "program") and manifest.tier:
+        row = manifest.runs_as
+        if (manifest.sandbox is not None or row.always_sandboxed) and manifest.tier:
             words = "wants files, environment or network of this machine: interlock tools add, on the machine"
             raise Failure("E3105", f"{manifest.address} {words}")
-        if execution.kind == "upstream":
-            raise Failure("E3105", f"{manifest.address} is an upstream's: add the upstream, and its tools come with it")
-        if execution.kind == "program":
+        if row.provided_by is not None:
+            raise Failure("E3105", f"{manifest.address} {row.provided_by}")
+        if row.always_sandboxed:
             return
+        if not row.in_process:
+            raise Failure("E3105", f"{manifest.address} runs outside any sandbox: interlock tools add, on the machine")
         module = execution.target.rpartition(":")[0]
         serving = {row.origin.removeprefix("module:") for row in self._parts.catalog.rows()}
         loaded = sys.modules.get(module) or (importlib.import_module(module) if module in serving else None)

@@ -146,9 +146,7 @@ class _Seen:
     """The facts found while walking through the arguments along their schema."""
 
     def __init__(self, contract: Contract, wanted: frozenset[str]) -> None:
-        manifest = contract.manifest
-        execution = manifest.execution
-        self._here = manifest.sandbox is None and (execution is None or execution.kind == "function")
+        self._here = contract.runs_here
         self._paths = not wanted.isdisjoint(("paths", "all_paths", "resources"))
         self._urls = not wanted.isdisjoint(("urls", "hosts", "all_urls", "all_hosts", "resources"))
         self._commands = not wanted.isdisjoint(("commands", "all_commands"))

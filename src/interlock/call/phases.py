@@ -375,9 +375,3 @@ class Read:
         call.launched = True
         call.deadline = self.started + tool.contract.timeout.default_s
         return cast("Requested", call)
-
-
-class Executor(Protocol):
-    """Runs granted calls. It has no other entry point."""
-
-    async def run(self, granted: Granted, context: Context | None) -> Any: ...

@@ -26,6 +26,7 @@ class Prepared:
         "defaults",
         "digest",
         "dump",
+        "executor",
         "facing",
         "fast_path",
         "fits_fast",
@@ -83,7 +84,10 @@ class Prepared:
         self.members = frozenset(property_names(contract.output.document))
         self.isolated = manifest.sandbox is not None
         self.tier = 0 if manifest.sandbox is None else manifest.tier
-        self.remote = manifest.execution is not None and manifest.execution.kind == "upstream"
+        # Whether its effect happens where Interlock cannot see it: neither in this process nor in a sandbox.
+        self.remote = not self.isolated and not manifest.runs_as.in_process
+        # The module that runs it: see contract/executors.py.
+        self.executor = manifest.executor
         self.service = manifest.external_service
         self.has_fragments = declares_fragments(schema)
         self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers

@@ -124,6 +124,11 @@ class Contract:
         return f"{self.id}@{self.version}"
 
     @cached_property
+    def runs_here(self) -> bool:
+        """Whether the tool is a function of this process, outside any sandbox."""
+        return self.manifest.sandbox is None and self.manifest.runs_as.in_process
+
+    @cached_property
     def delivers(self) -> Json:
         """The schema of what callers receive: for a paged tool the items, because the rest of a page is returned beside
         them.

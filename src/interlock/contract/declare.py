@@ -527,33 +527,25 @@ def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Ma
     return tool
 
 
-def from_program(manifest: Manifest) -> Tool[..., Any]:
-    """Make a tool that a manifest declares and a program serves. It runs in the sandbox and nowhere else."""
+def without_function(manifest: Manifest) -> Tool[..., Any]:
+    """Make a tool that a manifest declares and no Python function serves: its executor does everything."""
     execution = manifest.execution
     assert execution is not None
 
-    def program(**_: Any) -> Any:
-        raise Failure("E3405", f"{manifest.address} is a program: only Interlock calls it, in the sandbox")
+    def stand_in(**_: Any) -> Any:
+        where = "" if manifest.sandbox is None else ", in the sandbox"
+        raise Failure("E3405", f"{manifest.address} is {manifest.runs_as.noun}: only Interlock calls it{where}")
 
     async def check(**arguments: Any) -> None:
         execution.words(arguments)
 
-    program.__name__ = manifest.tool_id
-    tool: Tool[..., Any] = Tool(program, manifest.model_dump(), Annotations(), manifest)
-    tool.handlers["check"] = check
-    return tool
-
-
-def from_upstream(manifest: Manifest) -> Tool[..., Any]:
-    """Make a tool that an upstream serves. Nothing of it runs here."""
-
-    async def upstream(**_: Any) -> Any:
-        raise Failure("E3405", f"{manifest.address} is served by an upstream: only Interlock calls it")
-
-    upstream.__name__ = manifest.tool_id
-    tool: Tool[..., Any] = Tool(upstream, manifest.model_dump(), Annotations(), manifest)
-    # Progress that its upstream reports is passed on.
-    tool.takes_context = manifest.protocol == "mcp"
+    stand_in.__name__ = manifest.tool_id
+    tool: Tool[..., Any] = Tool(stand_in, manifest.model_dump(), Annotations(), manifest)
+    if execution.argv:
+        tool.handlers["check"] = check
+    tool.is_async = True  # nothing of it runs in a thread
+    # Progress that its executor reports is passed on.
+    tool.takes_context = manifest.reports_progress
     return tool
 
 

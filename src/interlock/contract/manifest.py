@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
+from interlock.contract import executors
+from interlock.contract.executors import ExecutorKind
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
@@ -321,9 +324,16 @@ class KnownPair(Part):
 
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
-_OF_PROGRAMS = frozenset(("argv", "stdin", "parse", "env", "cwd"))
 _LONGEST_COMMAND = 1 << 17  # bytes; the kernel accepts no longer word, and no program should need more in all
 Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+def _known_kind(name: Any) -> Any:
+    known = executors.kinds()
+    if name in known:
+        return name
+    *first, last = (repr(one) for one in known)
+    raise PydanticCustomError("literal_error", "Input should be {known}", {"known": f"{', '.join(first)} or {last}"})
 
 
 class Execution(Part):
@@ -334,7 +344,9 @@ class Execution(Part):
     upstream names the upstream, and in `native` the operation there.
     """
 
-    kind: Literal["function", "program", "upstream"] = "function"
+    kind: Annotated[str, BeforeValidator(_known_kind)] = Field(
+        "function", json_schema_extra={"enum": [*executors.kinds()]}
+    )
     target: str = Field(min_length=1, max_length=2000)
     implementation: str | None = None
     handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
@@ -351,23 +363,26 @@ class Execution(Part):
 
     @pydantic.model_validator(mode="after")
     def _of_one_kind(self) -> Execution:
-        if self.kind != "upstream" and self.native:
-            raise ValueError("`native` is for upstreams only; set kind: upstream")
-        if self.kind != "program":
-            if strange := sorted(self.model_fields_set & _OF_PROGRAMS):
-                raise ValueError(f"`{strange[0]}` is for programs only; set kind: program")
-            if self.kind == "upstream" and (self.handlers or not self.native):
-                raise ValueError("a tool of an upstream has `native`, which says what to ask for, and no handlers")
-            return self
+        row = executors.kind_of(self.kind)
+        stated = self.model_fields_set if self.native else self.model_fields_set - {"native"}
+        if (found := executors.foreign_field(self.kind, frozenset(stated))) is not None:
+            name, kind = found
+            raise ValueError(f"`{name}` is for {kind}s only; set kind: {kind}")
+        if "native" in row.fields and (self.handlers or not self.native):
+            raise ValueError(f"{row.noun} has `native`, which says what to ask for, and no handlers")
+        if "argv" in row.fields:
+            self._check_command()
+        if self.handlers and not row.in_process:
+            raise ValueError(f"{row.noun} has no handlers: what it would do is in `effects`")
+        return self
+
+    def _check_command(self) -> None:
         if not self.argv or self.argv[0] != self.target:
             raise ValueError("argv begins with the program that target names")
         if _PLACEHOLDER.search(self.target):
             raise ValueError("which program is run cannot come from the input")
         if "/" in self.target and not self.target.startswith("/"):
             raise ValueError("a program is a name that is on the PATH, or an absolute path")
-        if self.handlers:
-            raise ValueError("a program has no handlers: what it would do is in `effects`")
-        return self
 
     def faults(self, parameters: Json) -> Iterator[Fault]:
         """List the parts of a program's template that its input cannot fill, or could turn into an option."""
@@ -571,9 +586,20 @@ class Manifest(Part):
         return any(one.startswith(family) for one in self.required_permissions or ())
 
     @property
+    def runs_as(self) -> ExecutorKind:
+        """The row of its kind of execution."""
+        return executors.kind_of("function" if self.execution is None else self.execution.kind)
+
+    @property
+    def executor(self) -> str:
+        """The module that runs it."""
+        row = self.runs_as
+        return row.module if self.sandbox is None or row.sandboxed_by is None else row.sandboxed_by
+
+    @property
     def reports_progress(self) -> bool:
         """Whether a call can report progress: functions and MCP servers can; programs and other services cannot."""
-        return self.execution is None or self.execution.kind == "function" or self.protocol == "mcp"
+        return self.runs_as.reports_progress or self.protocol == "mcp"
 
     def document(self) -> Json:
         """The manifest as JSON, without defaults."""
@@ -598,8 +624,8 @@ def parse_manifest(document: Any) -> Manifest:
             raise _refused([Fault("/compensation_class", f"{manifest.compensation_class} is {counts_as}")])
         manifest = manifest.model_copy(update={"mutation_class": counts_as})
     sandbox = manifest.sandbox
-    if sandbox is not None and manifest.execution is not None and manifest.execution.kind == "upstream":
-        words = "a tool of an upstream runs there: it has no sandbox here, and leaves no artifacts"
+    if sandbox is not None and manifest.runs_as.sandboxed_by is None:
+        words = f"{manifest.runs_as.noun} runs there: it has no sandbox here, and leaves no artifacts"
         raise _refused([Fault("/sandbox", words)])
     if sandbox is not None and "tier" in sandbox.model_fields_set and sandbox.tier < manifest.tier:
         words = f"files, an environment or hosts are had at tier {manifest.tier}; say that one, or none"

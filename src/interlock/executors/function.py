@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from functools import partial
 from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.call.context import Context
+from interlock.call.executor import Executor, not_granted
 from interlock.call.phases import Call, Granted, Read
 from interlock.contract.declare import Tool
 from interlock.contract.hints import convert
@@ -24,49 +25,56 @@ from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
 from interlock.executors.tool_threads import Job, ToolThreads
 
+if TYPE_CHECKING:
+    from interlock.executors.site import Alert, Site
+
 THREADS = 64
 MOST_HUNG = 192
 
 
-class FunctionExecutor:
-    """Calls the function behind a grant. Refuses anything that does not carry the grant of the Authorize phase."""
+def make(site: Site) -> FunctionExecutor:
+    return FunctionExecutor(site.grant, site.alert)
 
-    def __init__(self, grant: object, hung: Callable[[Call, int], None] | None = None) -> None:
-        """Make an executor. `hung` is called for each thread that continues after its call was cut off, with their
-        number.
-        """
-        self._grant = grant
+
+class FunctionExecutor(Executor):
+    """Calls the function of a tool."""
+
+    def __init__(self, grant: object, alert: Alert) -> None:
+        super().__init__(grant)
+        self._alert = alert
         self._threads = ToolThreads("interlock-tool")
         self._unfinished: dict[str, Job] = {}
         self._places = asyncio.Semaphore(THREADS)
         self._hung: set[Job] = set()
-        self._tell_hung = hung
 
-    @property
-    def hung(self) -> int:
-        """The number of threads that continue although their calls were cut off."""
-        return len(self._hung)
+    def loads(self) -> Mapping[str, Callable[[], float]]:
+        return {"hung tool threads": lambda: len(self._hung) / MOST_HUNG}
 
     def start(self, read: Read) -> Begun:
         """Begin a read at once. Most end without waiting for anything."""
         if read.grant is not self._grant:
-            raise _unsealed()
+            raise not_granted()
         own, read.own = read.own, None  # used by its function only from here on, and released as soon as that has ended
         return Begun(read.tool.bound, read.arguments, own)
 
-    async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
-        """Call the function, or continue one that has begun."""
-        # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
+    async def resume(self, granted: Granted, begun: Begun) -> Any:
+        """Continue a function that has begun."""
         if granted.grant is not self._grant:
-            raise _unsealed()
+            raise not_granted()
+        try:
+            return await begun
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
+            raise _ends_the_process(granted) from None
+
+    async def execute(self, granted: Granted, context: Context | None) -> Any:
         tool = granted.tool.bound
         call = granted
         operation = "preview" if granted.more.looking else call.request.operation
         function = tool.function if operation == "invoke" else tool.handlers[operation]
         given = granted.input
         try:
-            if begun is not None:
-                return await begun
             arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
             positional = (context,) if context is not None and _takes_context(tool, operation) else ()
             if positional and operation == "invoke" and tool.context is not None:
@@ -79,8 +87,7 @@ class FunctionExecutor:
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
-            # Otherwise SystemExit and the like would end the event loop and every other call with it.
-            raise Failure("E3404", f"{call.request.tool} tried to end the process") from None
+            raise _ends_the_process(call) from None
 
     async def _in_thread(self, call: Call, function: Callable[[], Any]) -> Any:
         if self._places.locked() and len(self._hung) >= MOST_HUNG:
@@ -123,20 +130,22 @@ class FunctionExecutor:
         job.listeners.append(ended)
         if replaced:
             self._places.release()
-        if self._tell_hung is not None:
-            self._tell_hung(call, len(self._hung))
+        hung = len(self._hung)
+        reason = f"it goes on in a thread after its call was cut off; {hung} such threads, at most {MOST_HUNG}"
+        self._alert("TOOL_THREAD_HUNG", call, reason=reason, hung=hung)
 
     def unfinished(self, call_id: str) -> Job | None:
         """The pending outcome of the thread of a call that was cut off; None if nothing of it runs any more."""
         job = self._unfinished.get(call_id)
         return None if job is None or job.finished else job
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._threads.close()
 
 
-def _unsealed() -> Failure:
-    return Failure("E3000", "a tool can only run under a grant")
+def _ends_the_process(call: Call) -> Failure:
+    """The failure of a tool that raised SystemExit or the like, which would end the event loop and all other calls."""
+    return Failure("E3404", f"{call.request.tool} tried to end the process")
 
 
 class Begun:

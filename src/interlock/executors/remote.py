@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from interlock.call.connector import ALONE, Connector, RemoteCall, secret_of
+from interlock.call.connector import ALONE, RemoteCall, secret_of
 from interlock.call.context import Caller, Context
+from interlock.call.executor import Executor
 from interlock.call.phases import Granted
 from interlock.contract.attached import Attached
 from interlock.contract.manifest import NetworkPolicy
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.executors.site import Site
 from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
 
-# Returns the connector of an upstream, by the name in its tools' manifests. Raises E3502 if it is known to be away.
-Connect = Callable[[str], Connector]
+
+def make(site: Site) -> RemoteExecutor:
+    return RemoteExecutor(site)
 
 
-def nowhere(upstream: str) -> Connector:
-    """For a gateway without upstreams."""
-    raise Failure("E3108", f"the upstream `{upstream}` is not connected here: interlock upstream add")
+class RemoteExecutor(Executor):
+    """Calls the upstreams of tools."""
 
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.grant)
+        self._network, self._network_of = site.network, site.network_of
+        self._clock = site.clock
+        self._connect = site.connect
+        self._narrowed = site.narrowed
 
-class RemoteExecutor:
-    """Calls the upstream behind a grant. Refuses anything without the grant of the Authorize phase."""
-
-    def __init__(
-        self,
-        grant: object,
-        *,
-        clock: Clock,
-        connect: Connect = nowhere,
-        network: NetworkPolicy | None = None,
-        network_of: Mapping[str, NetworkPolicy] | None = None,
-    ) -> None:
-        self._grant = grant
-        self._network = network or NetworkPolicy.model_validate({})
-        self._network_of = network_of or {}
-        self._clock = clock
-        self._connect = connect
-
-    async def run(self, granted: Granted, context: Context | None, caller: Caller) -> Any:
-        """Call the upstream. `caller` is the call's, narrowed to what its tool requires: a connector sees no more."""
-        # INVARIANT: no request goes to an upstream without a grant that the Authorize phase of this gateway made.
-        if granted.grant is not self._grant:
-            raise Failure("E3000", "a tool can only run under a grant")
+    async def execute(self, granted: Granted, context: Context | None) -> Any:
+        # INVARIANT: a connector sees no more authority than its tool requires.
+        caller = self._narrowed(granted)
         requested = granted
         call, tool = requested, requested.tool
         manifest = tool.contract.manifest

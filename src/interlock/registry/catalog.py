@@ -19,7 +19,7 @@ import orjson
 from interlock.call.capability import Capability
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract, parse_contract
-from interlock.contract.declare import Tool, from_nowhere, from_upstream
+from interlock.contract.declare import Tool, from_nowhere, without_function
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock, iso
@@ -427,7 +427,7 @@ class Catalog:
 
     def _loaded(self, row: Row) -> Tool[..., Any]:
         if row.origin.startswith("upstream:"):
-            return from_upstream(parse_manifest(orjson.loads(row.manifest)))
+            return without_function(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
             # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded.
             if source_changed(self._journal.reader, row.digest, row.manifest, row.origin, self._manifests):

@@ -15,9 +15,9 @@ from typing import Any, cast
 from interlock.contract.declare import (
     Tool,
     from_manifest,
-    from_program,
     implementation_digest,
     tools_in,
+    without_function,
 )
 from interlock.contract.manifest import Execution, Manifest, Sandboxing, parse_manifest
 from interlock.contract.pinned_source import LOADED, pin, source_digest
@@ -76,7 +76,7 @@ def source_of(manifest: Manifest, origin: str, manifests: Path) -> str | None:
     if the text is not in a file.
     """
     execution = manifest.execution
-    if manifest.sandbox is None or execution is None or execution.kind != "function":
+    if manifest.sandbox is None or execution is None or not manifest.runs_as.in_process:
         return None
     kind, _, where = origin.partition(":")
     base = Path()
@@ -185,8 +185,8 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     manifest = parse_manifest(document)
     if manifest.execution is None:
         raise Failure("E3105", f"{manifest.address} names nothing to run: execution: {{target: module:function}}")
-    if manifest.execution.kind == "program":
-        return _program(manifest, manifest.execution)
+    if not manifest.runs_as.in_process:
+        return _without_function(manifest, manifest.execution)
     target = _function(_resolve(manifest.execution.target, base, modules))
     named = manifest.execution.handlers.items()
     handlers = {name: _function(_resolve(where, base, modules)) for name, where in named}
@@ -202,20 +202,24 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     return bound
 
 
-def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
-    """Make a tool of a program: always isolated, and previewed through its side-effect manifest."""
-    sandbox = (manifest.sandbox or Sandboxing()).model_copy(update={"tier": manifest.tier})
+def _without_function(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
+    """Make a tool whose executor needs no Python function. It is previewed through its side-effect manifest."""
+    row, derived = manifest.runs_as, dict[str, Any]()
+    if row.provided_by is not None:
+        raise Failure("E3105", f"{manifest.address} {row.provided_by}")
     faults = list(execution.faults(manifest.parameters))
     if manifest.mutation_class == "write_reversible" or manifest.compensable:
-        faults.append(Fault("/mutation_class", "a program cannot be undone; say write_irreversible"))
+        faults.append(Fault("/mutation_class", f"{row.noun} cannot be undone; say write_irreversible"))
     if manifest.has_fixture:
-        faults.append(Fault("/has_fixture", "a program has no fixture"))
+        faults.append(Fault("/has_fixture", f"{row.noun} has no fixture"))
     if faults:
         listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
         details = {"faults": [fault.document() for fault in faults]}
         raise Failure("E3105", f"{manifest.address} was refused: {listing}", details=details)
-    derived = {"sandbox": sandbox, "previews": manifest.mutation_class == "write_irreversible"}
-    return from_program(manifest.model_copy(update=derived))
+    if row.always_sandboxed:
+        derived["sandbox"] = (manifest.sandbox or Sandboxing()).model_copy(update={"tier": manifest.tier})
+    derived["previews"] = manifest.mutation_class == "write_irreversible"
+    return without_function(manifest.model_copy(update=derived))
 
 
 def _function(value: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from interlock.call.connector import Discovered
-from interlock.contract.declare import Tool, from_upstream
+from interlock.contract.declare import Tool, without_function
 from interlock.contract.manifest import Manifest
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
@@ -186,7 +186,7 @@ async def admit(
         for one in offered
         if one.manifest is not None
     ]
-    tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
+    tools = [without_function(cast("Manifest", one.manifest)) for one in fresh]
     evidence = dict(zip((one.name for one in fresh), await try_out(tools) if tools else (), strict=True))
     judged: dict[str, Offered] = {}
     for one, tool in zip(fresh, tools, strict=True):
@@ -209,7 +209,7 @@ def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:
     latest = max(published, key=_numbers)
     for version in (_bumped(latest, 1), _bumped(latest, 0)):
         candidate = manifest.model_copy(update={"version": version})
-        tool = from_upstream(candidate)
+        tool = without_function(candidate)
         pretend = Evidence(contract_digest(tool), True, "pending", "")
         if admission.examine(candidate, pretend.digest, published, pretend).admitted:
             return replace(one, manifest=candidate, version=version)

@@ -113,13 +113,11 @@ def _execution_kind(contract: Contract) -> ExecutionKind:
     manifest = contract.manifest
     if manifest.tool_kind in _KIND_OF_TOOL:
         return _KIND_OF_TOOL[manifest.tool_kind]
-    match "function" if manifest.execution is None else manifest.execution.kind:
-        case "program":
-            return "shell"
-        case "upstream":
-            return "mcp" if manifest.protocol == "mcp" else "api" if manifest.protocol == "openapi" else "remote"
-        case "function":  # a function that names a service does its work partly there
-            return "local" if manifest.external_service is None else "hybrid"
+    kind = manifest.runs_as.standard
+    if kind == "remote":
+        return "mcp" if manifest.protocol == "mcp" else "api" if manifest.protocol == "openapi" else "remote"
+    # A function that names a service does its work partly there.
+    return "hybrid" if kind == "local" and manifest.external_service is not None else kind
 
 
 def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDeclaration:

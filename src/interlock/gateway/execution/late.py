@@ -22,9 +22,9 @@ from interlock.store import idempotency as idempotency_rows
 from interlock.store import records
 
 if TYPE_CHECKING:
+    from interlock.call.executor import Unfinished
     from interlock.call.phases import Granted, Ran, Verified
     from interlock.core.clock import Clock
-    from interlock.executors.tool_threads import Job
     from interlock.store.port import Transaction
 
 
@@ -48,18 +48,18 @@ class LateOutcomes:
         self._owed = owed
         self._settling: set[asyncio.Task[None]] = set()
 
-    def watch(self, granted: Granted, job: Job) -> None:
-        """Record the outcome of a call when its function ends. If the loop is closed by then, it stays unknown, and
+    def watch(self, granted: Granted, tool: Unfinished) -> None:
+        """Record the outcome of a call when its tool ends. If the loop is closed by then, it stays unknown, and
         reconcile lists it.
         """
-        job.listeners.append(lambda: self._settle(granted, job))
+        tool.listeners.append(lambda: self._settle(granted, tool))
 
     async def close(self) -> None:
         """Wait until every outcome that is being recorded is on record."""
         while self._settling:
             await asyncio.wait(self._settling)
 
-    def _settle(self, granted: Granted, done: Job) -> None:
+    def _settle(self, granted: Granted, done: Unfinished) -> None:
         task = asyncio.ensure_future(self._record(granted, done))
         self._settling.add(task)
 
@@ -72,7 +72,7 @@ class LateOutcomes:
 
         task.add_done_callback(settled)
 
-    async def _record(self, granted: Granted, done: Job) -> None:
+    async def _record(self, granted: Granted, done: Unfinished) -> None:
         """Record the outcome of a write that was cut off. If it cannot be written now, it is owed like any closing."""
         call, scope, caller, kept = granted, granted.more.scope, granted.request.caller, self._kept
         assert scope is not None
@@ -124,7 +124,7 @@ class LateOutcomes:
         finally:
             kept.abandon(bodies)
 
-    async def _result(self, granted: Granted, done: Job) -> Verified:
+    async def _result(self, granted: Granted, done: Unfinished) -> Verified:
         """Return the output of a write that was cut off, checked and redacted."""
         try:
             output = done.result()

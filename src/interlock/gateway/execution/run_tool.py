@@ -6,13 +6,12 @@ A tool that is cut off is stopped. If it is a write that continues nevertheless,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from interlock.contract.executors import kind_of
 from interlock.core.errors import Failure
-from interlock.executors.function import MOST_HUNG, FunctionExecutor
-from interlock.executors.isolated import IsolatedExecutor, State
-from interlock.executors.remote import Connect, RemoteExecutor
+from interlock.executors.site import Site, make_executors
 from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.execution.active_calls import GRACE_S, ActiveCalls
 from interlock.gateway.execution.cancellation import Cancellation
@@ -24,18 +23,18 @@ from interlock.gateway.observe import Observer
 from interlock.store import records
 
 if TYPE_CHECKING:
+    from interlock.call.connector import Connector
     from interlock.call.context import Context
     from interlock.call.phases import Call, Granted, Read
     from interlock.core.clock import Clock
-    from interlock.executors.function import Begun
-    from interlock.executors.sandbox.job import Outcome
+    from interlock.executors.function import Begun, FunctionExecutor
     from interlock.settings import Settings
     from interlock.store.home import Instance
     from interlock.store.port import Store
 
 
 class ToolRunner:
-    """Runs tools: functions of this process, programs in a sandbox, and tools of upstreams."""
+    """Runs tools, each in the executor that its contract names (contract/executors.py)."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class ToolRunner:
         credentials: Credentials,
         late: LateOutcomes,
         checkpoints: Checkpoints,
-        connect: Connect,
+        connect: Callable[[str], Connector],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -60,16 +59,24 @@ class ToolRunner:
         self._cancellation = cancellation
         self._credentials = credentials
         self._late = late
-        self._function_executor = FunctionExecutor(grant, self._note_hung)
-        self.start: Callable[[Read], Begun] = self._function_executor.start
-        self._isolated_executor = IsolatedExecutor(
-            grant, clock=clock, network=settings.egress, network_of=settings.egress_of, note=self._note_outcome,
-            hide=observer.hide, checkpoints=checkpoints.bounds, shared=instance.home.sandbox,
-        )  # fmt: skip
-        self._remote_executor = RemoteExecutor(
-            grant, clock=clock, connect=connect, network=settings.egress, network_of=settings.egress_of
+        site = Site(
+            grant=grant,
+            clock=clock,
+            network=settings.egress,
+            network_of=settings.egress_of,
+            connect=connect,
+            narrowed=narrowed,
+            alert=observer.alert,
+            hide=observer.hide,
+            violated=self._record_violations,
+            checkpoints=checkpoints.bounds,
+            sandbox=instance.home.sandbox,
         )
-        self.warm_up = self._isolated_executor.warm_up
+        self._executors = make_executors(site)
+        # The fast path starts functions by itself, and hands them over if they have to wait.
+        functions = cast("FunctionExecutor", self._executors[kind_of("function").module])
+        self.start: Callable[[Read], Begun] = functions.start
+        self._resume = functions.resume
 
     async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
         """Run the tool of a call and return its output. `begun` is a function that was started on the fast path."""
@@ -82,12 +89,10 @@ class ToolRunner:
         run = active.run_here if tool.computes else active.run_apart
         call.launched = True
         try:
-            if tool.isolated:
-                output = await run(call, self._isolated_executor.run(granted, context))
-            elif tool.remote:
-                output = await run(call, self._remote_executor.run(granted, context, narrowed(granted)))
+            if begun is None:
+                output = await run(call, self._executors[tool.executor].run(granted, context))
             else:
-                output = await run(call, self._function_executor.run(granted, context, begun))
+                output = await run(call, self._resume(granted, begun))
             call.returned = True
             return output
         except Failure as failure:
@@ -108,21 +113,25 @@ class ToolRunner:
     async def _await_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it continues, have its outcome recorded when it ends."""
         call = granted
-        job = self._function_executor.unfinished(call.id)
-        call.extend().runs_on = job is not None
-        if job is not None:
-            self._late.watch(granted, job)
+        unfinished = self._executors[call.tool.executor].unfinished(call.id)
+        call.extend().runs_on = unfinished is not None
+        if unfinished is not None:
+            self._late.watch(granted, unfinished)
         elif call.more.task is not None and not call.more.task.done():
             await asyncio.wait({call.more.task}, timeout=GRACE_S)
 
-    @property
-    def sandbox(self) -> State:
-        """Whether the sandbox is open."""
-        return self._isolated_executor.state
+    async def warm_up(self) -> None:
+        """Prepare what the first call of a sandboxed tool would otherwise wait for."""
+        for executor in self._executors.values():
+            await executor.warm_up()
 
-    def hung_share(self) -> float:
-        """Return how many threads hang, as a share of those that may."""
-        return self._function_executor.hung / MOST_HUNG
+    def health(self) -> dict[str, Literal["healthy", "degraded"]]:
+        """The parts of executors that `/ready` lists."""
+        return {part: state for executor in self._executors.values() for part, state in executor.health().items()}
+
+    def loads(self) -> dict[str, Callable[[], float]]:
+        """What operators are alerted of when it is nearly used up: functions that return the share in use."""
+        return {name: share for executor in self._executors.values() for name, share in executor.loads().items()}
 
     async def stop(self) -> None:
         """Cut off the calls that run, and wait for late outcomes to be recorded."""
@@ -131,21 +140,12 @@ class ToolRunner:
 
     async def close(self) -> None:
         """Close the executors."""
-        self._function_executor.close()
-        await self._isolated_executor.close()
+        for executor in self._executors.values():
+            await executor.close()
 
-    def _note_hung(self, call: Call, hung: int) -> None:
-        """Alert that a sync function continues in its thread although its call was cut off."""
-        reason = f"it goes on in a thread after its call was cut off; {hung} such threads, at most {MOST_HUNG}"
-        self._observer.alert("TOOL_THREAD_HUNG", call, reason=reason, hung=hung)
-
-    def _note_outcome(self, call: Call, outcome: Outcome) -> None:
-        """Meter a sandboxed call. Attempts at what the sandbox forbids are alerted and recorded."""
-        if call.more.meter is not None and outcome.cpu_ns is not None:
-            call.more.meter.told(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
-        if not outcome.violations:
-            return
-        self._observer.alert("SANDBOX_VIOLATION", call, what=list(outcome.violations)[:20])
-        violations = [self._observer.hide(call, what) for what in outcome.violations[:100]]
+    def _record_violations(self, call: Call, attempts: Sequence[str]) -> None:
+        """Alert and record attempts at what the sandbox forbids."""
+        self._observer.alert("SANDBOX_VIOLATION", call, what=list(attempts)[:20])
+        violations = [self._observer.hide(call, what) for what in attempts[:100]]
         body = records.about("violation", call, self._clock.now_ms(), toolId=call.ref, violations=violations)
         self._journal.post(lambda transaction: transaction.append("violation", call.id, body))

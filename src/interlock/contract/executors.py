@@ -1,0 +1,88 @@
+"""The executors, one row for each `execution.kind` of a manifest. A new one is a module and a row here.
+
+A row says everything about a kind that others need to know: which manifests are accepted, how a tool is made of one,
+how the gateway treats its calls, and the module that runs them. That module has a function `make(site)` that returns an
+`Executor` (`interlock.executors.site`). It is named here and imported by the gateway only: a contract runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorKind:
+    """One kind of execution.
+
+    `module` runs its tools, and `sandboxed_by` those whose manifest has a sandbox: None if the kind has none, and the
+    same module if every tool of the kind is sandboxed. `noun` is for messages. `fields` are the parts of `execution`
+    that belong to this kind. `standard` is where its tools run, in the words of Agent Tool. `in_process`: the target is
+    a Python function, which is loaded here and, without a sandbox, called here. Tools of other kinds have no handlers,
+    so they cannot be undone and are previewed from the effects that they declare. `provided_by` says how tools of the
+    kind are added, if not by a manifest in a file.
+    """
+
+    module: str
+    noun: str
+    sandboxed_by: str | None = None
+    fields: frozenset[str] = frozenset()
+    standard: Literal["local", "shell", "remote"] = "remote"
+    in_process: bool = False
+    reports_progress: bool = False
+    provided_by: str | None = None
+
+    @property
+    def always_sandboxed(self) -> bool:
+        return self.sandboxed_by == self.module
+
+
+EXECUTORS: Final[Mapping[str, ExecutorKind]] = {
+    "function": ExecutorKind(
+        "interlock.executors.function",
+        "a function",
+        sandboxed_by="interlock.executors.isolated",
+        standard="local",
+        in_process=True,
+        reports_progress=True,
+    ),
+    "program": ExecutorKind(
+        "interlock.executors.isolated",
+        "a program",
+        sandboxed_by="interlock.executors.isolated",
+        fields=frozenset(("argv", "stdin", "parse", "env", "cwd")),
+        standard="shell",
+    ),
+    "upstream": ExecutorKind(
+        "interlock.executors.remote",
+        "a tool of an upstream",
+        fields=frozenset(("native",)),
+        provided_by="is an upstream's: add the upstream, and its tools come with it",
+    ),
+}
+
+
+def kinds() -> list[str]:
+    """The names of all kinds."""
+    return list(EXECUTORS)
+
+
+def kind_of(name: str) -> ExecutorKind:
+    """The row of a kind that a manifest names."""
+    return EXECUTORS[name]
+
+
+def foreign_field(name: str, stated: frozenset[str]) -> tuple[str, str] | None:
+    """A stated part of `execution` that belongs to other kinds only, and the first of those; None if there is none."""
+    own = EXECUTORS[name].fields
+    for other, row in EXECUTORS.items():
+        if strange := sorted((stated & row.fields) - own):
+            return strange[0], other
+    return None
+
+
+def modules() -> list[str]:
+    """The modules that run tools, each once."""
+    named = [module for row in EXECUTORS.values() for module in (row.module, row.sandboxed_by) if module is not None]
+    return list(dict.fromkeys(named))

@@ -1,0 +1,59 @@
+"""Makes the executors of a gateway: one of each module that contract/executors.py names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from interlock.call.checkpoints import Bounds
+from interlock.call.connector import Connector
+from interlock.call.context import Caller
+from interlock.call.executor import Executor
+from interlock.call.phases import Call, Granted
+from interlock.contract import executors
+from interlock.contract.manifest import NetworkPolicy
+from interlock.core.clock import Clock
+
+
+class Alert(Protocol):
+    """Alerts operators about a call."""
+
+    def __call__(self, name: str, call: Call, /, **facts: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The parts of the gateway that an executor may use.
+
+    `grant` is the object that Authorize puts on granted calls. `network` is what this gateway's tools may reach, and
+    `network_of` that of single agents. `connect` returns the connector of an upstream by its name; it raises E3502 if
+    the upstream is known to be away. `narrowed` returns the caller of a call with no more authority than its tool
+    requires. `hide` removes the private values of a call from a text. `violated` records attempts at what the sandbox
+    forbids. `sandbox` is the file through which the processes of a data directory share the resources of a sandbox.
+    """
+
+    grant: object
+    clock: Clock
+    network: NetworkPolicy
+    network_of: Mapping[str, NetworkPolicy]
+    connect: Callable[[str], Connector]
+    narrowed: Callable[[Granted], Caller]
+    alert: Alert
+    hide: Callable[[Call, str], str]
+    violated: Callable[[Call, Sequence[str]], None]
+    checkpoints: Bounds | None
+    sandbox: Path | None
+
+
+class _Module(Protocol):
+    """A module that runs tools."""
+
+    def make(self, site: Site, /) -> Executor: ...
+
+
+def make_executors(site: Site) -> dict[str, Executor]:
+    """The executors by their modules."""
+    return {name: cast("_Module", importlib.import_module(name)).make(site) for name in executors.modules()}

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
-    from interlock.doors.server import Listening, Server
+    from interlock.doors.listening import Listening
+    from interlock.doors.server import Server
+    from interlock.doors.table import Address
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT = click.IntRange(0, 65535)
@@ -113,7 +115,8 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
 
     from interlock.api.interlock import Interlock
     from interlock.api.service import Service
-    from interlock.doors.server import Listening, serving
+    from interlock.doors.listening import Listening
+    from interlock.doors.server import serving
     from interlock.privacy.redact import safe_log
     from interlock.telemetry.logs import configure
 
@@ -175,8 +178,8 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
 
     from interlock.api.interlock import Interlock
     from interlock.api.service import Service
-    from interlock.doors.mcp import McpDoor
-    from interlock.doors.server import DRAIN_S
+    from interlock.doors.listening import DRAIN_S
+    from interlock.doors.table import open_stdio
     from interlock.privacy.redact import safe_log
     from interlock.telemetry.logs import configure
 
@@ -190,7 +193,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
             await _prepare(lock, given)
         lock.warm_up()
         service = Service(lock)
-        door = McpDoor(service)
+        door = open_stdio(service)
         serving, asked = asyncio.ensure_future(door.run_stdio(token=token)), asyncio.ensure_future(ended.wait())
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -232,6 +235,8 @@ async def _token(lock: Interlock) -> str:
 
 
 def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
+    from interlock.doors.table import addresses
+
     scheme = "https" if listening.secure else "http"
     # An address that stands for all of them is no name to call by.
     everywhere = listening.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -239,17 +244,9 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
     host = f"[{host}]" if ":" in host else host
     base = listening.public_url or f"{scheme}://{host}:{server.port}"
     tools = lock.catalog.addresses()
-    document = {
-        "base_url": base,
-        "rest": f"{base}/v1",
-        "mcp": f"{base}/mcp",
-        "jsonrpc": f"{base}/rpc",
-        "grpc": None if server.grpc_port is None else f"{host}:{server.grpc_port}",
-        "docs": f"{base}/docs",
-        "metrics": f"{base}/metrics",
-        "tools": len(tools),
-        "token": token,
-    }
+    places = list(addresses(base, host, server.ports))
+    document: dict[str, Any] = {"base_url": base, **{one.name: one.url for one in places}}
+    document |= {"tools": len(tools), "token": token}
     if listening.loopback:
         reach = ""
     elif everywhere and not listening.names:
@@ -261,21 +258,16 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
             "tokens and results travel in clear; give it --cert and --key, or let a proxy that has them stand in front"
         )
         out.page(error=True).line(f"warning: this is plain HTTP on a network: {words}")
-    out.answer(document, lambda page: _show(page, document, tools, reach))
+    out.answer(document, lambda page: _show(page, document, places, tools, reach))
 
 
-_PLACES = {
-    "rest": "REST", "mcp": "MCP", "jsonrpc": "JSON-RPC", "grpc": "gRPC", "docs": "Docs", "metrics": "Metrics",
-}  # fmt: skip
-
-
-def _show(page: Page, facts: dict[str, Any], tools: list[str], reach: str) -> None:
+def _show(page: Page, facts: dict[str, Any], places: list[Address], tools: list[str], reach: str) -> None:
     demo = bool(tools) and all(one.startswith("demo.") for one in tools)
     what = f"{len(tools)} demonstration tools" if demo else f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
     page.line(f"Interlock {__version__} serves {what}{reach}")
-    for name, label in _PLACES.items():
-        if facts[name] is not None:
-            page.line(f"  {label:<9} {facts[name]}")
+    for _, label, url in places:
+        if url is not None:
+            page.line(f"  {label:<9} {url}")
     token: str | None = facts["token"]
     if token is not None:
         page.line("")

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
 from interlock.api.service import Ask, Service, bearer, native_id
@@ -23,12 +23,16 @@ from interlock.core.errors import Failure
 from interlock.core.turns import Turns
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
+from interlock.doors.door import ANY, Door, Key
 from interlock.doors.ids import RULE, usable
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, refusal, text
 from interlock.http.route import Reply, Route, refused
-from interlock.registry.catalog import Version
 from interlock.telemetry.w3c import joined
+
+if TYPE_CHECKING:
+    from interlock.doors.listening import Listening
+    from interlock.registry.catalog import Version
 
 _log = logging.getLogger("interlock.jsonrpc")
 
@@ -55,6 +59,21 @@ class _Fault(Exception):  # noqa: N818 - a fault of the protocol, which is answe
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+PATH = "/rpc"
+
+
+def open_door(service: Service, listening: Listening) -> Door:
+    return _Door(service)
+
+
+class _Door(Door):
+    def __init__(self, service: Service) -> None:
+        self._route = JsonRpcDoor(service)
+
+    def routes(self) -> Mapping[Key, Route]:
+        return {(method, PATH): self._route for method in ("GET", "POST", ANY)}
 
 
 # many methods: one method per method of the protocol

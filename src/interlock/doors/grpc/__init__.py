@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.service import Service
 from interlock.core.errors import Failure
+from interlock.doors.door import Door
+from interlock.doors.listening import Listening
 
 if TYPE_CHECKING:
     from grpc.aio import Server
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from interlock.doors.grpc.links import Links
     from interlock.doors.grpc.servicer import Servicer
 
-__all__ = ["GrpcDoor"]
+__all__ = ["GrpcDoor", "open_door"]
 
 # Calls of all clients together; what comes on top is refused with RESOURCE_EXHAUSTED.
 MOST_CALLS = 10_000
@@ -50,7 +52,15 @@ _OPTIONS = (
 )
 
 
-class GrpcDoor:
+def open_door(service: Service, listening: Listening) -> Door | None:
+    if listening.grpc_port is None:
+        return None
+    secure = None if listening.certificate is None or listening.key is None else (listening.certificate, listening.key)
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    return GrpcDoor(service, address=f"{host}:{listening.grpc_port}", tls=secure, drain_s=listening.drain_s)
+
+
+class GrpcDoor(Door):
     """One listening gRPC server over one service.
 
     door = GrpcDoor(service, address="127.0.0.1:0")

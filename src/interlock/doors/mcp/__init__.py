@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,23 +25,65 @@ from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.doors.door import ANY, Door, Key
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.modern import McpRoute
 from interlock.doors.mcp.names import Names
-from interlock.http.asgi import Scope
-from interlock.http.route import Handler, Reply, Route, Stream
+from interlock.http.asgi import Receive, Scope, Send, answer, header
+from interlock.http.route import Application, Handler, Reply, Route, Stream
 from interlock.store import epochs
 
 if TYPE_CHECKING:
+    from interlock.doors.listening import Listening
     from interlock.doors.mcp.sdk import Sdk
 
-__all__ = ["McpDoor"]
+__all__ = ["McpDoor", "open_door", "open_stdio"]
 
 PATH = "/mcp"
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 MAX_BODY = 4 * 1024 * 1024
 LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")
+
+
+def open_door(service: Service, listening: Listening) -> Door:
+    return _HttpDoor(service, listening)
+
+
+def open_stdio(service: Service) -> McpDoor:
+    return McpDoor(service)
+
+
+class _HttpDoor(Door):
+    """MCP over HTTP, and where its clients learn how to get a token."""
+
+    loaded_later = tuple((method, PATH) for method in ("GET", "POST", "DELETE", ANY))
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        hosts = [name for host in sorted(listening.hosts) for name in (host, f"{host}:*")]
+        self._scheme = "https" if listening.secure else "http"
+        origins = [*(f"{self._scheme}://{one}" for one in hosts), *listening.origins]
+        self._door = McpDoor(service, hosts=hosts, origins=origins, base_url=listening.public_url)
+        self._running = contextlib.AsyncExitStack()
+
+    def routes(self) -> Mapping[Key, Route]:
+        return {("GET", path): Application(self._metadata) for path in (METADATA_PATH, METADATA_PATH + PATH)}
+
+    async def load(self) -> Route:
+        await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
+        await self._running.enter_async_context(self._door.lifespan())
+        return self._door.route
+
+    def is_endless(self, head: Scope) -> bool:
+        opens_stream = head["method"] == "GET" and head["path"] == PATH
+        return opens_stream or (b"mcp-method", b"subscriptions/listen") in head["headers"]
+
+    async def close(self) -> None:
+        await self._running.aclose()
+
+    async def _metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        base_url = f"{self._scheme}://{header(scope, b'host') or ''}"
+        await answer(send, 200, orjson.dumps(self._door.metadata(base_url)))
 
 
 class McpDoor(Route):

@@ -1,0 +1,41 @@
+"""Where a server listens, and by which names clients may call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DRAIN_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where and how to listen. `names` are the hosts by which clients may speak of us, besides loopback."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    grpc_port: int | None = 8081
+    certificate: Path | None = None
+    key: Path | None = None
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    drain_s: int = DRAIN_S
+    # Where clients find us, if something stands in between that has an address of its own.
+    public_url: str | None = None
+
+    @property
+    def secure(self) -> bool:
+        return self.certificate is not None
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        own = () if self.host in ("0.0.0.0", "::") else (self.host,)  # noqa: S104 - compared, not bound
+        public = () if self.public_url is None else (urlsplit(self.public_url).hostname or "",)
+        return frozenset((*LOOPBACK, *own, *public, *self.names))

@@ -1,0 +1,207 @@
+"""The answers to MCP requests that go through the SDK: lists, calls, resources, prompts and completions.
+
+Who calls is asked for each request: over HTTP it is in the request's scope, where only the entrance puts it; over stdio
+it is whoever started the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from functools import partial
+from typing import Any, cast
+
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+
+from interlock.api.service import Service
+from interlock.call.artifacts import is_file
+from interlock.call.connector import ALONE, Interaction
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
+from interlock.doors.mcp.calling import Calling, Fault, Wanted, fault_of, no_trace, questions
+from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
+from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
+from interlock.doors.mcp.listing import EXPECTS, Listing
+from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.notifications import Changes
+from interlock.telemetry.w3c import joined
+from interlock.upstreams.mcp.protocol import Listening
+
+Answer = Callable[[Context, Any], Awaitable[Json]]
+
+_COMPLETE: Json = {"resultType": "complete"}
+# What a caller is told is for that caller, and true now. (Earlier eras do not know of this; the SDK leaves it out.)
+_OWN: Json = {**_COMPLETE, "ttlMs": 0, "cacheScope": "private"}
+
+
+class Handlers:
+    """Answers the requests of MCP clients."""
+
+    def __init__(self, service: Service, names: Names, listing: Listing, calling: Calling) -> None:
+        self._service = service
+        self._names = names
+        self._listing = listing
+        self._calling = calling
+        self.changes = Changes(service, self._caller)
+        self._offers = self.changes.offers
+        # Asks who the client on stdin is. Not set over HTTP.
+        self.stdio_caller: Callable[[], Awaitable[Caller]] | None = None
+
+    def all(self) -> Iterator[tuple[str, type[types.RequestParams], Answer]]:
+        """Each method with the type of its parameters and its handler."""
+        answered: tuple[tuple[str, type[types.RequestParams], Answer], ...] = (
+            ("tools/list", types.PaginatedRequestParams, self._list_tools),
+            ("tools/call", types.CallToolRequestParams, self._call_tool),
+            ("resources/list", types.PaginatedRequestParams, self._list_resources),
+            ("resources/read", types.ReadResourceRequestParams, self._read_resource),
+            ("resources/templates/list", types.PaginatedRequestParams, self._list_templates),
+            ("prompts/list", types.PaginatedRequestParams, self._list_prompts),
+            ("prompts/get", types.GetPromptRequestParams, self._get_prompt),
+            ("resources/subscribe", types.SubscribeRequestParams, self.changes.subscribe),
+            ("resources/unsubscribe", types.UnsubscribeRequestParams, self.changes.unsubscribe),
+            ("completion/complete", types.CompleteRequestParams, self._complete),
+            ("logging/setLevel", types.SetLevelRequestParams, self._set_level),
+        )
+        for method, params, handler in answered:
+            yield method, params, _guarded(handler)
+
+    # Lists
+
+    async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams) -> Json:
+        expected = meta(ctx).get(EXPECTS)
+        if not isinstance(expected, dict | None):
+            raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
+        described, cursor = self._listing.page(await self._caller(ctx), params.cursor, cast("Json | None", expected))
+        more = {} if cursor is None else {"nextCursor": cursor}
+        return {"tools": [one.document for one in described], **_OWN, **more}
+
+    def input_schema(self, name: str) -> Mapping[str, Any] | None:
+        """The schema that the SDK compares a call's headers with. It asks before the caller is authenticated."""
+        try:
+            return self._service.lock.catalog.resolve(self._names.address(name)).contract.input.model_facing
+        except Failure:
+            return None
+
+    # Calls
+
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Json:
+        caller = await self._caller(ctx)
+        sent = meta(ctx)
+        said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
+        trace = joined(said.get("traceparent"), said.get("tracestate"))
+        news: News = asyncio.Queue()
+        ids = native_ids(ctx)
+        wanted = Wanted(params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids)
+        progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
+        try:
+            if progress is None and not isinstance(wanted.interaction, Listening):
+                return await self._calling.call(wanted, caller)
+            return await with_news(ctx, self._calling.call(wanted, caller, progress), news)
+        except Fault as fault:
+            raise faulty(fault) from None
+
+    async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> Json:
+        """From which level on a session of the handshake era hears what upstreams log during its calls."""
+        connection(ctx).state[LEVEL] = params.level
+        return {}
+
+    # Resources and prompts
+
+    async def _list_resources(self, ctx: Context, _: types.PaginatedRequestParams) -> Json:
+        return {"resources": await self._offers.resources(await self._caller(ctx)), **_OWN}
+
+    async def _list_templates(self, ctx: Context, _: types.PaginatedRequestParams) -> Json:
+        return {"resourceTemplates": await self._offers.templates(await self._caller(ctx)), **_OWN}
+
+    async def _list_prompts(self, ctx: Context, _: types.PaginatedRequestParams) -> Json:
+        return {"prompts": await self._offers.prompts(await self._caller(ctx)), **_OWN}
+
+    async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> Json:
+        """A result that was kept or the trace of a call, for whoever made the call; or what an upstream has."""
+        caller, uri = await self._caller(ctx), named(str(params.uri))
+        if uri.startswith("trace:"):
+            try:
+                told = await self._service.calls.trace(uri.removeprefix("trace:"), caller)
+            except Failure as failure:
+                raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
+            return {"contents": [{"uri": uri, **_result(encode(told))}], **_OWN}
+        if not uri.startswith("payload:"):
+            asked = interaction(ctx) or ALONE
+            reading = self._offers.read(uri, caller, asked)
+            return await self._offered(reading, asked, _OWN, f"Resource not found: {uri}", uri=uri)
+        try:
+            body = await self._service.lock.read_payload(uri, caller=caller)
+        except Failure as failure:
+            raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
+        return {"contents": [{"uri": uri, **(_file(body) if is_file(uri) else _result(body))}], **_OWN}
+
+    async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> Json:
+        asked = interaction(ctx) or ALONE
+        getting = self._offers.prompt(named(params.name), params.arguments or {}, await self._caller(ctx), asked)
+        return await self._offered(getting, asked, _COMPLETE, f"Unknown prompt: {params.name}")
+
+    @staticmethod
+    async def _offered(
+        asking: Coroutine[Any, Any, Json], by: Interaction, stamp: Json, absent: str, **data: str
+    ) -> Json:
+        """The content of a resource or prompt of an upstream, or its questions to the client."""
+        try:
+            return {**await asking, **stamp}
+        except Failure as failure:
+            try:
+                asked = questions(by.answers if by.capabilities and by.ask is None else None, failure)
+            except Fault as fault:
+                raise faulty(fault) from None
+            if asked is None:
+                raise missing(failure, absent, **data) from None
+            return asked
+
+    async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> Json:
+        sent, caller = ctx.params or {}, await self._caller(ctx)
+        named(str(sent["ref"].get("name") or sent["ref"].get("uri")))
+        try:
+            answer = await self._offers.complete(sent["ref"], sent["argument"], sent.get("context"), caller)
+        except Failure as failure:
+            raise missing(failure, "There is nothing of that name to complete") from None
+        return {**answer, **_COMPLETE}
+
+    # Who calls
+
+    async def _caller(self, ctx: Context) -> Caller:
+        if ctx.request is not None:
+            return cast("Caller", ctx.request.scope[CALLER])
+        assert self.stdio_caller is not None
+        try:
+            return await self.stdio_caller()
+        except Failure as failure:
+            raise MCPError(failure.row.jsonrpc, failure.message, failure.envelope(no_trace())) from None
+
+
+def _guarded(handler: Answer) -> Answer:
+    """A handler from which nothing but answers and faults gets out; the SDK would tell a client anything else."""
+
+    async def answer(ctx: Context, params: Any) -> Json:
+        try:
+            return await handler(ctx, params)
+        except MCPError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            raise faulty(fault_of(error)) from None
+
+    return answer
+
+
+def _result(body: bytes) -> Json:
+    return {"mimeType": "application/json", "text": body.decode()}
+
+
+def _file(body: bytes) -> Json:
+    """A file that a tool left: text where it is text, and no claim as to what kind of text."""
+    try:
+        return {"mimeType": "text/plain", "text": body.decode()}
+    except UnicodeDecodeError:
+        return {"mimeType": "application/octet-stream", "blob": base64.b64encode(body).decode()}

@@ -1,0 +1,69 @@
+"""The endpoints for operators: `/health`, `/ready` and `/metrics`.
+
+Whoever watches a server asks for these first. They do not wait until anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import orjson
+
+from interlock.api.service import Service
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.doors.door import Door, Key
+from interlock.doors.gate import without_port
+from interlock.doors.listening import LOOPBACK, Listening
+from interlock.http.asgi import Receive, Scope, Send, answer, header, refuse
+from interlock.http.route import Application, Route
+
+
+def open_door(service: Service, listening: Listening) -> Door:
+    return OperationsDoor(service, listening)
+
+
+class OperationsDoor(Door):
+    """Health, readiness and metrics of one service."""
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        self._service = service
+        self._listening = listening
+
+    def routes(self) -> Mapping[Key, Route]:
+        return {
+            ("GET", "/metrics"): Application(self._metrics),
+            ("GET", "/health"): Application(self._alive),
+            ("GET", "/ready"): Application(self._ready),
+        }
+
+    async def _alive(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._tell_health(send, self._service.health.alive())
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._tell_health(send, await self._service.health.readiness())
+
+    @staticmethod
+    async def _tell_health(send: Send, told: tuple[int, Json]) -> None:
+        status, document = told
+        await answer(send, status, orjson.dumps(document), [(b"x-trace-id", os.urandom(16).hex().encode())])
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For Prometheus. For everybody who asks on loopback and by that name; for others, if they may see it."""
+        host = without_port((header(scope, b"host") or "").lower().encode()).decode()
+        try:
+            # What comes by another name comes through somebody else: from where, we cannot tell.
+            if not self._listening.loopback or host not in LOOPBACK:
+                _may_watch(await self._service.authenticate(header(scope, b"authorization")))
+        except Failure as failure:
+            await refuse(send, failure)
+            return
+        kind = b"text/plain; version=0.0.4; charset=utf-8"
+        await answer(send, 200, self._service.lock.gateway.telemetry.metrics.render(), kind=kind)
+
+
+def _may_watch(caller: Caller) -> None:
+    if not caller.governs("metrics:read"):
+        raise Failure("E3206", "reading metrics needs the scope `metrics:read`, in the tenant `local`")

@@ -9,18 +9,13 @@ MOST_IMPORTED = 15
 LONGEST_FILE = 700
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE = {
-    "interlock.cli.doctor": 30,
     "interlock.gateway.obtain_approval": 23,
-    "interlock.doors.mcp.sdk": 22,
-    "interlock.executors.isolated": 22,
     "interlock.gateway.authorize": 22,
     "interlock.gateway.review": 21,
     "interlock.gateway.checkpoints": 18,
     "interlock.gateway.observe": 17,
     "interlock.gateway.persistence": 18,
     "interlock.gateway.execution.effect_audit": 16,
-    "interlock.registry.admission": 16,
-    "interlock.upstreams.repository": 16,
 }
 MOST_LARGE_CLASSES = 14
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
-from interlock.cli.doctor import _check_tools  # pyright: ignore[reportPrivateUsage]
+from interlock.cli.doctor_tools import check_tools
 from interlock.contract.contract import contract_of
 from interlock.contract.declare import implementation_digest
 from interlock.data.schema import Json
@@ -171,14 +171,14 @@ async def test_no_statement_of_an_edited_file_is_executed_here(
             error = (await lock.call("pinned.say")).error
             assert error is not None
             assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True)
-        (found,) = [one for one in _check_tools(Home(home)) if one.status == "broken"]
+        (found,) = [one for one in check_tools(Home(home)) if one.status == "broken"]
         assert found.what == "pinned.say@1.0.0 cannot be called: it has changed"
         assert not ran.exists(), name
         (place / name).write_text(files[name])
     _forget(place)
     async with Interlock.open(home, housekeeping=False) as lock:
         assert (await lock.call("pinned.say")).unwrap() == "as admitted"
-    assert [one.status for one in _check_tools(Home(home))] == ["good"]
+    assert [one.status for one in check_tools(Home(home))] == ["good"]
 
 
 async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(home: Path, place: Path) -> None:

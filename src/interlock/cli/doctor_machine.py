@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from interlock.cli.doctor_findings import Finding
 
 if TYPE_CHECKING:
     from interlock.store.home import Home
 
-Status = Literal["good", "attention", "broken"]
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    name: str
-    status: Status
-    what: str
-    advice: str = ""
-
-
-def _check_python(_: Home) -> Iterator[Finding]:
+def check_python(_: Home) -> Iterator[Finding]:
     from interlock.data.canonical import compiled
 
     fits = sys.version_info >= (3, 11)
@@ -34,7 +23,7 @@ def _check_python(_: Home) -> Iterator[Finding]:
     yield Finding("python", "good" if fits else "broken", found, advice)
 
 
-def _check_packages(_: Home) -> Iterator[Finding]:
+def check_packages(_: Home) -> Iterator[Finding]:
     from interlock.cli.packages import REMEDY, misfits
 
     found = misfits()
@@ -44,14 +33,14 @@ def _check_packages(_: Home) -> Iterator[Finding]:
         yield Finding("packages", "good", "all libraries have versions that fit")
 
 
-def _check_sqlite(_: Home) -> Iterator[Finding]:
+def check_sqlite(_: Home) -> Iterator[Finding]:
     from interlock.store.connection import DRIVER_FITS, DRIVER_VERSION
 
     advice = "" if DRIVER_FITS else "use a Python built with SQLite 3.35 or newer"
     yield Finding("sqlite", "good" if DRIVER_FITS else "broken", DRIVER_VERSION, advice)
 
 
-def _check_sandbox(_: Home) -> Iterator[Finding]:
+def check_sandbox(_: Home) -> Iterator[Finding]:
     import asyncio
 
     from interlock.gateway.isolation import rungs
@@ -80,9 +69,3 @@ def _lost(tiers: Sequence[int], left: Sequence[int]) -> str:
 
 def _tiers(tiers: Sequence[int]) -> str:
     return f"tiers {tiers[0]} to {tiers[-1]}"
-
-
-Check = Callable[["Home"], Iterator[Finding]]
-
-MACHINE: tuple[Check, ...] = (_check_python, _check_packages, _check_sqlite)
-ISOLATION: tuple[Check, ...] = (_check_sandbox,)

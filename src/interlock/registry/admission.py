@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import orjson
 
@@ -25,7 +25,9 @@ from interlock.data.subschemas import Places
 from interlock.registry.catalog import Version, bump_epoch, remember_source
 from interlock.registry.compat import Surface, classify, require_bump
 from interlock.store import records, tools
-from interlock.store.port import Reader, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.store.port import Reader, Transaction, Unit
 
 Conjunct = Literal[
     "schema_valid",

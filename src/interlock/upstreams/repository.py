@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import orjson
 
@@ -30,9 +30,11 @@ from interlock.store import quarantine as stored_quarantine
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
-from interlock.store.port import Reader, Transaction, Unit
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.overlay import Overlay, classify, parse_overlay
+
+if TYPE_CHECKING:
+    from interlock.store.port import Reader, Transaction, Unit
 
 _CHANGED = quarantine.DEFINITION_CHANGED
 _COUNTED = ("admitted", "changed", "gone", "refused")

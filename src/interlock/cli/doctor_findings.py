@@ -1,0 +1,42 @@
+"""What `interlock doctor` looks at and finds: the types of its checks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
+
+Status = Literal["good", "attention", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    what: str
+    advice: str = ""
+
+
+# Looks at one part of a data directory or of the machine.
+Check = Callable[["Home"], Iterator[Finding]]
+
+
+@contextlib.contextmanager
+def if_usable(home: Home) -> Generator[Reader | None]:
+    """The database, or None where there is none or it cannot be used: that is told once, with the journal."""
+    from interlock.core.errors import Failure
+    from interlock.store.inspection import opened
+
+    with contextlib.ExitStack() as stack:
+        try:
+            reader = None if home.new else stack.enter_context(opened(home))
+        except Failure:
+            reader = None
+        yield reader

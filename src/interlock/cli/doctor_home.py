@@ -1,0 +1,66 @@
+"""The checks of `interlock doctor` that concern the data directory itself: its place, its disk, its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlock.cli.doctor_findings import Finding, Status
+
+if TYPE_CHECKING:
+    from interlock.store.home import Home
+
+LITTLE_DISK = 100 * 2**20
+NO_DISK = 10 * 2**20
+
+
+def check_home(home: Home) -> Iterator[Finding]:
+    path = home.path
+    if path.exists() and not path.is_dir():
+        yield Finding("home", "broken", f"{path} is not a directory", "choose another data directory with --home")
+        return
+    nearest = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
+    writable = os.access(nearest, os.W_OK | os.X_OK)
+    made = "" if path.exists() else ", made at first use"
+    if not writable:
+        yield Finding("home", "broken", f"{path} cannot be written", "make it writable, or choose another with --home")
+        return
+    yield Finding("home", "good", f"{path}{made}")
+    if path.exists() and path.stat().st_mode & 0o077:
+        yield Finding("home", "attention", "others on this machine may enter it", f"chmod 700 {path}")
+
+
+def check_disk(home: Home) -> Iterator[Finding]:
+    import shutil
+
+    nearest = next((parent for parent in (home.path, *home.path.absolute().parents) if parent.exists()), Path("/"))
+    free = shutil.disk_usage(nearest).free
+    status: Status = "good" if free >= LITTLE_DISK else "attention" if free >= NO_DISK else "broken"
+    advice = "" if status == "good" else "free some space: without it no call can be recorded, and none will run"
+    yield Finding("disk", status, f"{free / 2**30:.1f} GiB free", advice)
+
+
+def check_background(home: Home) -> Iterator[Finding]:
+    """Background tasks that fail in processes that run on this home now, as each of them reports."""
+    for process, told in home.signs_of_life():
+        for task, failures, error in told.get("failing", ()):
+            what = f"{task} failed {failures} times in a row in process {process}: {error}"
+            advice = "read the log of that process; the task is tried again by itself, at least once a minute"
+            yield Finding("background", "attention", what, advice)
+
+
+def check_settings(home: Home) -> Iterator[Finding]:
+    from interlock.settings import Settings, load_settings, nearest, variable
+
+    settings = load_settings(home.settings)
+    yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the data directory")
+    known = Settings.model_fields
+    for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
+        said = name.removeprefix("INTERLOCK_").lower()
+        # Other variables are called so as well; what is as near as this is a slip of the pen.
+        meant = None if said in known else nearest(said, known, alike=0.8)
+        if meant is not None:
+            what, advice = f"the variable {name} sets nothing", f"did you mean {variable(meant)}?"
+            yield Finding("settings", "attention", what, advice)

@@ -1,0 +1,84 @@
+"""The checks of `interlock doctor` that concern tools: whether they load as admitted, and how long they take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from interlock.cli.doctor_findings import Finding, if_usable
+
+if TYPE_CHECKING:
+    from interlock.store.home import Home
+    from interlock.store.inspection import Origin
+    from interlock.store.port import Reader
+
+
+def check_tools(home: Home) -> Iterator[Finding]:
+    from interlock.contract.declare import Tool
+    from interlock.core.errors import Failure
+    from interlock.registry.catalog import contract_digest
+    from interlock.registry.source import reload
+    from interlock.store.inspection import origins
+
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    with if_usable(home) as reader:
+        if reader is None:
+            return
+        rows = origins(reader)
+        changed = [_text_changed(home, reader, row) for row in rows]
+    found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
+    good = 0
+    for (address, version, origin, digest), another in zip(rows, changed, strict=True):
+        if another:
+            there = Failure("E3103", "it has changed")  # and is not loaded: that would execute it
+        else:
+            if origin not in found:
+                try:
+                    tools = reload(origin, home.manifests)
+                    found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in tools}
+                except Failure as failure:
+                    found[origin] = failure
+            there = found[origin]
+        tool = None if isinstance(there, Failure) else there.get(f"{address}@{version}")
+        if tool is not None and contract_digest(tool) == digest:
+            good += 1
+            continue
+        said = "it has changed" if tool is not None else "it is no longer there"
+        said = there.message if isinstance(there, Failure) else said
+        advice = "put it back as it was admitted, or publish what is there as a new version: interlock tools add"
+        yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
+    if good or not rows:
+        yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
+
+
+def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
+    """Whether loading an isolated tool would execute another text than when it was admitted."""
+    from interlock.registry.catalog import source_changed
+    from interlock.store.inspection import admitted_manifest
+
+    text = admitted_manifest(reader, row)
+    return text is not None and source_changed(reader, row.digest, text, row.origin, home.manifests)
+
+
+def check_latency(home: Home) -> Iterator[Finding]:
+    import orjson
+
+    from interlock.contract.manifest import parse_manifest
+    from interlock.registry.latency import differs, measure
+    from interlock.store.inspection import active_manifests
+
+    with if_usable(home) as reader:
+        if reader is None:
+            return
+        found = measure(reader)
+        for address, version, text in active_manifests(reader) if found else ():
+            timing = found.get(f"{address}@{version}")
+            manifest = None if timing is None else parse_manifest(orjson.loads(text))
+            wanted = None if timing is None or manifest is None else differs(manifest, timing)
+            if timing is not None and manifest is not None and wanted is not None:
+                what = f"{address}@{version} states {manifest.timeout_class}; of {timing.calls:,} calls 99 % took"
+                advice = f"state timeout_class: {wanted} in its next version, or leave it out"
+                yield Finding("latency", "attention", f"{what} at most {timing.p99_s * 1000:,.0f} ms", advice)

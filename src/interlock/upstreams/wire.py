@@ -380,8 +380,9 @@ class Sender:
                 return self._in_turn(attempt, safe=safe)
             return self._by_breakers(self._guarded, call, attempt, safe=safe, until=limit)
 
+        key, stale_s = (None, 0.0) if self._guarded is not None else _cached_as(call)
         sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
-        return await (sent if self._guarded is not None else self._or_old(call, sent))
+        return await (sent if key is None else self._or_old(key, stale_s, sent))
 
     def forget(self) -> None:
         """Drop all cached answers."""
@@ -410,17 +411,16 @@ class Sender:
         )
         return answer.value if answer.source == "live" else Aged(answer.value, answer.age_s)
 
-    async def _or_old(self, call: RemoteCall, sent: Awaitable[Any]) -> Any:
-        key, stale_s = _cached_as(call)
+    async def _or_old(self, key: str, stale_s: float, sent: Awaitable[Any]) -> Any:
+        """Return an answer and cache it; if there is none, return the cached one."""
         try:
             value = await sent
         except Failure as failure:
-            old = None if key is None or failure.code not in _FAILOVER_CODES else self._last_good.find(key, stale_s)
+            old = None if failure.code not in _FAILOVER_CODES else self._last_good.find(key, stale_s)
             if old is None:
                 raise
             return Aged(old.value, old.age_s)
-        if key is not None:
-            self._last_good.keep(key, value)
+        self._last_good.keep(key, value)
         return value
 
     async def _in_turn(self, attempt: Callable[[str], Awaitable[Any]], *, safe: bool) -> Any:

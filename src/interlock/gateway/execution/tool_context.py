@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import secret_of
@@ -55,12 +55,12 @@ class Contexts:
         if granted.tool.writes or not granted.tool.bound.is_async:
             # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
             session.read()
-        caller = narrowed(granted)
+        caller, deadline = narrowed(granted), Deadline(at=granted.deadline)
         observer, part = self._observer, self._outputs.shown_part
         return Context(
             invocation_id=call.id,
             caller=caller,
-            deadline=Deadline(at=granted.deadline),
+            deadline=deadline,
             monotonic=self._clock.monotonic,
             session=session,
             key=request.key,
@@ -71,7 +71,7 @@ class Contexts:
             on_partial=lambda value: observer.partial(call, part(granted, value)),
             on_yield=lambda value: observer.partial(call, part(granted, value, whole=True), yielded=True),
             hide=lambda text: observer.hide(call, text),
-            child=self._caller_below(granted, caller),
+            child=partial(self._call_below, granted, caller, deadline),
             secret=lambda name: _secret(call, name),
             task=request.task or call.id,
             save=lambda label, state: self._checkpoints.save(call, label, state, runs=lambda: self._runs(call)),
@@ -81,33 +81,38 @@ class Contexts:
         """Whether a call's tool is at work: neither done, in whatever way, nor cut off."""
         return call.more.why is None and self._running(call.id) is call
 
-    def _caller_below(self, granted: Granted, caller: Caller) -> Callable[..., Awaitable[Any]]:
-        """Return the function with which a tool calls other tools: with its own authority and within its deadline."""
-        call, deadline = granted, Deadline(at=granted.deadline)
+    async def _call_below(
+        self,
+        call: Granted,
+        caller: Caller,
+        deadline: Deadline,
+        context: Context,
+        tool: str,
+        arguments: Json | None,
+        /,
+        **options: Any,
+    ) -> Any:
+        """Call another tool for the tool of a call: with its own authority and within its deadline."""
         request = call.request
-
-        async def below(context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
-            result = await self._invoke(
-                Request(
-                    tool=tool,
-                    version=options.pop("version", None),
-                    key=options.pop("key", None),
-                    timeout_s=options.pop("timeout_s", None),
-                    arguments={**(arguments or {}), **options},
-                    caller=caller,
-                    trace_id=call.trace_id,
-                    deadline=deadline,
-                    parent=call.id,
-                    door="tool",
-                    task=request.task or call.id,
-                    billed_to=request.billed_to or request.session,
-                    hidden=tuple(self._observer.hidden(call)),
-                )
+        result = await self._invoke(
+            Request(
+                tool=tool,
+                version=options.pop("version", None),
+                key=options.pop("key", None),
+                timeout_s=options.pop("timeout_s", None),
+                arguments={**(arguments or {}), **options},
+                caller=caller,
+                trace_id=call.trace_id,
+                deadline=deadline,
+                parent=call.id,
+                door="tool",
+                task=request.task or call.id,
+                billed_to=request.billed_to or request.session,
+                hidden=tuple(self._observer.hidden(call)),
             )
-            context.failed_below = result.error
-            return result.unwrap()
-
-        return below
+        )
+        context.failed_below = result.error
+        return result.unwrap()
 
 
 def _secret(call: Call, name: str) -> str:

@@ -152,10 +152,10 @@ def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, 
     return dict(line.split(" ", 1) for line in said.decode().splitlines() if line != READY)
 
 
-def timed(home: str, together: bool) -> float:
+def timed(home: str, calls: int, together: bool) -> float:
     """How long the calls of one turn take when nothing kills them, without opening and closing the home."""
     taken_s: list[float] = []
-    for count in (0, 40):
+    for count in (0, calls):
         names = [f"whole-{together}-{number}" for number in range(count)]
         began = time.monotonic()
         acknowledged = in_child(home, names, crash_at="", die_after_s=0, together=together)
@@ -167,7 +167,7 @@ def timed(home: str, together: bool) -> float:
 def main() -> None:
     importlib.import_module("cedarpy")  # once, here; the children inherit it
 
-    mode, home, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    mode, home, count, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     instrument()
     chance = random.Random(count)
     if mode == "points":
@@ -178,9 +178,9 @@ def main() -> None:
                 print(json.dumps({"point": point, "names": [name], "acknowledged": acknowledged}), flush=True)
     else:
         # Kills are spread over the time that the calls take here and now: one turn of each kind runs to its end first.
-        whole_s = {together: timed(home, together) for together in (True, False)}
+        whole_s = {together: timed(home, calls, together) for together in (True, False)}
         for turn in range(count):
-            names = [f"r{turn}-{number}" for number in range(40)]
+            names = [f"r{turn}-{number}" for number in range(calls)]
             together = turn % 2 == 0
             die_after_s = chance.uniform(0.02, 1.0) * whole_s[together]
             acknowledged = in_child(home, names, crash_at="", die_after_s=die_after_s, together=together)

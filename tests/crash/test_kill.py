@@ -23,6 +23,7 @@ from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.doors.test_records import FIELDS
+from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other
@@ -36,9 +37,9 @@ async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
             await lock.journal.commit(publish(one.manifest, content, "library:", evidence, "test"))
 
 
-def drive(mode: str, home: Path, lines: Path, count: int) -> list[dict[str, Any]]:
+def drive(mode: str, home: Path, lines: Path, count: int, calls: int = 1) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash.driver", mode, str(home), str(count)],
+        [sys.executable, "-m", "tests.crash.driver", mode, str(home), str(count), str(calls)],
         cwd=ROOT,
         env={**os.environ, "EFFECTS": str(lines)},
         capture_output=True,
@@ -112,7 +113,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
 async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home)
-    turns = drive("random", home, lines, 110)
+    turns = drive("random", home, lines, 110, calls=40 if THOROUGH else 16)
     assert [turn["point"] for turn in turns].count("random") == 110  # with the labelled points, more than 200
     await judge(home, lines, turns, monkeypatch)
     answered = sum(len(turn["acknowledged"]) for turn in turns)

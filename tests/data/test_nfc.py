@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from interlock.data import nfc
 from interlock.data.canonical import canonical
 
-ALL = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF]
 MARKS = "\u0301\u0316\u0327\u0344\u05b0\u0e48\u0f71\u0f72\u0f73\u0f75\u0f81\u3099\U0001d165\U0001e944"
 STARTERS = "aeo\u00e9\u1e69\u1100\u1161\u11a8\uac00\u0915\u093c\u09c7\u09be\u0e01\u4e2d\U0001d157\U000105d2"
 texts = st.lists(st.text(MARKS, max_size=80) | st.text(STARTERS, max_size=5) | st.text(max_size=3), max_size=6).map(
@@ -36,19 +35,20 @@ def test_a_text_is_normalised_as_unicode_says(text: str) -> None:
 
 @given(text=texts, pad=st.integers(0, 40))
 def test_a_long_text_is_normalised_in_pieces_with_the_same_result(text: str, pad: int) -> None:
-    long = ("x" * pad + text) * (100_000 // (len(text) + pad + 1))
+    # Three pieces. Of marks alone, the library takes a time that is quadratic in their number.
+    long = ("x" * pad + text) * (50_000 // (len(text) + pad + 1))
     assert nfc.nfc(long) == unicodedata.normalize("NFC", long)
 
 
 def test_no_character_that_can_be_reordered_or_combined_is_missing_from_the_ranges() -> None:
     loose = re.compile(f"[{nfc._LOOSE}]")  # pyright: ignore[reportPrivateUsage]
     mark = re.compile(nfc._long_run().pattern.split("{")[0])  # pyright: ignore[reportPrivateUsage]
-    for one in ALL:
-        parts = unicodedata.normalize("NFD", one)
-        if any(unicodedata.combining(part) for part in parts[:1]):
+    for one in map(chr, range(0x110000)):
+        composed = unicodedata.decomposition(one)
+        first = unicodedata.normalize("NFD", one)[0] if composed else one
+        if unicodedata.combining(first):
             assert loose.match(one), f"U+{ord(one):04X}"
             assert mark.match(one), f"U+{ord(one):04X}"
-        composed = unicodedata.decomposition(one)
         if composed and not composed.startswith("<"):
             for second in composed.split()[1:]:
                 assert loose.match(chr(int(second, 16))), f"U+{second} can be combined with what comes before it"
@@ -65,7 +65,7 @@ def test_a_long_run_of_marks_reaches_the_standard_library_sorted(run: str, monke
         assert steps <= nfc.LONG_RUN
         return real(form, text)
 
-    marked = "e" + run * 100_000
+    marked = "e" + run * 20_000
     monkeypatch.setattr(unicodedata, "normalize", watched)
     monkeypatch.setattr(unicodedata, "is_normalized", lambda form, text: watched(form, text) == text)  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
     assert len(nfc.nfc(marked)) >= len(marked) - 1

@@ -33,6 +33,7 @@ from interlock.executors.function import make
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
 from tests.gateway.test_engines import AGENT
+from tests.support import source
 from tests.support.calls import admit, code, records
 from tests.support.executors import site
 from tests.support.identities import did_of
@@ -620,15 +621,12 @@ async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
 
 def test_only_the_authorizer_grants_and_only_the_executor_begins() -> None:
     """A static look at the whole package."""
-    package = Path(interlock.__file__).parent
     granters: set[str] = set()
     beginners: set[str] = set()
-    for path in package.rglob("*.py"):
-        name = str(path.relative_to(package))
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
-                granters.add(name)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Begun":
-                beginners.add(name)
+    for name, node in source.nodes_with(".grant", "Begun("):
+        if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
+            granters.add(name)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Begun":
+            beginners.add(name)
     assert granters == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
     assert beginners == {"executors/function.py"}

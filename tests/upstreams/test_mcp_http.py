@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.net import connection
@@ -52,6 +53,8 @@ class Raw:
         self.reply: Reply = lambda _, request: plain(message(request["id"]))
         self.get: Callable[[Got], bytes] = lambda _: plain(b"", "405 Not Allowed")
         self.accepted = plain(b"", "202 Accepted")
+        self.session = "one"
+        self.greeting = b""
         self.connections = 0
         self.port = 0
         self.writers: set[asyncio.StreamWriter] = set()
@@ -90,9 +93,11 @@ class Raw:
         request: Json = orjson.loads(got.body)
         match request.get("method"):
             case "initialize":
+                if self.greeting:
+                    return self.greeting
                 result: Json = {"protocolVersion": VERSION, "capabilities": {"tools": {"listChanged": True}}}
                 body = orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result})
-                return plain(body, mcp_session_id="one")
+                return plain(body, **({"mcp_session_id": self.session} if self.session else {}))
             case "tools/call":
                 return self.reply(got, request)
             case _:
@@ -213,6 +218,42 @@ async def test_what_is_no_answer_fails_its_call_alone(answer: Callable[[bytes], 
         assert failure.details["sent"] is True
         assert len(server.calls) == 2, "nothing is sent twice"
         assert text(await ask(one, "echo", {"text": "next"})) == "next"
+
+
+ERROR = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"not now"}}'
+
+
+@pytest.mark.proves("IDEM-11")
+@pytest.mark.parametrize("body", [b"", b"{}", ERROR], ids=["text", "json", "error"])
+@pytest.mark.parametrize(
+    ("status", "named", "sent"),
+    [(501, None, 1), (401, None, 1), (403, None, 1), (404, None, 1), (503, None, 3), (501, [501], 3), (503, [501], 1)],
+)
+async def test_a_read_is_sent_again_only_after_a_status_that_its_policy_names(
+    status: int, named: list[int] | None, sent: int, body: bytes
+) -> None:
+    said: Json = {} if named is None else {"retry_on_status_codes": named}
+    policy = RetryPolicy.model_validate({"max_attempts": 3, "backoff_max_seconds": 1, **said})
+    async with raw() as (server, one):
+        server.reply = lambda _, __: plain(body, f"{status} Refused", "application/json" if body else "text/plain")
+        server.session = "" if status == 404 else "one"
+        failure = await failure_of(one, "echo", retry=policy)
+        assert (failure.code, failure.native_error_ref) == ("E3502", f"http:{status}")
+        assert len(server.calls) == sent
+    async with raw() as (server, one):
+        server.greeting = plain(body, f"{status} Refused", "application/json" if body else "text/plain")
+        failure = await failure_of(one, "echo", retry=policy)
+        assert (failure.code, failure.native_error_ref) == ("E3502", f"http:{status}")
+        assert len(server.got) == sent
+
+
+@pytest.mark.supports("IDEM-11")
+async def test_a_call_in_a_session_that_the_server_forgot_is_sent_in_a_new_one() -> None:
+    async with raw() as (server, one):
+        gone = iter([plain(b"", "404 Not Found", "text/plain")])
+        server.reply = lambda _, request: next(gone, plain(message(request["id"])))
+        assert text(await ask(one, "echo")) == "good"
+        assert len(server.calls) == 2
 
 
 async def test_an_answer_with_the_id_of_another_request_answers_neither() -> None:

@@ -187,12 +187,12 @@ def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
     """Convert a server's error. What it calls an error in the request is the tool's answer; the rest
     is the upstream's.
     """
-    message = wire.excerpt(error.message, call) or "no reason given"
+    message, details = wire.excerpt(error.message, call) or "no reason given", _error_data(error)
     if error.code == INVALID_PARAMS:
-        return Failure("E3401", f"the upstream refused the arguments: {message}", details=_error_data(error))
-    return Failure(
-        "E3502", f"the upstream answered with an error: {message}", details={**_error_data(error), "sent": True}
-    )
+        words = f"the upstream refused the arguments: {message}"
+        return Failure("E3401", words, details=details, native_error_ref=error.native_ref)
+    words = f"the upstream answered with an error: {message}"
+    return Failure("E3502", words, details={**details, "sent": True}, native_error_ref=error.native_ref)
 
 
 def _error_data(error: RpcError) -> Json:

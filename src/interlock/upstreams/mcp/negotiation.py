@@ -105,7 +105,8 @@ async def _initialize(session: Session) -> None:
     except RpcError as error:
         if error.code == UNSUPPORTED_VERSION or _supported(error.data):
             raise _mismatch(_supported(error.data)) from None
-        raise Failure("E3502", f"the upstream refused the handshake: {error.message[:200]}", details=UNSENT) from None
+        words = f"the upstream refused the handshake: {error.message[:200]}"
+        raise Failure("E3502", words, details=UNSENT, native_error_ref=error.native_ref) from None
     chosen = answer.get("protocolVersion")
     if chosen not in HANDSHAKE:
         raise _mismatch([str(chosen)])

@@ -222,7 +222,7 @@ class Post(Stream):
             words = "the upstream's answer has the id of another request"
             fields = {"error": {"code": _INVALID_REQUEST, "message": words}}
         self.forget()
-        if number is not None and waits and session.hear({**fields, "id": number}):
+        if number is not None and waits and session.hear({**fields, "id": number}, self.status):
             self._http.meter.allowance.give(EVENT + self.events.charged)
         return True
 
@@ -391,9 +391,10 @@ def _failure(
     status: int, clock: Clock, headers: Mapping[str, str], *, in_session: bool, is_json: bool
 ) -> Failure | None:
     """Convert a status outside the protocol to a failure."""
+    ref = f"http:{status}"
     if status == 429:
-        pause = retry_after_ms(headers.get("retry-after"), clock.now_ms())
-        return Failure("E3504", "the upstream asks for a pause", retry_after_ms=pause, details={"sent": False})
+        pause, words = retry_after_ms(headers.get("retry-after"), clock.now_ms()), "the upstream asks for a pause"
+        return Failure("E3504", words, retry_after_ms=pause, details={"sent": False}, native_error_ref=ref)
     if status in (401, 403):
         return Failure(
             "E3502",
@@ -401,13 +402,16 @@ def _failure(
             details={"sent": False},
             resolution="store what it wants to be shown (interlock secrets set NAME), and add it with"
             " --secret Authorization=NAME, or the header that it asks for",
+            native_error_ref=ref,
         )
     if status == 404 and in_session:
+        # Without the status: the request is repeated in a new session, whatever statuses its policy names.
         return Failure(
             "E3502", "the upstream has forgotten the session", details={"sent": False, "reason": "session_gone"}
         )
     if status >= 500 and not is_json:
-        return Failure("E3502", f"the upstream answered with status {status}", details={"sent": True})
+        words = f"the upstream answered with status {status}"
+        return Failure("E3502", words, details={"sent": True}, native_error_ref=ref)
     return None
 
 

@@ -372,15 +372,15 @@ class Session:
 
     # Receiving
 
-    def hear(self, message: Any) -> bool:
+    def hear(self, message: Any, status: int = 0) -> bool:
         """Process a message: an answer, a notification, a question, or several. Returns whether something waited for
-        it.
+        it. `status` is the HTTP status with which it came, if any.
         """
         if isinstance(message, list):
             taken = [self._take(cast("Json", one)) for one in cast("list[Any]", message) if isinstance(one, dict)]
             return any(taken)
         if isinstance(message, dict):
-            return self._take(cast("Json", message))
+            return self._take(cast("Json", message), status)
         _log.debug("an upstream sent something that is not a message")
         return False
 
@@ -404,7 +404,7 @@ class Session:
             words = f"the upstream sent a message over the limits: {failure.message}"
             self.fail(number, Failure("E3502", words, details={"sent": True}))
 
-    def _take(self, message: Json) -> bool:
+    def _take(self, message: Json, status: int = 0) -> bool:
         method, number = message.get("method"), message.get("id")
         if isinstance(method, str):
             if number is None:
@@ -420,9 +420,8 @@ class Session:
         if isinstance(error, dict):
             fields = cast("Json", error)
             code = fields.get("code")
-            waiting.answer.set_exception(
-                RpcError(code if isinstance(code, int) else 0, text_in(fields.get("message")), fields.get("data"))
-            )
+            known, words = code if isinstance(code, int) else 0, text_in(fields.get("message"))
+            waiting.answer.set_exception(RpcError(known, words, fields.get("data"), status))
         elif isinstance(result, dict):
             waiting.answer.set_result(cast("Json", result))
         else:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from interlock.core.errors import CODES
 from interlock.doors.jsonrpc import MAX_BATCH, JsonRpcDoor
 from tests.doors.test_rest import World, serving
-from tests.gateway.test_batch import OVERLAPPING, gates, overlaps, prepare, release, running, until
+from tests.gateway.test_batch import OVERLAPPING, gates, overlaps, prepare, release, running, shift, until
 
 Json = dict[str, Any]
 OPS_03 = pytest.mark.proves("OPS-03")
@@ -180,6 +180,42 @@ async def test_unsafe_calls_of_a_batch_run_alone_and_answers_keep_the_order_of_r
     # The number 4 may overlap, as it is even, and 5 may not.
     assert overlaps[4][0] <= {3}
     assert overlaps[5][0] == set()
+
+
+@pytest.mark.proves("LIFE-17", "OBS-10")
+async def test_a_tool_decides_by_the_input_that_hooks_leave_and_is_told_under_its_id(wire: Wire) -> None:
+    lock = wire.world.lock
+    await prepare(lock)
+    assert "result" in await wire.ask("tools.list")  # the caller is known
+    seen, heard = shift(lock, 1), list[str]()
+    lock.listen(lambda event: heard.append(event.invocation_id))
+    task = asyncio.create_task(wire.send([member("depends", number) for number in (0, 2, 4)]))
+    await release([1, 3, 5], task.done)
+    answers: list[Json] = (await task).json()
+    assert [one["result"]["structured_content"] for one in answers] == [1, 3, 5]
+    assert overlaps == [(frozenset(), number) for number in (1, 3, 5)]
+    assert seen == [0, 2, 4]
+    assert set(heard) == {one["result"]["invocation_id"] for one in answers}
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_context_modifiers_of_calls_that_overlapped_are_refused(wire: Wire) -> None:
+    await prepare(wire.world.lock)
+    assert "result" in await wire.ask("tools.list")  # the caller is known
+
+    def change(number: int) -> Json:
+        return call(id=number, params={"tool_id": "b.modifies", "parameters": {"text": "a"}})
+
+    for batch, refused in (
+        ([change(1), change(2)], True),
+        ([change(1)], False),
+        ([change(1), member("alone", 9)], False),
+    ):
+        task = asyncio.create_task(wire.send(batch))
+        await release([9], task.done)
+        told = [one["result"]["metadata"] for one in (await task).json() if one["id"] != 9]
+        assert [one.get("context_modifiers") for one in told] == [None if refused else {"topic": "a"}] * len(told)
+        assert ["CONTEXT_MODIFIERS_REFUSED" in one.get("warnings", []) for one in told] == [refused] * len(told)
 
 
 @OPS_03

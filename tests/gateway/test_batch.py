@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import hypothesis.strategies as st
@@ -11,12 +12,16 @@ import pytest
 from hypothesis import given, settings
 
 from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
+from interlock.gateway.hooks import Hook, HookResult, Seen
+from interlock.testing import FakeClock
 from tests.sample import Number, Text
 from tests.support.calls import code, publish, records
 
 running: set[int] = set()
 overlaps: list[tuple[frozenset[int], int]] = []
 gates: dict[int, asyncio.Event] = {}
+checked: list[int] = []
+judged: list[int] = []
 
 
 async def _work(number: int, fail: bool) -> int:
@@ -50,8 +55,28 @@ async def depends(number: Number) -> int:
 
 
 @depends.concurrent
-def _(number: int) -> bool:
-    return number % 2 == 0
+def _(number: int) -> Any:
+    if number == 100:
+        raise SystemExit
+    return "yes" if number == 101 else number % 2 == 0
+
+
+@depends.check
+def _(number: int) -> list[str]:
+    checked.append(number)
+    return ["a number is not negative"] if number < 0 else []
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
+async def refuses(number: Number) -> int:
+    """Decides by input, and never agrees."""
+    return await _work(number, False)
+
+
+@refuses.concurrent
+async def _(number: int) -> bool:
+    judged.append(number)
+    return False
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
@@ -129,7 +154,8 @@ async def tells(ctx: Context, number: Number) -> int:
 
 
 TOOLS = (
-    safe, alone, depends, modifies, outside, outside_isolated, write, write_isolated, destroy, destroy_isolated, tells,
+    safe, alone, depends, refuses, modifies, outside, outside_isolated, write, write_isolated, destroy,
+    destroy_isolated, tells,
 )  # fmt: skip
 OVERLAPPING = ("safe", "outside_isolated", "write_isolated")
 KINDS = (*OVERLAPPING, "alone", "depends", "outside", "write", "destroy", "destroy_isolated")
@@ -146,6 +172,7 @@ async def prepare(lock: Interlock) -> None:
     running.clear()
     overlaps.clear()
     gates.clear()
+    judged.clear()
     for one in TOOLS:
         await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
@@ -229,6 +256,129 @@ async def test_what_destroys_writes_or_reaches_outside_runs_alone(batches: Inter
     await release([0, 1, 2, 3], task.done)
     assert [result.unwrap() for result in await task] == [0, 1, 2, 3]
     assert overlaps == [(frozenset(), number) for number in range(4)]
+
+
+def shift(lock: Interlock, by: int) -> list[int]:
+    """Have a hook add to every number. Returns the numbers that it was given."""
+    seen: list[int] = []
+
+    def add(one: Seen) -> HookResult:
+        seen.append(one.input["number"])
+        return HookResult(updated_input={"number": one.input["number"] + by})
+
+    lock.hook(Hook(id="adds", when="pre", tools="b.depends", run=add))
+    return seen
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize("by", [1, 2])
+async def test_a_tool_decides_by_the_input_that_hooks_leave(batches: Interlock, by: int) -> None:
+    seen = shift(batches, by)
+    wanted = [batches.request("b.depends", {"number": number}) for number in (0, 2, 4)]
+    task = asyncio.create_task(batches.batch(wanted))
+    given = [0 + by, 2 + by, 4 + by]
+    if by % 2 == 0:
+        await until(lambda: len(running) == 3)
+    await release(given, task.done)
+    assert [result.unwrap() for result in await task] == given
+    assert [set(others) for others, _ in overlaps] == [set(), set(), set()] if by % 2 else [set(), {2}, {2, 4}]
+    assert seen == [0, 2, 4], "the hooks of a call run once"
+
+
+@pytest.mark.proves("LIFE-17", "OBS-10")
+async def test_a_call_that_decides_by_input_is_checked_once_and_told_under_its_id(batches: Interlock) -> None:
+    heard: list[tuple[str, str]] = []
+    batches.listen(lambda event: heard.append((event.invocation_id, event.type)))
+    checked.clear()
+    wanted = [batches.request("b.depends", {"number": number}) for number in (0, 1, 2, -1)]
+    task = asyncio.create_task(batches.batch(wanted))
+    await release([0, 1, 2], task.done)
+    results = await task
+    assert [code(result) for result in results] == [None, None, None, "E3308"]
+    assert checked == [0, 1, 2, -1]
+    assert {call for call, _ in heard} == {result.invocation_id for result in results}
+    for result in results:
+        told = [kind for call, kind in heard if call == result.invocation_id]
+        assert len(told) == len(set(told)), "nothing is told twice"
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_a_tool_decides_by_the_input_that_a_reviewer_wrote(batches: Interlock) -> None:
+    batches.hook(Hook(id="asks", when="pre", tools="b.depends", run=lambda _: HookResult(permission="ask")))
+    wanted = [batches.request("b.depends", {"number": number}) for number in (0, 2)]
+    for request, written in zip(wanted, (4, 5), strict=True):
+        asked = await batches.call(request.tool, request.arguments)
+        ticket = asked.metadata["pending"]["ticketId"]
+        await batches.approvals.approve(ticket, by=REVIEWER, edit={"number": written})
+    decided: list[str] = []
+    batches.listen(lambda event: decided.append(event.type) if event.type == "tool.permission.decided" else None)
+    task = asyncio.create_task(batches.batch(wanted))
+    await until(lambda: len(decided) >= 4)  # the caller's input and the reviewer's, of both calls
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await release([4, 5], task.done)
+    assert [result.unwrap() for result in await task] == [4, 5]
+    assert overlaps == [(frozenset(), 4), (frozenset(), 5)]
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_a_decision_that_fails_or_is_no_yes_means_alone(batches: Interlock) -> None:
+    wanted = [batches.request("b.depends", {"number": number}) for number in (0, 100, 101)]
+    task = asyncio.create_task(batches.batch(wanted))
+    await release([0, 100, 101], task.done)
+    assert [result.unwrap() for result in await task] == [0, 100, 101]
+    assert [set(others) for others, _ in overlaps] == [set(), set(), set()]
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize(
+    ("policy", "codes"),
+    [
+        (BatchPolicy(sibling_failure="cancel_siblings"), ["E3411", "E3412"]),
+        (BatchPolicy(interrupt="block"), ["E3411", "E3703"]),
+        (BatchPolicy(interrupt="cancel"), ["E3703", "E3703"]),
+    ],
+)
+async def test_a_call_that_waits_for_its_turn_is_called_off_like_one_that_has_not_started(
+    batches: Interlock, policy: BatchPolicy, codes: list[str]
+) -> None:
+    stop = asyncio.Event()
+    wanted = [batches.request("b.safe", {"number": 0, "fail": True}), batches.request("b.refuses", {"number": 1})]
+    task = asyncio.create_task(batches.batch(wanted, policy, interrupt=stop))
+    await until(lambda: judged == [1] and running == {0})
+    if policy.sibling_failure == "ignore":
+        stop.set()
+        await asyncio.sleep(0)
+    gates[0].set()
+    results = await asyncio.wait_for(task, 20)
+    assert [code(result) for result in results] == codes
+    assert results[1].source == "synthetic"
+    assert [number for _, number in overlaps] == [0]
+    assert all(len(records(batches, result.invocation_id)) == 1 for result in results)
+
+
+@pytest.mark.supports("LIFE-17")
+async def test_a_batch_that_is_cancelled_ends_the_call_that_waits_for_its_turn(batches: Interlock) -> None:
+    task = asyncio.create_task(batches.batch(requests(batches, ["safe", "refuses"])))
+    await until(lambda: judged == [1] and running == {0})
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 20)
+    assert [number for _, number in overlaps] == [0]
+    assert len(records(batches)) == 2
+
+
+@pytest.mark.supports("LIFE-17", "LIFE-10")
+async def test_the_time_that_a_call_waits_for_its_turn_is_not_its_own(home: Path) -> None:
+    time = FakeClock()
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+        await prepare(lock)
+        wanted = [lock.request("b.safe", {"number": 0}), lock.request("b.refuses", {"number": 1}, timeout_s=1)]
+        task = asyncio.create_task(lock.batch(wanted))
+        await until(lambda: judged == [1])
+        time.advance(2)
+        await release([0, 1], task.done)
+        assert [code(result) for result in await task] == [None, None]
 
 
 @pytest.mark.proves("LIFE-17")

@@ -28,6 +28,7 @@ from interlock.telemetry.w3c import joined
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
+    from interlock.core.turns import Turn
     from interlock.data.schema import Json
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
@@ -88,6 +89,7 @@ class Calls:
         door: str,
         on_progress: Callable[[Json], None] | None = None,
         call_id: str | None = None,
+        turn: Turn | None = None,
     ) -> Result:
         """Make a call and wait for its end, or for the news that a person must agree first."""
         _refuse_long(ask)
@@ -98,7 +100,7 @@ class Calls:
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
             ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
-        return await self._parts.gateway.invoke(request)
+        return await self._parts.gateway.invoke(request, turn)
 
     def invoke_plainly(
         self,

@@ -188,9 +188,12 @@ class Interlock(Parts):
         """
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)
 
-    async def may_overlap(self, request: Request) -> bool:
-        """Whether a call may run beside others of a batch, as its tool declares it for this input."""
-        return await may_overlap(self.gateway, self.catalog, request)
+    async def may_overlap(self, request: Request) -> bool | None:
+        """Whether a call may run beside others of a batch, as its tool declares it; None if that depends on its input.
+
+        A call of which the latter is true is made with a `Turn`, which it takes when its input is as it stays.
+        """
+        return await may_overlap(self.catalog, request)
 
     def request(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from interlock.call.artifacts import Artifact
@@ -145,6 +146,14 @@ class Result:
     @property
     def replayed(self) -> bool:
         return self.source == "replay"
+
+    def without_modifiers(self) -> Result:
+        """The result of a call that ran beside others: it may not change the context, and is told so."""
+        if "context_modifiers" not in self.metadata:
+            return self
+        kept = {name: value for name, value in self.metadata.items() if name != "context_modifiers"}
+        warnings = [*self.metadata.get("warnings", ()), "CONTEXT_MODIFIERS_REFUSED"]
+        return replace(self, metadata={**kept, "warnings": warnings})
 
     def unwrap(self) -> Any:
         """Return the value, or raise the failure."""

@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
 from interlock.api.service import Ask, Service, bearer, native_id
@@ -20,7 +20,7 @@ from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
-from interlock.core.turns import Turns
+from interlock.core.turns import Turn, Turns
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.door import ANY, Door, Key
@@ -135,26 +135,29 @@ class JsonRpcDoor(Route):
         places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
         turns, tasks = Turns(), list[asyncio.Task[bytes | None]]()
 
-        async def answered(one: Any) -> bytes | None:
+        async def answered(one: Any, turn: Turn | None) -> bytes | None:
             async with places:
-                return await self._one(one, sender)
+                return await self._one(one, sender, _Place(turns, turn))
 
         try:
             for one in batch:
-                alone = not await self._may_overlap(one, sender)
-                if alone:
+                overlaps = await self._may_overlap(one, sender)
+                if overlaps is False:
                     await turns.clear()
-                tasks.append(turns.start(answered(one)))
-                if alone:
-                    await turns.clear()
+                turn = Turn() if overlaps is None else None
+                tasks.append(turns.start(answered(one, turn)))
+                await turns.order(tasks[-1], turn or overlaps is True)
             return await asyncio.gather(*tasks)
         except asyncio.CancelledError:
             for task in tasks:
                 task.cancel()
             raise
 
-    async def _may_overlap(self, sent: Any, sender: _Handler) -> bool:
-        """Whether a request of a batch may run beside others. What is refused for its form runs nothing."""
+    async def _may_overlap(self, sent: Any, sender: _Handler) -> bool | None:
+        """Whether a request of a batch may run beside others; None if its tool decides by the input.
+
+        What is refused for its form runs nothing.
+        """
         try:
             method, parameters = self._method(_object(sent))
         except _Fault:
@@ -171,12 +174,12 @@ class JsonRpcDoor(Route):
         lock, arguments = self._service.lock, cast("Json", given or {})
         return await lock.may_overlap(lock.request(tool, arguments, version=version, caller=caller))
 
-    async def _one(self, sent: Any, sender: _Handler) -> bytes | None:
-        """The answer to one request; None to a notification."""
-        answered = await self._answer(sent, sender)
+    async def _one(self, sent: Any, sender: _Handler, place: _Place | None = None) -> bytes | None:
+        """The answer to one request; None to a notification. `place` is where it stands in a batch."""
+        answered = await self._answer(sent, sender, place)
         return encode(answered) if isinstance(answered, dict) else answered
 
-    async def _answer(self, sent: Any, sender: _Handler) -> Json | bytes | None:
+    async def _answer(self, sent: Any, sender: _Handler, place: _Place | None) -> Json | bytes | None:
         request_id: Any = None
         trace = sender.trace
         try:
@@ -194,7 +197,7 @@ class JsonRpcDoor(Route):
             caller = service.recall(sender.digest) or await service.authenticate(sender.authorization)
             if self._methods[method] == self._invoke:
                 ids = None if quiet or request_id is None else {"jsonrpc_request_id": native_id(request_id)}
-                parameters = {**parameters, "trace": trace, "native": ids}
+                parameters = {**parameters, "trace": trace, "native": ids, "turn": place and place.turn}
             result = await self._methods[method](caller, **parameters)
         except Failure as failure:
             return None if quiet else _failed(request_id, failure, self._trace_id(trace))
@@ -206,6 +209,8 @@ class JsonRpcDoor(Route):
             failure = Failure("E3000", "something went wrong inside Interlock")
             return None if quiet else _failed(request_id, failure, trace_id, _INTERNAL)
         if isinstance(result, Result):
+            if place is not None and place.overlapped:
+                result = result.without_modifiers()
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
             if result.plain and not quiet:
@@ -292,6 +297,7 @@ class JsonRpcDoor(Route):
         *,
         trace: str | None = None,
         native: Json | None = None,
+        turn: Turn | None = None,
     ) -> Result | Json:
         if parameters is not None and not isinstance(parameters, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
             raise _Fault(_PARAMS, "invalid params: `parameters` is an object")
@@ -314,7 +320,7 @@ class JsonRpcDoor(Route):
         )
         if execution_mode == "async":
             return {"invocation_id": self._service.calls.start(ask, caller, door="jsonrpc"), "status": "running"}
-        return await self._service.calls.invoke(ask, caller, door="jsonrpc")
+        return await self._service.calls.invoke(ask, caller, door="jsonrpc", turn=turn)
 
     # Calls
 
@@ -395,6 +401,18 @@ class _Handler:
 
     def refuse(self, error: Exception) -> Reply:
         return refused(error)
+
+
+class _Place(NamedTuple):
+    """The place of a request in a batch, with the turn that its call takes, if any."""
+
+    turns: Turns
+    turn: Turn | None
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether the request that is being answered ran beside others."""
+        return asyncio.current_task() in self.turns.overlapped
 
 
 def _told(result: Result) -> Json:

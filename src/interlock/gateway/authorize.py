@@ -106,6 +106,12 @@ class Authorizer:
         call.grant = self._grant
         return cast("Granted", call)
 
+    def check_again(self, granted: Granted) -> None:
+        """Check that the token of a call that waited after it was granted is still valid."""
+        caller = granted.request.caller
+        if caller is not None and caller.capability is not None:
+            self._verifier.check(caller.capability)
+
     def to_look(self, checked: Checked) -> Granted:
         """Grant only the preview of a call, for a reviewer who decides on it."""
         return self._granted(checked, looking=True)
@@ -265,11 +271,11 @@ class Authorizer:
         told = len(call.more.mutations)
         arguments = validate.check_input(requested, private_copy(edited))
         del call.extend().mutations[told:]
-        await self._check_meaning(checked, arguments)
+        await _check_meaning(requested, arguments, self._clock.monotonic())
         if self._hooks.registered:
             written, arguments = arguments, await self._hooks.before(requested, arguments, reviewer=by)
             if arguments != written:
-                await self._check_meaning(checked, arguments)
+                await _check_meaning(requested, arguments, self._clock.monotonic())
         # INVARIANT: what runs is what the reviewer was shown.
         if agreed is not None and digest(arguments) != agreed:
             raise Failure(
@@ -284,10 +290,10 @@ class Authorizer:
         call.input = arguments
         return checked
 
-    async def _check_meaning(self, checked: Checked, arguments: Json) -> None:
-        requested = checked
-        if requested.tool.has_checks:
-            await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
+
+async def _check_meaning(requested: Requested, arguments: Json, now: float) -> None:
+    if requested.tool.has_checks:
+        await validate.check_meaning(requested.tool, arguments, requested.deadline - now)
 
 
 def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:

@@ -10,16 +10,15 @@ labelled synthetic.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
-from interlock.core.turns import Turns
+from interlock.core.turns import Turn, Turns
 from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import Catalog
 
@@ -43,7 +42,6 @@ class _Member:
     request: Request
     task: asyncio.Task[Result] | None = None
     result: Result | None = None
-    overlapped: bool = False
 
     @property
     def id(self) -> str:
@@ -51,33 +49,27 @@ class _Member:
         return self.request.id
 
 
-async def may_overlap(gateway: Gateway, catalog: Catalog, request: Request) -> bool:
-    """Whether this call, with this input, may overlap others. A call whose tool is not found runs alone."""
+async def may_overlap(catalog: Catalog, request: Request) -> bool | None:
+    """Whether a call may overlap others. A call whose tool is not found runs alone.
+
+    None: the tool decides by the input. The call is then started with a turn, and asks the tool once hooks and
+    reviewers have left the input as it stays.
+    """
     try:
         capability = None if request.caller is None else request.caller.capability
         version = catalog.resolve(request.tool, request.version, capability)
         if not version.at_hand:
             await DEFINITIONS.run(version.compile)
         tool = version.prepared
-        manifest = tool.contract.manifest
-        if tool.contract.mutation.mutation_class == "write_irreversible":
-            return False
-        # INVARIANT: a write and a call that reaches outside run alone unless their tool declares isolation.
-        if (tool.writes or manifest.external_io) and not manifest.isolated_calls:
-            return False
-        decide = tool.handler("concurrent")
-        if decide is None:
-            return manifest.concurrency_safe
-        # The tool decides by input, so the input is checked before it is asked.
-        if await gateway.check(request) is not None:
-            return False
-        said = decide(**request.arguments)
-        # INVARIANT: only True means yes, because most values of other types would count as true.
-        return (await said if inspect.isawaitable(said) else said) is True
-    except asyncio.CancelledError:
-        raise
-    except BaseException:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
+    except Exception:  # noqa: BLE001 - the call itself says what is wrong
         return False
+    manifest = tool.contract.manifest
+    if tool.contract.mutation.mutation_class == "write_irreversible":
+        return False
+    # INVARIANT: a write and a call that reaches outside run alone unless their tool declares isolation.
+    if (tool.writes or manifest.external_io) and not manifest.isolated_calls:
+        return False
+    return manifest.concurrency_safe if tool.handler("concurrent") is None else None
 
 
 class Batch:
@@ -113,16 +105,16 @@ class Batch:
 
     async def _run_all(self) -> None:
         for member in self._members:
-            alone = not await may_overlap(self._gateway, self._catalog, member.request)
-            if alone:
+            overlaps = await may_overlap(self._catalog, member.request)
+            if overlaps is False:
                 await self._turns.clear()
             why = self._doomed(member)
             if why is not None:
                 member.result = await self._gateway.decline(member.request, why)
                 continue
-            self._start(member)
-            if alone:
-                await self._turns.clear()
+            turn = Turn() if overlaps is None else None
+            task = self._start(member, turn)
+            await self._turns.order(task, turn or overlaps is True, lambda member=member: self._doomed(member))
         await self._turns.clear()
 
     async def _watch(self, interrupt: asyncio.Event) -> None:
@@ -137,12 +129,10 @@ class Batch:
                 if member.task is not None and member.result is None:
                     self._gateway.cancellation.stop(member.id, "canceled")
 
-    def _start(self, member: _Member) -> None:
-        for other in self._members:
-            if other.task in self._turns.active:
-                other.overlapped = member.overlapped = True
-        member.task = task = self._turns.start(self._gateway.invoke(member.request))
+    def _start(self, member: _Member, turn: Turn | None) -> asyncio.Task[Result]:
+        member.task = task = self._turns.start(self._gateway.invoke(member.request, turn))
         task.add_done_callback(lambda done: self._ended(member, done))
+        return task
 
     def _ended(self, member: _Member, task: asyncio.Task[Result]) -> None:
         result = self._lost(member) if task.cancelled() else task.result()
@@ -191,9 +181,7 @@ class Batch:
 
     def _delivered(self, member: _Member) -> Result:
         assert member.result is not None
-        result = member.result
-        if "context_modifiers" not in result.metadata or not member.overlapped or self._policy.concurrent_modifiers:
-            return result
-        kept = {name: value for name, value in result.metadata.items() if name != "context_modifiers"}
-        warnings = [*result.metadata.get("warnings", ()), "CONTEXT_MODIFIERS_REFUSED"]
-        return replace(result, metadata={**kept, "warnings": warnings})
+        overlapped = member.task in self._turns.overlapped
+        return (
+            member.result.without_modifiers() if overlapped and not self._policy.concurrent_modifiers else member.result
+        )

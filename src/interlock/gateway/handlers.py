@@ -48,6 +48,14 @@ async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **k
         raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error
 
 
+async def agrees(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -> bool:
+    """Whether a handler says yes. INVARIANT: only True means yes, and a handler that fails has not said it."""
+    try:
+        return await consult(handler, left_s, **copy.deepcopy(kwargs)) is True
+    except Failure:
+        return False
+
+
 async def faults_by(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -> list[Fault]:
     """Return the faults that a handler reports. An answer that is not a list of faults counts as a fault."""
     # INVARIANT: a handler cannot change the input or the result of a call.

@@ -20,10 +20,12 @@ from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.gateway import open_call
 from interlock.gateway.execution.active_calls import cut_off
+from interlock.gateway.handlers import agrees
 from interlock.gateway.masking import masked
 
 if TYPE_CHECKING:
     from interlock.core.clock import Clock
+    from interlock.core.turns import Turn
     from interlock.data.schema import Json
     from interlock.executors.function import Begun
     from interlock.gateway.authorize import Authorizer
@@ -108,12 +110,12 @@ class Gateway:
         self.checkpoints = checkpoints
         self.asking = asking
 
-    async def invoke(self, request: Request) -> Result:
-        """Make one call, from request to result."""
-        read = self._fast_path.take(request)
+    async def invoke(self, request: Request, turn: Turn | None = None) -> Result:
+        """Make one call, from request to result. One with a turn waits for it before its tool runs."""
+        read = self._fast_path.take(request) if turn is None else None
         if read is None:
             call = open_call.open_call(request, self._clock)
-            return await self._answered(call, self._run(call))
+            return await self._answered(call, self._run(call, turn))
         if isinstance(read, Result):
             return read
         if read.written is None:
@@ -125,15 +127,32 @@ class Gateway:
             return await self._answered(_recorded(read), _raise(error))
         return self._fast_path.tell(read)
 
-    async def _run(self, call: Call) -> Result:
+    async def _run(self, call: Call, turn: Turn | None) -> Result:
         """Run the six phases, one after the other."""
         requested = await self._requests.read(call)
         checked = await self._validator.validate(requested)
         granted = await self._authorizer.authorize(checked)
         if isinstance(granted, Ticket):
             return self._pending.of(call, granted)
+        if turn is not None:
+            await self._take_turn(granted, turn)
         ran = await self._execution.run(granted)
         return await self._verify_and_finish(ran)
+
+    async def _take_turn(self, granted: Granted, turn: Turn) -> None:
+        """Wait for the turn of a call whose tool decides by its input whether it may overlap others.
+
+        The input is the one that the tool will receive, so nothing that could change it comes after this. Time that the
+        call waits for others is no part of its own, except that the caller's deadline stays.
+        """
+        decide, asked = granted.tool.handler("concurrent"), self._clock.monotonic()
+        overlaps = decide is not None and await agrees(decide, granted.deadline - asked, **granted.input)
+        asked = self._clock.monotonic()
+        await turn.take(overlaps=overlaps)
+        waited, limit = self._clock.monotonic() - asked, granted.request.deadline
+        granted.started += waited
+        granted.deadline = granted.deadline + waited if limit is None else min(granted.deadline + waited, limit.at)
+        self._authorizer.check_again(granted)
 
     async def _continue(self, granted: Granted, begun: Begun) -> Result:
         """Continue a fast-path read in the regular phases, from Execute on."""

@@ -355,9 +355,20 @@ def test_an_interactive_tool_that_lists_domains_is_refused() -> None:
     assert contract(timeout_class="standard", **listed)
 
 
+@pytest.mark.proves("LIFE-11")
+def test_an_interactive_tool_that_says_it_reaches_outside_is_refused() -> None:
+    assert "an interactive tool does no external I/O" in refused(timeout_class="interactive", external_io=True)
+    native: Json = {"execution": {"kind": "upstream", "target": "desk", "native": {"protocol": "mcp", "name": "echo"}}}
+    assert "an interactive tool does no external I/O" in refused(timeout_class="interactive", **native)
+    for fits in ({"timeout_class": "standard", "external_io": True}, {"timeout_class": "standard", **native}):
+        assert contract(**fits)
+    assert contract(timeout_class="interactive", external_io=False)
+    assert contract(timeout_class="interactive"), "nothing is said of I/O"
+
+
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="bank", timeout_class="interactive",
-    permissions=["network:https://api.example.com"],
+    permissions=["network:https://api.example.com"], external_io=False,
 )  # fmt: skip
 async def rate(currency: Annotated[str, Field(description="three letters", examples=["EUR"])]) -> float:
     """Exchange rate of a currency to the euro."""

@@ -185,6 +185,11 @@ def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: flo
         faults.append("an interactive tool does no external I/O; drop the network permission or choose standard")
     if timeout_class == "interactive" and manifest.network_policy.allowed_domains:
         faults.append("an interactive tool does no external I/O; drop allowed_domains or choose standard")
+    declared = manifest.external_io and "external_io" in manifest.model_fields_set
+    remote = manifest.execution is not None and manifest.execution.kind == "upstream"
+    if manifest.timeout_class == "interactive" and (declared or remote):
+        words = "choose standard" if remote else "set external_io to false or choose standard"
+        faults.append(f"an interactive tool does no external I/O; {words}")
     restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
     if timeout_class == "long_running" and not (restartable or manifest.checkpoint_config.enabled):
         faults.append("a long_running tool must be restart_safe or have checkpoints enabled, else choose async")

@@ -87,7 +87,7 @@ async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
             if act == "undone":
                 assert (await lock.undo(result.invocation_id, key=f"undo-{name}")).ok
             elif act in ("happened", "never"):
-                seal = lock.gateway.kept.sealed_outcome
+                seal = lock.gateway.storage.outcomes.seal
                 await reconcile.reconcile(
                     lock.journal, lock.caller, result.invocation_id, seal=seal, happened=act == "happened"
                 )

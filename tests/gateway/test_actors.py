@@ -119,7 +119,7 @@ async def _settled(world: World) -> str:
     assert world.lock.cancel(call) == "canceled"
     await task
     assert world.lock.cancel(call) == "finished"
-    seal = world.lock.gateway.kept.sealed_outcome
+    seal = world.lock.gateway.storage.outcomes.seal
     await reconcile.reconcile(world.lock.journal, world.lock.caller, call, seal=seal, happened=False)
     return call
 

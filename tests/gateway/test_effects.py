@@ -257,7 +257,7 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
         with sqlite3.connect(world.database) as connection:
             assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
         connection.close()
-        assert dict(lock.gateway.kept.session(lock.caller, "s")) == {}
+        assert dict(lock.gateway.storage.sessions.find(lock.caller, "s")) == {}
         refused = await lock.call("eff.honest", way="not")
         assert refused.error is not None
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")

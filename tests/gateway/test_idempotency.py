@@ -420,7 +420,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
     async def scenario() -> None:
         from interlock import Effect, tool
         from interlock.call.context import Preview
-        from interlock.gateway.persistence import session_id
+        from interlock.gateway.persistence.sessions import session_id
 
         @tool(
             version="1.0.0",
@@ -473,7 +473,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                     previous = (arguments, f"k{number}")
                     result = await lock.call("demo.remember", arguments, key=previous[1])
                     done += [result.invocation_id] if result.ok else []
-                live = lock.gateway.kept.session(lock.caller, "")
+                live = lock.gateway.storage.sessions.find(lock.caller, "")
                 assert dict(live) == lock.replay_session()
                 await lock.journal.drain()
                 assert not _holds(Path(directory), CANARY.encode())

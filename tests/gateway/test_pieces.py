@@ -16,7 +16,7 @@ from interlock.audit.chain import verify
 from interlock.audit.retention import expire_payloads
 from interlock.call.phases import Request
 from interlock.cli.doctor import examine
-from interlock.gateway.persistence import Sealed
+from interlock.gateway.persistence.pieces import Sealed
 from interlock.store import payloads
 from interlock.store.backup import copied
 from interlock.store.home import Home
@@ -112,7 +112,7 @@ async def test_a_large_payload_of_an_earlier_version_is_read(tmp_path: Path, mon
 async def test_a_backup_holds_the_pieces_and_the_key_that_they_are_sealed_with(tmp_path: Path) -> None:
     async with opened(tmp_path / "home") as lock:
         ref = await make(lock, "piece.produce", LARGE)
-        assert keys_in_use(lock.journal.reader) == {lock.gateway.kept._box.current}  # pyright: ignore[reportPrivateUsage]
+        assert keys_in_use(lock.journal.reader) == {lock.gateway.storage.payloads._box.current}  # pyright: ignore[reportPrivateUsage]
         with copied(Home(tmp_path / "home"), tmp_path / "copy"):
             pass
     async with opened(tmp_path / "copy") as lock:
@@ -211,8 +211,8 @@ async def test_a_closing_that_cannot_use_the_pieces_keeps_the_payload_whole_or_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
 ) -> None:
     async with opened(tmp_path, payload_bytes_per_caller=10 * LARGE) as lock:
-        kept, box = lock.gateway.kept, lock.gateway.kept._box  # pyright: ignore[reportPrivateUsage]
-        write_ahead = kept.write_ahead
+        stored, box = lock.gateway.storage.payloads, lock.gateway.storage.payloads._box  # pyright: ignore[reportPrivateUsage]
+        write_ahead = stored.write_ahead
 
         async def then(caller: Caller, bodies: Mapping[str, bytes], *, strict: bool) -> Mapping[str, Sealed]:
             ahead = await write_ahead(caller, bodies, strict=strict)
@@ -230,7 +230,7 @@ async def test_a_closing_that_cannot_use_the_pieces_keeps_the_payload_whole_or_s
                 await lock.journal.commit(lambda transaction: transaction.execute(row, (10 * LARGE,)) and None)
             return ahead
 
-        monkeypatch.setattr(kept, "write_ahead", then)
+        monkeypatch.setattr(stored, "write_ahead", then)
         result = await lock.call(name, {"size": LARGE}, caller=ANN, key=None if name == "piece.produce" else "k")
         if way == "no room" and name == "piece.produce":
             assert result.error is not None

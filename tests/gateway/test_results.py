@@ -368,7 +368,7 @@ async def test_a_private_result_is_referred_to_and_never_embedded(results: Inter
     if full and key is not None:
         # A write whose result there is no room for any more: only its reason is left.
         quota = results.settings.model_copy(update={"payload_bytes_per_caller": 2})
-        results.gateway.kept._settings = quota  # pyright: ignore[reportPrivateUsage]
+        results.gateway.storage.payloads._settings = quota  # pyright: ignore[reportPrivateUsage]
     result = await results.call(name, {"text": "Quux-7731"}, key=key)
     assert result.value == "all of Quux-7731", "the program that made the call has it"
     replayed = [await results.call(name, {"text": "Quux-7731"}, key=key)] if key is not None else []
@@ -405,7 +405,7 @@ async def test_what_is_left_of_a_call_whose_payload_is_gone_says_why(results: In
     await admit(results, chart)
     if how == "withheld":
         quota = results.settings.model_copy(update={"payload_bytes_per_caller": 2})
-        results.gateway.kept._settings = quota  # pyright: ignore[reportPrivateUsage]
+        results.gateway.storage.payloads._settings = quota  # pyright: ignore[reportPrivateUsage]
     result = await results.call("r.chart", {"text": "a"}, key="k")
     if how == "expired":
         await results.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
@@ -540,18 +540,18 @@ async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interl
         assert all(one.keys() == {"sealed", "sha256"} for one in shown)
         assert len({one["sha256"] for one in shown}) == 3, "a hash without salt would tell equal values"
         assert digest(f"made-up-{name}") not in {one["sha256"] for one in shown}
-        opened = [results.gateway.kept.value(one) for one in shown]
+        opened = [results.gateway.storage.changes.read(one) for one in shown]
         assert opened == [f"made-up-{name}", f"made-up-{name}", f"former-{name}"]
     assert changes["row:users/7"]["newValue"].keys() == {"sealed", "sha256"}
     assert changes["session:colour"]["newValue"] == "made-up-colour"
     assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
-    live = results.gateway.kept.session(results.caller, "")
+    live = results.gateway.storage.sessions.find(results.caller, "")
     assert results.replay_session() == dict(live)
     assert live["api_key"] == "made-up-api_key"
     # A new key takes the place of the old one for these values too.
-    before = results.gateway.kept._box.current  # pyright: ignore[reportPrivateUsage]
+    before = results.gateway.storage.payloads._box.current  # pyright: ignore[reportPrivateUsage]
     await results.secrets.rotate_key(by="me")
-    assert results.gateway.kept._box.current != before  # pyright: ignore[reportPrivateUsage]
+    assert results.gateway.storage.payloads._box.current != before  # pyright: ignore[reportPrivateUsage]
     assert results.replay_session() == dict(live)
 
 
@@ -572,7 +572,7 @@ async def test_a_sealed_value_that_was_exchanged_is_not_believed(results: Interl
     await results.journal.commit(exchange)
     for shown, expected in ((one, "E3801"), (other, "E3604")):
         with pytest.raises(Failure) as caught:
-            results.gateway.kept.value(shown)
+            results.gateway.storage.changes.read(shown)
         assert caught.value.code == expected
 
 

@@ -75,7 +75,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         assert f"interlock calls reconcile {stranded}" in failure.message
         assert failure.evidence_refs == (f"journal:{stranded}",)
         await reconcile.reconcile(
-            lock.journal, lock.caller, stranded, seal=lock.gateway.kept.sealed_outcome, happened=False
+            lock.journal, lock.caller, stranded, seal=lock.gateway.storage.outcomes.seal, happened=False
         )
 
 

@@ -111,7 +111,7 @@ async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_w
     person = Caller(id="did:example:ann", tenant="acme", scopes=ALL, kind="human")
     assert (await refusal(lambda: place.lock.lift_quarantine("demo.add@1.0.0", reason="x", by=person))).code == "E3206"
     assert (await refusal(lambda: place.lock.upstreams.remove("bank", by=person))).code == "E3206"
-    settle = functools.partial(reconcile, place.lock.journal, seal=place.lock.gateway.kept.sealed_outcome)
+    settle = functools.partial(reconcile, place.lock.journal, seal=place.lock.gateway.storage.outcomes.seal)
     assert (await refusal(lambda: settle(person, "x", happened=True))).code == "E3206"
     assert before == (place.lock.home.policy.read_text(), place.lock.journal.reader.all("SELECT MAX(seq) FROM journal"))
 

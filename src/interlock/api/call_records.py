@@ -46,7 +46,7 @@ class CallRecords:
             return await parts.remote_cancel.cancel(call_id, owner, reason)
         answer = self.cancel(call_id, reason)
         if answer == "finished" and reason == "discard":
-            await parts.journal.commit(parts.gateway.kept.discard(call_id))
+            await parts.journal.commit(parts.gateway.storage.payloads.discard(call_id))
         return answer
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
@@ -76,7 +76,7 @@ class CallRecords:
             raise Failure("E3702", f"no payload `{ref}`")
         if not self._is_own(found.call, by):
             raise Failure("E3702", f"no payload `{ref}`")
-        body = await parts.gateway.kept.payload(ref)
+        body = await parts.gateway.storage.payloads.read(ref)
         if body is None:
             raise Failure("E3702", f"the payload `{ref}` is gone: {payloads.reason(parts.journal.reader, ref)}")
         return body
@@ -92,9 +92,9 @@ class CallRecords:
         E3702 if the call is not on record. Values are as they were, private ones too: whoever shows them redacts them.
         """
         parts = self._parts
-        kept = parts.gateway.kept.inputs(call_id)
-        if kept is not None:
-            return lambda: inputs.read(kept())
+        stored = parts.gateway.storage.inputs.find(call_id)
+        if stored is not None:
+            return lambda: inputs.read(stored())
         closed = self._closed(call_id)
         if closed is None:
             raise Failure("E3702", f"no call `{call_id}` has ended")

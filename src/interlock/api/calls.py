@@ -252,9 +252,9 @@ class Calls:
             return None
         decided: Json = facts.get("persistence") or {"decision": "inline"}
         ref = decided.get("ref")
-        if ref is None or self._parts.gateway.kept.has(ref):
+        if ref is None or self._parts.gateway.storage.payloads.has(ref):
             return decided
-        return {**decided, "decision": "link", "reason": self._parts.gateway.kept.why_gone(ref)}
+        return {**decided, "decision": "link", "reason": self._parts.gateway.storage.payloads.why_gone(ref)}
 
     async def trace(self, call_id: str, caller: Caller) -> Json:
         """The spans of the trace that a call belongs to, oldest first; E3702 for calls that the caller may not see.

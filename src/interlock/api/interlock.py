@@ -241,7 +241,7 @@ class Interlock(Parts):
 
     def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, rebuilt from the journal's records of its changes."""
-        return self.gateway.kept.replayed_session(caller or self.caller, session)
+        return self.gateway.storage.changes.replay_session(caller or self.caller, session)
 
     def inputs(self, invocation_id: str) -> Inputs:
         """The four inputs of a call with all their differences, as far as they are kept; E3702 if it is not on record.

@@ -142,7 +142,7 @@ class Parts:
             upstreams=lambda: self.upstreams,
             announce=announce,
             pay=self.gateway.pay,
-            release_pieces=self.gateway.kept.release_pieces,
+            release_pieces=self.gateway.storage.pieces.release,
             heed=lambda: self.remote_cancel.heed(self.gateway.cancellation.cancel),
             alive=self.instance.alive,
             alerts=self.gateway.telemetry.alerts,

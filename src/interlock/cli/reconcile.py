@@ -78,7 +78,7 @@ async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: b
 
     if happened:
         _check_result(lock, one, value, stated=stated)
-    seal = lock.gateway.kept.sealed_outcome
+    seal = lock.gateway.storage.outcomes.seal
     await settle(lock.journal, lock.caller, one.call, seal=seal, happened=happened, value=value)
     document = {**one.document(), "happened": happened, "result": value, "by": lock.caller.id}
 

@@ -13,7 +13,7 @@ from interlock.call.results import INLINE, Persistence, Result
 from interlock.core.clock import Clock
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.results import outcome
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
@@ -36,7 +36,7 @@ class Finisher:
         settings: Settings,
         observer: Observer,
         allowances: Allowances,
-        kept: Kept,
+        inputs: InputStore,
         outputs: Outputs,
         metadata: ResultMetadata,
         success: SuccessWriter,
@@ -46,7 +46,7 @@ class Finisher:
         self._clock = clock
         self._observer = observer
         self._allowances = allowances
-        self._kept = kept
+        self._inputs = inputs
         self._outputs = outputs
         self._metadata = metadata
         self._success = success
@@ -74,7 +74,7 @@ class Finisher:
             not tool.writes and persistence.ref is None and not call.more.noted and not call.more.files
             and (context is None or outcome.left_nothing(call, metadata))
             and not self._allowances.counts(call)
-            and not ((call.more.mutations or self._keeps_all_inputs) and self._kept.keeps_inputs(call))
+            and not ((call.more.mutations or self._keeps_all_inputs) and self._inputs.wanted(call))
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], call.more.source, verified)
             if self._batched and not self._journal.crowded:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from interlock.gateway.hooks import Hooks
     from interlock.gateway.observe import Observer
     from interlock.gateway.obtain_approval import Asking
-    from interlock.gateway.persistence import Kept
+    from interlock.gateway.persistence.storage import CallStorage
     from interlock.gateway.request import Requests
     from interlock.gateway.results.owed import OwedOutcomes
     from interlock.gateway.results.roll_back import Rollback
@@ -80,7 +80,7 @@ class Gateway:
         observer: Observer,
         telemetry: Telemetry,
         quarantine: Quarantine,
-        kept: Kept,
+        storage: CallStorage,
         checkpoints: Checkpoints,
         asking: Asking,
     ) -> None:
@@ -106,7 +106,7 @@ class Gateway:
         self.telemetry = telemetry
         self._tracer = telemetry.tracer
         self.quarantine = quarantine
-        self.kept = kept
+        self.storage = storage
         self.checkpoints = checkpoints
         self.asking = asking
 

@@ -25,7 +25,7 @@ from interlock.data.canonical import decode, digest, encode
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.preview_diff import promised
 from interlock.settings import Settings
 from interlock.store import records
@@ -55,7 +55,7 @@ class Asking:
         *,
         journal: Store,
         look: Callable[[Granted], Awaitable[Json]],
-        kept: Kept,
+        inputs: InputStore,
         observer: Observer,
         settings: Settings,
         clock: Clock,
@@ -68,7 +68,7 @@ class Asking:
         self._settings = settings
         self._clock = clock
         self._box = box
-        self._kept = kept
+        self._inputs = inputs
         self._channels = channels
 
     async def seek(self, checked: Checked, decision: Decision, look: Granted) -> Found:
@@ -174,19 +174,19 @@ class Asking:
         sealed = self.seal_up(encode(content), wish.id)
         shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
         wish = replace(wish, shown=shown, sealed=sealed)
-        sent = await self._kept.inputs_of(call, waits=True)
+        sent = await self._inputs.prepare(call, waits=True)
 
         def unit(transaction: Transaction) -> Ticket | None:
-            withheld = self._kept.inputs_withheld(transaction, call, sent)
+            withheld = self._inputs.withheld(transaction, call, sent)
             asked = ask(replace(wish, head={**wish.head, **withheld}))(transaction)
             if asked is not None and asked.id == wish.id:
-                self._kept.store_inputs(transaction, call, sent)
+                self._inputs.store(transaction, call, sent)
             return asked
 
         try:
             opened = await self._journal.commit(unit)
         finally:
-            self._kept.abandon_inputs(sent)
+            self._inputs.abandon(sent)
         assert opened is not None
         return opened
 

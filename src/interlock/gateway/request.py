@@ -16,7 +16,7 @@ from interlock.data.canonical import canonical, plain_form, private_copy
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.undo import UndoStore
 from interlock.gateway.results.outputs import Outputs
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
@@ -39,7 +39,7 @@ class Requests:
         quarantine: Quarantine,
         observer: Observer,
         outputs: Outputs,
-        kept: Kept,
+        undo: UndoStore,
         reader: Reader,
         most_values: int,
     ) -> None:
@@ -47,7 +47,7 @@ class Requests:
         self._quarantine = quarantine
         self._observer = observer
         self._outputs = outputs
-        self._kept = kept
+        self._undo = undo
         self._reader = reader
         self._most_values = most_values
 
@@ -107,7 +107,7 @@ class Requests:
         assert request.caller is not None
         if request.operation == "compensate":
             # INVARIANT: an undo does what the call it undoes recorded, never what its caller asks for.
-            stored = self._kept.undo(request.parent or "", request.caller)
+            stored = self._undo.read(request.parent or "", request.caller)
             call.extend().hidden = tuple(stored["hidden"])
             call.request = request = replace(request, session=stored.get("session", ""))
             call.model_input = model_input = canonical(stored["arguments"])

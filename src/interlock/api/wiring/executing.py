@@ -38,7 +38,9 @@ class Executing:
         invoke: Callable[[Request], Awaitable[Result]],
     ) -> None:
         journal, clock, settings, instance = outside.journal, outside.clock, outside.settings, outside.instance
-        observer, allowances, kept, checkpoints = shared.observer, shared.allowances, shared.kept, shared.checkpoints
+        observer, allowances, storage, checkpoints = (
+            shared.observer, shared.allowances, shared.storage, shared.checkpoints,
+        )  # fmt: skip
         outputs, owed = returning.outputs, returning.owed
 
         def note_start(call: Call) -> None:
@@ -61,7 +63,7 @@ class Executing:
             active=active,
             cancellation=self.cancellation,
             credentials=credentials,
-            late=LateOutcomes(clock, observer, allowances, kept, outputs, owed),
+            late=LateOutcomes(clock, observer, allowances, storage, outputs, owed),
             checkpoints=checkpoints,
             connect=outside.connect,
         )
@@ -76,7 +78,7 @@ class Executing:
                 instance=instance,
                 observer=observer,
                 allowances=allowances,
-                kept=kept,
+                storage=storage,
                 outputs=outputs,
                 owed=owed,
             ),
@@ -85,7 +87,7 @@ class Executing:
                 clock=clock,
                 observer=observer,
                 outputs=outputs,
-                kept=kept,
+                sessions=storage.sessions,
                 checkpoints=checkpoints,
                 invoke=invoke,
                 running=active.get,

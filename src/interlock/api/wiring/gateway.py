@@ -30,13 +30,13 @@ def build_gateway(outside: Outside) -> Gateway:
 
     journal, clock, settings, catalog = outside.journal, outside.clock, outside.settings, outside.catalog
     shared = Shared(outside)
-    observer, hooks, allowances, kept = shared.observer, shared.hooks, shared.allowances, shared.kept
+    observer, hooks, allowances, storage = shared.observer, shared.hooks, shared.allowances, shared.storage
     returning = Returning(outside, shared)
     executing = Executing(outside, shared, returning, invoke)
     asking = Asking(
         journal=journal,
         look=executing.previews.look,
-        kept=kept,
+        inputs=storage.inputs,
         observer=observer,
         settings=settings,
         clock=clock,
@@ -80,7 +80,7 @@ def build_gateway(outside: Outside) -> Gateway:
         quarantine=shared.quarantine,
         observer=observer,
         outputs=returning.outputs,
-        kept=kept,
+        undo=storage.undo,
         reader=journal.reader,
         most_values=settings.max_values,
     )
@@ -98,7 +98,7 @@ def build_gateway(outside: Outside) -> Gateway:
         cancellation=executing.cancellation,
         previews=executing.previews,
         verifier=returning.verifier,
-        rollback=Rollback(observer, kept, hooks, invoke),
+        rollback=Rollback(observer, storage.undo, hooks, invoke),
         finisher=returning.finisher,
         failed=FailedCalls(observer, hooks, executing.cancellation, executing.execution, returning.failures),
         owed=returning.owed,
@@ -106,7 +106,7 @@ def build_gateway(outside: Outside) -> Gateway:
         observer=observer,
         telemetry=shared.telemetry,
         quarantine=shared.quarantine,
-        kept=kept,
+        storage=storage,
         checkpoints=shared.checkpoints,
         asking=asking,
     )

@@ -19,11 +19,11 @@ class Returning:
 
     def __init__(self, outside: Outside, shared: Shared) -> None:
         journal, clock, settings = outside.journal, outside.clock, outside.settings
-        observer, allowances, kept = shared.observer, shared.allowances, shared.kept
+        observer, allowances, storage = shared.observer, shared.allowances, shared.storage
         self.outputs = outputs = Outputs(outside.redactor, settings, observer, clock.random_bytes)
         self.owed = owed = OwedOutcomes(journal, clock, observer)
         metadata = ResultMetadata(clock, observer, outputs)
-        replays = Replays(journal, clock, observer, kept, outputs, metadata)
+        replays = Replays(journal, clock, observer, storage, outputs, metadata)
         self.verifier = ResultVerifier(
             clock=clock, observer=observer, outputs=outputs, replays=replays, cursors=outside.cursors
         )
@@ -34,10 +34,10 @@ class Returning:
             settings=settings,
             observer=observer,
             allowances=allowances,
-            kept=kept,
+            inputs=storage.inputs,
             outputs=outputs,
             metadata=metadata,
-            success=SuccessWriter(observer, allowances, kept, outputs, metadata, owed),
+            success=SuccessWriter(observer, allowances, storage, outputs, metadata, owed),
             replays=replays,
         )
         self.failures = FailureWriter(
@@ -45,7 +45,7 @@ class Returning:
             clock=clock,
             observer=observer,
             allowances=allowances,
-            kept=kept,
+            storage=storage,
             outputs=outputs,
             metadata=metadata,
             owed=owed,

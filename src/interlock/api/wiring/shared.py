@@ -10,7 +10,7 @@ from interlock.gateway.allowances import Allowances
 from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.registry.quarantine import Quarantine
 from interlock.telemetry.setup import Telemetry
 
@@ -68,7 +68,7 @@ class Shared:
         self.hooks = Hooks(observer, clock)
         self.quarantine = Quarantine(journal, clock.monotonic)
         self.allowances = Allowances(journal=journal, settings=settings, observer=observer, owner=owner, clock=clock)
-        self.kept = Kept(journal, observer, settings, outside.box, owner)
+        self.storage = CallStorage(journal, observer, settings, outside.box, owner)
         self.checkpoints = Checkpoints(
             journal=journal,
             settings=settings,

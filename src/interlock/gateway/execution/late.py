@@ -12,7 +12,8 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept, Sealed
+from interlock.gateway.persistence.pieces import Sealed
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.map_output import is_small, map_output
 from interlock.gateway.results.outcome import stored
 from interlock.gateway.results.outputs import Outputs
@@ -36,14 +37,14 @@ class LateOutcomes:
         clock: Clock,
         observer: Observer,
         allowances: Allowances,
-        kept: Kept,
+        storage: CallStorage,
         outputs: Outputs,
         owed: OwedOutcomes,
     ) -> None:
         self._clock = clock
         self._observer = observer
         self._allowances = allowances
-        self._kept = kept
+        self._storage = storage
         self._outputs = outputs
         self._owed = owed
         self._settling: set[asyncio.Task[None]] = set()
@@ -74,7 +75,7 @@ class LateOutcomes:
 
     async def _record(self, granted: Granted, done: Unfinished) -> None:
         """Record the outcome of a write that was cut off. If it cannot be written now, it is owed like any closing."""
-        call, scope, caller, kept = granted, granted.more.scope, granted.request.caller, self._kept
+        call, scope, caller, storage = granted, granted.more.scope, granted.request.caller, self._storage
         assert scope is not None
         assert caller is not None
         bodies, for_the_key = dict[str, bytes](), None
@@ -105,9 +106,9 @@ class LateOutcomes:
         def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> None:
             booked = self._allowances.settle(transaction, call, cost)
             if idempotency_rows.state_of_call(transaction, scope, call.id) in ("unknown", "executing"):
-                withheld = kept.why_withheld(transaction, caller, bodies) if bodies else ""
-                idempotency.settle(transaction, scope, call.id, "done", kept.sealed_outcome(call.id, outcome))
-                kept.store_payloads(transaction, call, bodies, withheld, ahead, for_the_key)
+                withheld = storage.payloads.why_withheld(transaction, caller, bodies) if bodies else ""
+                idempotency.settle(transaction, scope, call.id, "done", storage.outcomes.seal(call.id, outcome))
+                storage.payloads.store(transaction, call, bodies, withheld, ahead, for_the_key)
                 transaction.append("late", call.id, records.with_budgets(body, booked.rows))
             elif booked.rows:
                 # A person settled the call meanwhile. Its cost counts all the same.
@@ -115,14 +116,14 @@ class LateOutcomes:
                 transaction.append("authority", call.id, records.with_budgets(spent, booked.rows))
 
         try:
-            ahead = await kept.write_ahead(caller, bodies, strict=False)
+            ahead = await storage.payloads.write_ahead(caller, bodies, strict=False)
             await self._owed.write(call, lambda transaction: unit(transaction, ahead))
         except Failure as failure:
             if failure.code != "E3409":
                 raise  # `settled` logs it; the outcome stays unknown, and its idempotency key blocked
             # The closing is owed, and that has been logged.
         finally:
-            kept.abandon(bodies)
+            storage.payloads.abandon(bodies)
 
     async def _result(self, granted: Granted, done: Unfinished) -> Verified:
         """Return the output of a write that was cut off, checked and redacted."""

@@ -13,7 +13,7 @@ from interlock.core.errors import Failure
 from interlock.gateway import idempotency
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.owed import OwedOutcomes
 from interlock.settings import Settings
@@ -39,7 +39,7 @@ class Reservations:
         instance: Instance,
         observer: Observer,
         allowances: Allowances,
-        kept: Kept,
+        storage: CallStorage,
         outputs: Outputs,
         owed: OwedOutcomes,
     ) -> None:
@@ -49,7 +49,7 @@ class Reservations:
         self._instance = instance
         self._observer = observer
         self._allowances = allowances
-        self._kept = kept
+        self._storage = storage
         self._outputs = outputs
         self._owed = owed
         # Calls of this process that hold a key, for which others may wait.
@@ -79,7 +79,7 @@ class Reservations:
             intent=records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s),
         )
         # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
-        self._kept.check_key()
+        self._storage.outcomes.check_key()
         if self._owed.owes:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
             await asyncio.shield(self._owed.pay())
@@ -122,7 +122,7 @@ class Reservations:
         assert caller is not None
         # INVARIANT: a quota stops neither a replay nor an undo.
         undoes = call.request.operation == "compensate"
-        room = None if undoes else partial(self._kept.check_room, caller=caller, size=1)
+        room = None if undoes else partial(self._storage.payloads.check_room, caller=caller, size=1)
         unit = idempotency.reserve(wanted, self._instance.alive, call.more.uses or (), room)
         asking = self._journal.submit(unit)
         try:

@@ -12,7 +12,7 @@ from interlock.effects.locks import LockRequest, Locks, check_preconditions
 from interlock.gateway.execution.effect_audit import EffectAudit
 from interlock.gateway.handlers import consult
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import session_id
+from interlock.gateway.persistence.sessions import session_id
 
 
 class ResourceLocks:

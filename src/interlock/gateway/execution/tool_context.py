@@ -16,7 +16,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import token_checks
 from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.sessions import SessionStore
 from interlock.gateway.results.outputs import Outputs
 from interlock.telemetry import w3c
 
@@ -34,7 +34,7 @@ class Contexts:
         clock: Clock,
         observer: Observer,
         outputs: Outputs,
-        kept: Kept,
+        sessions: SessionStore,
         checkpoints: Checkpoints,
         invoke: Callable[[Request], Awaitable[Result]],
         running: Callable[[str], Call | None],
@@ -42,7 +42,7 @@ class Contexts:
         self._clock = clock
         self._observer = observer
         self._outputs = outputs
-        self._kept = kept
+        self._sessions = sessions
         self._checkpoints = checkpoints
         self._invoke = invoke
         self._running = running
@@ -51,7 +51,7 @@ class Contexts:
         """Return the context of a granted call."""
         call, request = granted, granted.request
         assert request.caller is not None
-        session: SessionState = self._kept.session(request.caller, request.session)
+        session: SessionState = self._sessions.find(request.caller, request.session)
         if granted.tool.writes or not granted.tool.bound.is_async:
             # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
             session.read()

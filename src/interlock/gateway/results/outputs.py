@@ -16,7 +16,7 @@ from interlock.data.bounds import result_too_large
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import PrivateValues
+from interlock.gateway.persistence.change_values import PrivateValues
 from interlock.gateway.results.map_output import check_part, check_size
 from interlock.privacy.redact import Redactor, SchemaRedactor
 from interlock.privacy.scrub import holds

@@ -12,7 +12,7 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency, reconcile
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results import outcome
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outcome import stored, unsettled
@@ -43,7 +43,7 @@ class FailureWriter:
         clock: Clock,
         observer: Observer,
         allowances: Allowances,
-        kept: Kept,
+        storage: CallStorage,
         outputs: Outputs,
         metadata: ResultMetadata,
         owed: OwedOutcomes,
@@ -52,7 +52,7 @@ class FailureWriter:
         self._clock = clock
         self._observer = observer
         self._allowances = allowances
-        self._kept = kept
+        self._storage = storage
         self._outputs = outputs
         self._metadata = metadata
         self._owed = owed
@@ -79,15 +79,15 @@ class FailureWriter:
         reported = () if call.more.context is None else call.more.context.changes
         changes = self._outputs.writable(call, (*reported, *call.more.detected))
 
-        def record(unkept: Json, failure: Failure = failure) -> bytes:
+        def record(withheld_inputs: Json, failure: Failure = failure) -> bytes:
             return records.closed(
                 call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None,
-                failure=failure, effects=changes, extra={**extra, **unkept},
+                failure=failure, effects=changes, extra={**extra, **withheld_inputs},
             )  # fmt: skip
 
         body = record({})
         # Changes that were reported or detected before the failure have happened, so they are recorded too.
-        sent = await self._kept.inputs_of(call)
+        sent = await self._storage.inputs.prepare(call)
         values = None if call.tool is None or not changes else self._outputs.private_values(call, call.tool)
         mutations = [] if values is None else [records.mutation(call, now_ms, one, values.shown) for one in changes]
 
@@ -98,7 +98,7 @@ class FailureWriter:
                 ended_before = not idempotency.is_open(transaction, call.more.scope, call.id)
                 if not ended_before:
                     done = settlement == "done"
-                    result = self._kept.sealed_outcome(call.id, stored(failure)) if done else None
+                    result = self._storage.outcomes.seal(call.id, stored(failure)) if done else None
                     idempotency.settle(transaction, call.more.scope, call.id, settlement, result)
                 elif call.recorded:
                     return _Written(ended_before=True)
@@ -108,16 +108,16 @@ class FailureWriter:
                 reconcile.end(transaction, call.id)
             booked = self._allowances.settle(transaction, call, cost)
             if values is not None and call.request.caller is not None:
-                self._kept.store_values(transaction, call.id, call.request.caller, values)
-            unkept = {} if ended_before else self._kept.store_inputs(transaction, call, sent)
+                self._storage.changes.store(transaction, call.id, call.request.caller, values)
+            withheld_inputs = {} if ended_before else self._storage.inputs.store(transaction, call, sent)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(unkept) if unkept else body
+            told = record(withheld_inputs) if withheld_inputs else body
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)
-        self._kept.abandon_inputs(sent)
+        self._storage.inputs.abandon(sent)
         self._allowances.tell(call, written.overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)

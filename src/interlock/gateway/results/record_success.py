@@ -19,7 +19,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import idempotency, reconcile
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept, Sealed, compensation, owner_of, session_id
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.owed import OwedOutcomes
@@ -29,6 +29,7 @@ from interlock.store import records
 if TYPE_CHECKING:
     from interlock.authority.budgets import Overrun
     from interlock.contract.effects import Change
+    from interlock.gateway.persistence.pieces import Sealed
     from interlock.store.port import Transaction
 
 T = TypeVar("T")
@@ -44,14 +45,14 @@ class SuccessWriter:
         self,
         observer: Observer,
         allowances: Allowances,
-        kept: Kept,
+        storage: CallStorage,
         outputs: Outputs,
         metadata: ResultMetadata,
         owed: OwedOutcomes,
     ) -> None:
         self._observer = observer
         self._allowances = allowances
-        self._kept = kept
+        self._storage = storage
         self._outputs = outputs
         self._metadata = metadata
         self._owed = owed
@@ -60,10 +61,10 @@ class SuccessWriter:
         """Record a success. Returns why its payloads were withheld, or an empty string."""
         call, request = verified, verified.request
         assert request.caller is not None
-        caller, kept = request.caller, self._kept
+        caller, storage = request.caller, self._storage
         session = self._session_of(verified)
         changes = self._changes(verified, session, metadata)
-        undo = compensation(verified)
+        undo = storage.undo.compensation(verified)
         ref = payload_ref(call, persistence, len(verified.encoded))
         outcome = _outcome(verified, persistence, ref, metadata)
         extra: Json = {}
@@ -108,30 +109,30 @@ class SuccessWriter:
             records.mutation(call, now_ms, change, values.shown, versions.get(change.resource)) for change in changes
         ]
         hidden = [] if undo is None else self._observer.hidden(call)
-        owner = owner_of(caller)
-        sent = await kept.inputs_of(call)
+        sent = await storage.inputs.prepare(call)
 
         def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
             withheld = ""
             if bodies and call.more.scope is None:
-                kept.check_room(transaction, caller, sum(map(len, bodies.values())))
+                storage.payloads.check_room(transaction, caller, sum(map(len, bodies.values())))
             elif bodies:
-                withheld = kept.why_withheld(transaction, caller, bodies)
+                withheld = storage.payloads.why_withheld(transaction, caller, bodies)
             if session is not None and session.changed:
-                kept.store_session(transaction, session_id(caller, request.session), session)
+                storage.sessions.store(transaction, caller, request.session, session)
             if call.more.scope is not None:
-                idempotency.settle(transaction, call.more.scope, call.id, "done", kept.sealed_outcome(call.id, outcome))
+                sealed = storage.outcomes.seal(call.id, outcome)
+                idempotency.settle(transaction, call.more.scope, call.id, "done", sealed)
             elif call.more.noted:
                 reconcile.end(transaction, call.id)
-            kept.store_payloads(transaction, call, bodies, withheld, ahead, for_the_key)
+            storage.payloads.store(transaction, call, bodies, withheld, ahead, for_the_key)
             if undo is not None:
-                kept.store_undo(transaction, call.id, owner, undo, hidden)
-            unkept = kept.store_inputs(transaction, call, sent)
+                storage.undo.store(transaction, call.id, caller, undo, hidden)
+            withheld_inputs = storage.inputs.store(transaction, call, sent)
             booked = self._allowances.settle(transaction, call, cost)
-            kept.store_values(transaction, call.id, caller, values)
+            storage.changes.store(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(withheld, unkept) if withheld or unkept else body
+            told = record(withheld, withheld_inputs) if withheld or withheld_inputs else body
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
@@ -140,7 +141,7 @@ class SuccessWriter:
             # INVARIANT: a write is not cut off between its effect and its record.
             withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
         finally:
-            kept.abandon_inputs(sent)
+            storage.inputs.abandon(sent)
         self._allowances.tell(call, overrun)
         return withheld
 
@@ -176,11 +177,11 @@ class SuccessWriter:
         caller = call.request.caller
         assert caller is not None
         try:
-            ahead = await self._kept.write_ahead(caller, bodies, strict=call.more.scope is None)
+            ahead = await self._storage.payloads.write_ahead(caller, bodies, strict=call.more.scope is None)
             call.recorded = True
             return await self._owed.write(call, lambda transaction: unit(transaction, ahead))
         except BaseException:
-            self._kept.abandon(bodies)
+            self._storage.payloads.abandon(bodies)
             raise
 
 

@@ -15,7 +15,7 @@ from interlock.data.canonical import decode
 from interlock.data.schema import Json
 from interlock.gateway.idempotency import Replay
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
 from interlock.store import records
@@ -28,19 +28,25 @@ class Replays:
     """Reads stored outcomes and closes the calls that they answer."""
 
     def __init__(
-        self, journal: Store, clock: Clock, observer: Observer, kept: Kept, outputs: Outputs, metadata: ResultMetadata
+        self,
+        journal: Store,
+        clock: Clock,
+        observer: Observer,
+        storage: CallStorage,
+        outputs: Outputs,
+        metadata: ResultMetadata,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._observer = observer
-        self._kept = kept
+        self._storage = storage
         self._outputs = outputs
         self._metadata = metadata
 
     async def recall(self, ran: Ran) -> Verified:
         """Return the stored outcome as a verified result. A stored failure is raised again."""
         found: Replay = ran.output
-        outcome = self._kept.outcome(found)
+        outcome = self._storage.outcomes.open(found)
         if "error" in outcome:
             error: Json = outcome["error"]
             details: Json = {
@@ -53,7 +59,7 @@ class Replays:
             raise Failure(error["code"], error["message"], details=details, retryable=False, unsettled=executed)
         ref, value, large = outcome["persistence"][1], outcome["value"], False
         if ref is not None:
-            payload = await self._kept.payload(ref)
+            payload = await self._storage.payloads.read(ref)
             large = payload is not None and len(payload) > LARGE
             value = None if payload is None else await WALKS.run(decode, payload) if large else decode(payload)
         # The caller's scopes of now decide what is redacted, not those of the call that ran.
@@ -77,13 +83,13 @@ class Replays:
         now_ms = self._clock.now_ms()
         artifacts = [one.document() for one in verified.more.artifacts]
         extra: Json = {"replayOf": found.call, **({"artifacts": artifacts} if artifacts else {})}
-        sent = await self._kept.inputs_of(call)
+        sent = await self._storage.inputs.prepare(call)
 
         def unit(transaction: Transaction) -> None:
-            unkept = self._kept.store_inputs(transaction, call, sent)
+            withheld_inputs = self._storage.inputs.store(transaction, call, sent)
             body = records.closed(
                 call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
-                extra={**extra, **unkept},
+                extra={**extra, **withheld_inputs},
             )  # fmt: skip
             transaction.append("closed", call.id, body)
 
@@ -91,13 +97,13 @@ class Replays:
         try:
             await self._journal.commit(unit)
         finally:
-            self._kept.abandon_inputs(sent)
+            self._storage.inputs.abandon(sent)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
-        outcome = self._kept.outcome(found)
+        outcome = self._storage.outcomes.open(found)
         decision, ref, size, reason = outcome["persistence"]
         if ref is not None and verified.value is None:
-            decision, reason = "link", self._kept.why_gone(ref)
+            decision, reason = "link", self._storage.payloads.why_gone(ref)
         elif decision in ("inline", "redact"):
             ref = None  # the payload exists for the key alone
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}

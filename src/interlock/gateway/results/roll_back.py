@@ -10,7 +10,7 @@ from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
-from interlock.gateway.persistence import Kept
+from interlock.gateway.persistence.undo import UndoStore
 
 # Failures that prove that the effect is not what its contract states. A refusal by a hook, or a check that could not
 # be made, does not.
@@ -21,10 +21,10 @@ class Rollback:
     """Undoes writes that do not verify, each by a call of its own through the gateway."""
 
     def __init__(
-        self, observer: Observer, kept: Kept, hooks: Hooks, invoke: Callable[[Request], Awaitable[Result]]
+        self, observer: Observer, undo: UndoStore, hooks: Hooks, invoke: Callable[[Request], Awaitable[Result]]
     ) -> None:
         self._observer = observer
-        self._kept = kept
+        self._undo = undo
         self._hooks = hooks
         self._invoke = invoke
 
@@ -37,14 +37,14 @@ class Rollback:
         undoable = call.more.compensation is not None and tool.contract.manifest.compensable
         if failure.code == "E3416" and undoable:
             # The effect stands, and only the result is withheld: the caller decides whether to undo it.
-            await self._kept.keep_undo(ran)
+            await self._undo.store_now(ran)
         if failure.code not in _DISPROVED or not tool.writes or call.more.source != "compute":
             return failure
         if call.request.operation != "invoke":
             return failure
         undone = False
         if undoable:
-            await self._kept.keep_undo(ran)
+            await self._undo.store_now(ran)
             if call.more.held is not None:
                 call.more.held.release()  # the undo needs the locks of the call
             undo = Request(
@@ -66,5 +66,5 @@ class Rollback:
         try:
             await self._hooks.after(verified, verified.value)
         except (Failure, asyncio.CancelledError):
-            await asyncio.shield(self._kept.keep_undo_of(verified))
+            await asyncio.shield(self._undo.store_withheld(verified))
             raise

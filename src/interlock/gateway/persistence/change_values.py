@@ -1,0 +1,89 @@
+"""Private values of changes: a record refers to them by a reference and a salted hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeGuard, cast
+
+import orjson
+
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.data.canonical import decode, encode
+from interlock.data.schema import Json
+from interlock.gateway.persistence.payloads import insert, owner_of
+from interlock.gateway.persistence.pieces import Sealed
+from interlock.settings import Settings
+from interlock.store import ledger, payloads
+from interlock.store.port import Reader, Transaction
+from interlock.store.sealing import VALUE, Box
+
+
+class PrivateValues:
+    """Decides which values of one call's changes are private, and keeps these until they are encrypted.
+
+    A record refers to such a value and has a hash of it. The hash is salted, because a short value could be guessed
+    from it.
+    """
+
+    def __init__(self, call: str, private: Callable[[str, Any], bool], random_bytes: Callable[[int], bytes]) -> None:
+        self._call = call
+        self._private = private
+        self._random_bytes = random_bytes
+        self.to_seal: dict[str, bytes] = {}
+
+    def shown(self, resource: str, value: Any) -> Any:
+        """Return a value as its record shows it."""
+        if value is None or not self._private(resource, value):
+            return value
+        ref = f"value:{self._call}.{len(self.to_seal)}"
+        self.to_seal[ref] = plain = encode({"salt": self._random_bytes(16).hex(), "value": value})
+        return {"sealed": ref, "sha256": hashlib.sha256(plain).hexdigest()}
+
+
+def is_sealed_value(recorded: Any) -> TypeGuard[Json]:
+    """Whether a record refers to a value that is stored encrypted."""
+    return isinstance(recorded, dict) and cast("Json", recorded).keys() == {"sealed", "sha256"}
+
+
+class ChangeValues:
+    """Stores and reads the private values of changes."""
+
+    def __init__(self, reader: Reader, settings: Settings, box: Box) -> None:
+        self._reader = reader
+        self._settings = settings
+        self._box = box
+
+    def store(self, transaction: Transaction, call: str, caller: Caller, values: PrivateValues) -> None:
+        """Store the private values of a call's changes for as long as the records that refer to them."""
+        days = self._settings.retention_years_writes * 366
+        for ref, plain in values.to_seal.items():
+            sealed = self._box.seal(plain, purpose=VALUE, about=ref)
+            insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(plain), days)
+
+    def read(self, recorded: Any) -> Any:
+        """Return a value of a change, from its record. E3801 if the stored value is gone or has another hash."""
+        if not is_sealed_value(recorded):
+            return recorded
+        ref = str(recorded["sealed"])
+        body = payloads.body(self._reader, ref)
+        plain = b"" if body is None else self._box.open(body, purpose=VALUE, about=ref)
+        if hashlib.sha256(plain).hexdigest() != recorded["sha256"]:
+            raise Failure("E3801", f"`{ref}` is gone, or not what the journal says it was; see interlock audit verify")
+        return decode(plain)["value"]
+
+    def replay_session(self, caller: Caller, session: str) -> Json:
+        """Return a session's state, computed from the journal's records of its changes."""
+        state: Json = {}
+        for body in ledger.session_changes(self._reader):
+            record: Json = orjson.loads(body)
+            owner = (record["tenant"], record["callerId"], record.get("session", ""))
+            if "sessionState" not in record or owner != (caller.tenant, caller.id, session):
+                continue
+            name = str(record["affectedResource"]).removeprefix("session:")
+            if record["mutationType"] == "DELETE":
+                state.pop(name, None)
+            else:
+                state[name] = self.read(record["newValue"])
+        return state

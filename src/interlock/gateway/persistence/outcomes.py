@@ -1,0 +1,32 @@
+"""Outcomes of calls as their idempotency keys keep them, encrypted, for replays."""
+
+from __future__ import annotations
+
+from interlock.data.canonical import decode, encode
+from interlock.data.schema import Json
+from interlock.gateway import idempotency
+from interlock.store.sealing import Box
+
+_OUTCOME = "outcome"
+
+
+class OutcomeStore:
+    """Encrypts and decrypts outcomes."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    def check_key(self) -> None:
+        """Refuse (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted."""
+        self._box.look()
+
+    def open(self, found: idempotency.Replay) -> Json:
+        """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""
+        sealed = found.result
+        if sealed.startswith(b"{"):
+            return decode(sealed)
+        return decode(self._box.open(sealed, purpose=_OUTCOME, about=found.call))
+
+    def seal(self, call: str, outcome: Json) -> bytes:
+        """Return the outcome of a call, encrypted for its key."""
+        return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call)

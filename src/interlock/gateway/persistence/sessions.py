@@ -1,0 +1,52 @@
+"""Sessions: the state that the tools of one caller share from call to call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import orjson
+
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.data.canonical import sealed_digest
+from interlock.effects.session import SessionState
+from interlock.store import sessions
+from interlock.store.port import Reader, Transaction
+from interlock.store.sealing import Box
+
+
+class SessionStore:
+    """Reads and writes the sessions of one data directory."""
+
+    def __init__(self, reader: Reader, box: Box) -> None:
+        self._reader = reader
+        self._box = box
+
+    def find(self, caller: Caller, name: str) -> SessionState:
+        """Return a caller's session as it is now."""
+        return SessionState(lambda: self._read(session_id(caller, name)))
+
+    def _read(self, row_id: bytes) -> tuple[int, str]:
+        row = sessions.find(self._reader, row_id)
+        if row is None:
+            return 0, "{}"
+        version, state = row
+        if isinstance(state, bytes):
+            state = self._box.open(state, purpose="session", about=row_id.hex()).decode()
+        return version, state
+
+    def store(self, transaction: Transaction, caller: Caller, name: str, session: SessionState) -> None:
+        """Write a session's state, unless another call has changed it meanwhile (E3410)."""
+        row_id = session_id(caller, name)
+        if sessions.version(transaction, row_id) != session.version:
+            raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
+        state = self._box.seal(orjson.dumps(session.values_now()), purpose="session", about=row_id.hex())
+        sessions.put(transaction, row_id, session.version + 1, state)
+
+
+def session_id(caller: Caller, session: str) -> bytes:
+    """Return the id of the row of a session, which only the tenant and caller that own it can compute."""
+    return _session_id(caller.tenant, caller.id, session)
+
+
+_session_id = lru_cache(maxsize=256)(sealed_digest)

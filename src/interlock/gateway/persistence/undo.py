@@ -1,0 +1,73 @@
+"""What undoing a call needs, stored before its success is reported."""
+
+from __future__ import annotations
+
+from interlock.call.context import Caller
+from interlock.call.phases import Ran, Requested, Verified
+from interlock.core.errors import Failure
+from interlock.data.canonical import decode, encode
+from interlock.data.schema import Json
+from interlock.gateway.observe import Observer
+from interlock.gateway.persistence.payloads import insert, owner_of
+from interlock.gateway.persistence.pieces import Sealed
+from interlock.settings import Settings
+from interlock.store import payloads
+from interlock.store.port import Store, Transaction
+from interlock.store.sealing import Box
+
+
+class UndoStore:
+    """Stores and reads what undoing calls needs."""
+
+    def __init__(self, journal: Store, observer: Observer, settings: Settings, box: Box) -> None:
+        self._journal = journal
+        self._observer = observer
+        self._settings = settings
+        self._box = box
+
+    @staticmethod
+    def compensation(verified: Verified) -> Json | None:
+        """Return the call that would undo this one, stored before success is reported; None if there is none."""
+        tool, more = verified.tool, verified.more
+        if more.source != "compute" or verified.request.operation != "invoke" or not tool.contract.manifest.compensable:
+            return None
+        arguments = more.compensation
+        if arguments is None:
+            arguments = tool.bound.undo_arguments(verified.input, verified.value)
+        return None if arguments is None else _undo(verified, arguments)
+
+    def read(self, call: str, caller: Caller) -> Json:
+        """Return what undoing a call needs, as stored when the call succeeded; only for the caller that made it."""
+        ref = f"undo:{call}"
+        row = payloads.owned(self._journal.reader, ref)
+        if row is None or row.body is None or row.owner != owner_of(caller):
+            raise Failure("E3702", f"nothing is stored that could undo call {call}")
+        return decode(self._box.open(row.body, purpose="undo", about=ref))
+
+    def store(self, transaction: Transaction, call: str, caller: Caller, undo: Json, hidden: list[str]) -> None:
+        """Store what undoing a call needs. `hidden` are the private values that the undo must not show either."""
+        ref = f"undo:{call}"
+        sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
+        insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(sealed), self._settings.undo_days)
+
+    async def store_now(self, ran: Ran) -> None:
+        """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
+        assert ran.more.compensation is not None
+        await self._commit(ran, _undo(ran, ran.more.compensation))
+
+    async def store_withheld(self, verified: Verified) -> None:
+        """Do the same for a call whose effect is confirmed and whose result is withheld, if it can be undone."""
+        undo = self.compensation(verified)
+        if undo is not None:
+            await self._commit(verified, undo)
+
+    async def _commit(self, requested: Requested, undo: Json) -> None:
+        call, caller = requested, requested.request.caller
+        assert caller is not None
+        hidden = self._observer.hidden(call)
+        await self._journal.commit(lambda transaction: self.store(transaction, call.id, caller, undo, hidden))
+
+
+def _undo(requested: Requested, arguments: Json) -> Json:
+    contract, session = requested.tool.contract, requested.request.session
+    return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}

@@ -457,7 +457,7 @@ async def _look_at(wires: Wires, door: str) -> None:
 
 def log_each_in_full(wires: Wires) -> None:
     """Lift the limit of one traceback per kind and minute: here the same fault comes through every door."""
-    wires.lock.gateway.observer._seldom = Seldom(0.0, time.monotonic)  # pyright: ignore[reportPrivateUsage]
+    wires.lock.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)  # pyright: ignore[reportPrivateUsage]
 
 
 def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str:

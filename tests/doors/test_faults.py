@@ -211,7 +211,7 @@ from tests.sample import add
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
         configure("json", "warning", redact=lambda text: safe_log(lock.redactor, text))
-        lock.gateway.observer._seldom = Seldom(0.0, time.monotonic)
+        lock.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)
         await admit(lock, add, explodes, choosy, waits)
         service = Service(lock)
         service.tools.page = raising

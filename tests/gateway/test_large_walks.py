@@ -19,7 +19,8 @@ from interlock.call.phases import Request
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.coerce import coerce
 from interlock.gateway import request, validate
-from interlock.gateway.observe import MOST_PRIVATE, Observer
+from interlock.gateway.failure_log import FailureLog
+from interlock.gateway.redaction import MOST_PRIVATE, CallRedaction
 from interlock.privacy.redact import SchemaRedactor
 from tests import sample
 from tests.support.calls import admit
@@ -73,8 +74,8 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
     watch(request, "canonical")
     watch(request, "private_copy")
     watch(SchemaRedactor, "apply")
-    watch(Observer, "without")
-    watch(Observer, "clean")
+    watch(CallRedaction, "without_private_values")
+    watch(FailureLog, "redact_and_log")
     return seen
 
 

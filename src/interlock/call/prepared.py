@@ -34,6 +34,7 @@ class Prepared:
         "has_checks",
         "has_fragments",
         "has_verifier",
+        "input_redactor",
         "isolated",
         "key_required",
         "max_inline",
@@ -48,7 +49,6 @@ class Prepared:
         "remote",
         "required_scopes",
         "service",
-        "sink",
         "slow",
         "take",
         "tier",
@@ -72,7 +72,7 @@ class Prepared:
         self.dump = bound.dump
         # Redactors of its results and of its input; compiled by the gateway when first needed.
         self.redactor: SchemaRedactor | None = None
-        self.sink: SchemaRedactor | None = None
+        self.input_redactor: SchemaRedactor | None = None
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         self.required_scopes = contract.auth.required_scopes

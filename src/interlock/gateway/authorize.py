@@ -25,12 +25,13 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest, private_copy
 from interlock.data.schema import Json
-from interlock.gateway import token_checks, validate
+from interlock.gateway import input_checks, token_checks
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.hooks import Hooks, stricter
 from interlock.gateway.inputs import difference
 from interlock.gateway.observe import Observer
 from interlock.gateway.obtain_approval import Asking
+from interlock.gateway.redaction import CallRedaction
 from interlock.settings import Settings
 
 _log = logging.getLogger("interlock.gateway")
@@ -54,6 +55,7 @@ class Authorizer:
         asking: Asking,
         allowances: Allowances,
         observer: Observer,
+        redaction: CallRedaction,
         hooks: Hooks,
         settings: Settings,
         clock: Clock,
@@ -66,6 +68,7 @@ class Authorizer:
         self._allowances = allowances
         self._loops = allowances.loops
         self._observer = observer
+        self._redaction = redaction
         self._environment = settings.environment
         self._gate = Gate.of(settings)
         self._clock = clock
@@ -235,7 +238,7 @@ class Authorizer:
 
     def _can_name(self, call: Call, path: str) -> bool:
         """Whether a path may be recorded: it is no longer than a path can be, and contains no private value."""
-        return len(path) <= _LONGEST_PATH and self._observer.resources(call, (path,)) is not None
+        return len(path) <= _LONGEST_PATH and self._redaction.recordable_resources(call, (path,)) is not None
 
     def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
         """Record the resources of a call, so that tokens delegated from this one see it only where they cover them.
@@ -248,7 +251,9 @@ class Authorizer:
                 found = token_checks.resources_of(checked.tool.contract, checked.input)
             except Failure:
                 found = None  # this token is not bound to resources, so nothing is refused
-        call.extend().resources = self._observer.resources(call, found) if found and len(found) <= _MOST_NAMED else None
+        call.extend().resources = (
+            self._redaction.recordable_resources(call, found) if found and len(found) <= _MOST_NAMED else None
+        )
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:
@@ -269,7 +274,7 @@ class Authorizer:
         requested = cast("Requested", checked)
         call, before = requested, checked.input
         told = len(call.more.mutations)
-        arguments = validate.check_input(requested, private_copy(edited))
+        arguments = input_checks.check_input(requested, private_copy(edited))
         del call.extend().mutations[told:]
         await _check_meaning(requested, arguments, self._clock.monotonic())
         if self._hooks.registered:
@@ -293,7 +298,7 @@ class Authorizer:
 
 async def _check_meaning(requested: Requested, arguments: Json, now: float) -> None:
     if requested.tool.has_checks:
-        await validate.check_meaning(requested.tool, arguments, requested.deadline - now)
+        await input_checks.check_meaning(requested.tool, arguments, requested.deadline - now)
 
 
 def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:

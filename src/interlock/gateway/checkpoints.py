@@ -34,7 +34,8 @@ from interlock.core.threads import WALKS
 from interlock.data.canonical import decode, digest
 from interlock.data.schema import Json
 from interlock.gateway import reconcile
-from interlock.gateway.observe import Observer
+from interlock.gateway.progress import ProgressReporter
+from interlock.gateway.redaction import CallRedaction
 from interlock.privacy.redact import Redacted, Redactor
 from interlock.privacy.scrub import scrubbed_at
 from interlock.settings import Settings
@@ -57,14 +58,16 @@ class Checkpoints:
         *,
         journal: Store,
         settings: Settings,
-        observer: Observer,
+        redaction: CallRedaction,
+        progress: ProgressReporter,
         redactor: Redactor,
         box: Box,
         owner: str,
     ) -> None:
         self._journal = journal
         self._settings = settings
-        self._observer = observer
+        self._redaction = redaction
+        self._progress = progress
         self._schema = redactor.for_schema({})
         self._box = box
         self._owner = owner
@@ -83,11 +86,11 @@ class Checkpoints:
         check_label(label)
         text, sha256 = written(state, self.bounds.size)
         redacted: list[str] = []
-        if self._observer.hides(call):
+        if self._redaction.has_private_values(call):
             # INVARIANT: a credential that was lent or sent is in no checkpoint, not even in its label.
-            if self._observer.without(call, label) != label:
+            if self._redaction.without_private_values(call, label) != label:
                 raise Failure("E3308", "the label of a checkpoint holds something that the call was given in private")
-            bare = self._observer.without(call, state)
+            bare = self._redaction.without_private_values(call, state)
             if bare is not state:
                 redacted = list(scrubbed_at(state, bare))
                 text, sha256 = written(bare, self.bounds.size)
@@ -128,7 +131,7 @@ class Checkpoints:
         if isinstance(call.more.span, Recording):
             call.more.span.event("tool.checkpoint", label=label, sequence=seq, bytes=size)
         facts = {"checkpoint": label, "checkpoint_id": checkpoint_id(call.id, seq)}
-        self._observer.progress(call, {"message": f"saved checkpoint {label}", **facts})
+        self._progress.report(call, {"message": f"saved checkpoint {label}", **facts})
 
     def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
         """Return what a call has saved, oldest first, for a caller who may see it. E3904 for a damaged checkpoint."""

@@ -23,6 +23,7 @@ from interlock.gateway.execution.resource_locks import ResourceLocks
 from interlock.gateway.execution.run_tool import ToolRunner
 from interlock.gateway.execution.tool_context import Contexts
 from interlock.gateway.observe import Observer
+from interlock.gateway.progress import ProgressReporter
 from interlock.resilience.services import Services
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Execution:
         audit: EffectAudit,
         cancellation: Cancellation,
         observer: Observer,
+        progress: ProgressReporter,
     ) -> None:
         self._services = services
         self._credentials = credentials
@@ -57,6 +59,7 @@ class Execution:
         self._audit = audit
         self._cancellation = cancellation
         self._observer = observer
+        self._progress = progress
 
     def run(self, granted: Granted) -> Awaitable[Ran]:
         """Run a granted call, or find that it has been run. Not a coroutine of its own, because every call passes."""
@@ -107,7 +110,7 @@ class Execution:
         if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
             call.extend().warnings.append("PROGRESS_UNSUPPORTED")
         if tool.slow:
-            self._observer.progress(call, {"message": "started", "percent": 0})
+            self._progress.report(call, {"message": "started", "percent": 0})
         return await self.carry_out(granted, context)
 
     async def carry_out(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Ran:

@@ -9,8 +9,8 @@ from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.gateway.execute import Execution
 from interlock.gateway.execution.cancellation import Cancellation
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.hooks import Hooks
-from interlock.gateway.observe import Observer
 from interlock.gateway.results.outcome import terminal_state
 from interlock.gateway.results.record_failure import FailureWriter
 from interlock.telemetry.trace import Recording
@@ -21,13 +21,13 @@ class FailedCalls:
 
     def __init__(
         self,
-        observer: Observer,
+        failure_log: FailureLog,
         hooks: Hooks,
         cancellation: Cancellation,
         execution: Execution,
         writer: FailureWriter,
     ) -> None:
-        self._observer = observer
+        self._failure_log = failure_log
         self._hooks = hooks
         self._cancellation = cancellation
         self._execution = execution
@@ -55,7 +55,7 @@ class FailedCalls:
         try:
             return await self._record(call, failure)
         except Exception as error:  # noqa: BLE001 - from a report of the tool, a hook or the disk
-            self._observer.log_failure(call, "the call could not be closed", error)
+            self._failure_log.log(call, "the call could not be closed", error)
             return await self._writer.end(call, error)
 
     async def _record(self, call: Call, failure: Failure) -> Result:

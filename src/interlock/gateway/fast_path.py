@@ -96,7 +96,7 @@ class FastPath:
         clock = self._clock
         try:
             tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
-            if tool is None or not tool.fast_path or tool.sink is None or tool.sink.guarded:
+            if tool is None or not tool.fast_path or tool.input_redactor is None or tool.input_redactor.guarded:
                 return None
             taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:

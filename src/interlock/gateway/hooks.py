@@ -32,9 +32,12 @@ from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE, plain_text, size_of
 from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.handlers import aside
 from interlock.gateway.inputs import difference, observable
 from interlock.gateway.observe import Observer
+from interlock.gateway.progress import ProgressReporter
+from interlock.gateway.redaction import CallRedaction
 
 When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")
@@ -95,8 +98,18 @@ class Hook:
 class Hooks:
     """The hooks of one gateway."""
 
-    def __init__(self, observer: Observer, clock: Clock) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        observer: Observer,
+        redaction: CallRedaction,
+        failure_log: FailureLog,
+        progress: ProgressReporter,
+    ) -> None:
         self._observer = observer
+        self._redaction = redaction
+        self._failure_log = failure_log
+        self._progress = progress
         self._clock = clock
         self.registered: list[Hook] = []
         self._running: set[asyncio.Task[Any]] = set()
@@ -212,7 +225,7 @@ class Hooks:
         """Return the answer of a hook that has ended; raises what blocks the call."""
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            self._observer.log_failure(call, f"hook {hook.id} failed", error)
+            self._failure_log.log(call, f"hook {hook.id} failed", error)
             raise Failure("E3211", f"hook `{hook.id}` failed") from error
         found = task.result()
         if found is not None and not isinstance(found, HookResult):
@@ -223,7 +236,7 @@ class Hooks:
         if result.progress is not None:
             # A progress record has no other field for its source that every protocol carries.
             words = _note(call, hook, "progress", text=self._text(call, result.progress))["text"]
-            self._observer.progress(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
+            self._progress.report(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
         self._say(call, hook, "message", result.messages)
         self._say(call, hook, "context", result.context)
         if result.stop is not None:
@@ -247,7 +260,7 @@ class Hooks:
     def _text(self, call: Call, text: str) -> str:
         """Return a text of a hook, redacted and bounded."""
         # INVARIANT: a hook may see private values of a call; its texts are searched for them like those of the tool.
-        shown = plain_text(str(self._observer.shown(call, text)), LONGEST_TEXT + 1)
+        shown = plain_text(str(self._redaction.redact_data(call, text)), LONGEST_TEXT + 1)
         return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
 
     def _matching(self, when: When, call: Call) -> list[Hook]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from interlock.gateway.execution.preview import Previews
     from interlock.gateway.execution.run_tool import ToolRunner
     from interlock.gateway.failure import FailedCalls
+    from interlock.gateway.failure_log import FailureLog
     from interlock.gateway.fast_path import FastPath
     from interlock.gateway.finish import Finisher
     from interlock.gateway.hooks import Hooks
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from interlock.gateway.results.owed import OwedOutcomes
     from interlock.gateway.results.roll_back import Rollback
     from interlock.gateway.results.waiting import PendingResults
+    from interlock.gateway.reviewer_view import ReviewerView
     from interlock.gateway.validate import Validator
     from interlock.gateway.verify import ResultVerifier
     from interlock.registry.catalog import Catalog
@@ -78,6 +80,8 @@ class Gateway:
         owed: OwedOutcomes,
         hooks: Hooks,
         observer: Observer,
+        failure_log: FailureLog,
+        reviewer_view: ReviewerView,
         telemetry: Telemetry,
         quarantine: Quarantine,
         storage: CallStorage,
@@ -103,6 +107,8 @@ class Gateway:
         self._owed = owed
         self.hooks = hooks
         self.observer = observer
+        self.failure_log = failure_log
+        self.reviewer_view = reviewer_view
         self.telemetry = telemetry
         self._tracer = telemetry.tracer
         self.quarantine = quarantine
@@ -186,7 +192,7 @@ class Gateway:
                 return result
             raise
         except Exception as error:  # noqa: BLE001 - a broken gateway still answers, and still records
-            self.observer.log_failure(call, "the gateway failed", error)
+            self.failure_log.log(call, "the gateway failed", error)
             return await self._failed.close(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
             if self._tracer is not None:
@@ -200,7 +206,7 @@ class Gateway:
         try:
             await lease.close()
         except Exception as error:  # noqa: BLE001 - the call has ended, and its result stands
-            self.observer.log_failure(call, "credentials could not be given back", error)
+            self.failure_log.log(call, "credentials could not be given back", error)
 
     async def check(self, request: Request) -> Failure | None:
         """Return the failure that the input of a call would meet. Only phases 1 and 2 run; nothing is recorded."""
@@ -217,7 +223,7 @@ class Gateway:
     async def foresee(self, checked: Checked) -> tuple[Json, Json]:
         """Return the preview of a call: as it is, and as its reviewer may see it. Nothing is run or recorded."""
         preview = await self._previews.look(self._authorizer.to_look(checked))
-        return preview, self.observer.for_reviewer(checked, preview)
+        return preview, self.reviewer_view.preview(checked, preview)
 
     def with_id(self, request: Request) -> Request:
         """Return the request with the id that its call will have, so that the call can be stopped by it."""

@@ -27,6 +27,7 @@ from interlock.gateway import idempotency
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.preview_diff import promised
+from interlock.gateway.reviewer_view import ReviewerView
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.port import Store, Transaction
@@ -57,6 +58,7 @@ class Asking:
         look: Callable[[Granted], Awaitable[Json]],
         inputs: InputStore,
         observer: Observer,
+        view: ReviewerView,
         settings: Settings,
         clock: Clock,
         box: Box,
@@ -65,6 +67,7 @@ class Asking:
         self._journal = journal
         self._look = look
         self._observer = observer
+        self._view = view
         self._settings = settings
         self._clock = clock
         self._box = box
@@ -172,7 +175,7 @@ class Asking:
         # The predicted changes are encrypted too: a short value can be guessed from its digest.
         content = {**_content(checked, self._clock.monotonic()), "promised": promised(preview)}
         sealed = self.seal_up(encode(content), wish.id)
-        shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
+        shown = Shown(wish.params, self._view.preview(call, preview)).sealed(self._box, wish.id)
         wish = replace(wish, shown=shown, sealed=sealed)
         sent = await self._inputs.prepare(call, waits=True)
 
@@ -219,7 +222,7 @@ class Asking:
             policy=decision.policy,
             reason=decision.reason,
             chain=chain_of(approval),
-            shown=Shown(self._observer.shown_input(call, checked.input), {}),
+            shown=Shown(self._view.input(call, checked.input), {}),
             head=head,
             sealed=None,
             # A ticket does not outlive the caller's token.

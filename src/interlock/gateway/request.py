@@ -17,6 +17,7 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.undo import UndoStore
+from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.outputs import Outputs
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
@@ -38,6 +39,7 @@ class Requests:
         catalog: Catalog,
         quarantine: Quarantine,
         observer: Observer,
+        redaction: CallRedaction,
         outputs: Outputs,
         undo: UndoStore,
         reader: Reader,
@@ -46,6 +48,7 @@ class Requests:
         self._catalog = catalog
         self._quarantine = quarantine
         self._observer = observer
+        self._redaction = redaction
         self._outputs = outputs
         self._undo = undo
         self._reader = reader
@@ -82,7 +85,7 @@ class Requests:
 
     def _compile_redaction(self, requested: Requested) -> None:
         """Compile the redactors of a large contract, before the first call needs them."""
-        self._observer.sink(requested)
+        self._redaction.input_redactor(requested)
         self._outputs.redactor_of(requested.tool)
 
     async def _encode_input(self, call: Call) -> bytes:

@@ -54,6 +54,7 @@ class Desk:
     ) -> None:
         self._gateway = gateway
         self._asking = asking
+        self._view = gateway.reviewer_view
         self._journal = journal
         self._catalog = catalog
         self._settings = settings
@@ -111,7 +112,7 @@ class Desk:
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **said: Any) -> Ticket:
         uses = uses_of(by.capability) if approve and by.capability is not None else ()
-        said["comment"] = self._gateway.observer.remark(said["comment"])
+        said["comment"] = self._view.comment(said["comment"])
         four_eyes = self._settings.four_eyes
         unit = tickets.resolve(ticket_id, by, approve=approve, uses=uses, four_eyes=four_eyes, **said)
         found = self._asking.opened(_allowed(await self._journal.commit(unit)))
@@ -163,7 +164,7 @@ class Desk:
         _refuse_overruled(call, names)
         preview, seen = await self._gateway.foresee(checked)
         whole = {"arguments": arguments, "agreed": digest(agreed), "promised": promised(preview)}
-        shown = self._gateway.observer.shown_input(call, agreed)
+        shown = self._view.input(call, agreed)
         changed = self._asking.seal_edit(ticket.id, shown, names, seen)
         return Edit(self._asking.seal_up(encode(whole), ticket.id), changed, digest(agreed), names)
 
@@ -195,7 +196,7 @@ class Desk:
             )
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
-        for name in self._gateway.observer.private_arguments(contract, arguments):
+        for name in self._view.private_arguments(contract, arguments):
             # INVARIANT: the patterns of standing approvals are stored readably, so they contain no private value.
             if not standing.is_open(arguments[name]):
                 raise Failure(

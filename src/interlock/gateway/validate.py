@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import copy
-import re
-from decimal import Decimal, InvalidOperation
-from typing import Any, cast
+from typing import cast
 
-from interlock.call.phases import ABSENT, Checked, Mutated, Request, Requested
-from interlock.call.prepared import Prepared
+from interlock.call.phases import Checked, Requested
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import decode, private_copy
-from interlock.data.coerce import Coerced, coerce
-from interlock.data.explain import input_faults
-from interlock.data.fragments import attacks
-from interlock.data.schema import Fault, Json, pointer
-from interlock.gateway.handlers import faults_by
+from interlock.data.schema import Json
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.hooks import Hooks
+from interlock.gateway.input_checks import check_input, check_key, check_meaning
 from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
+from interlock.gateway.redaction import CallRedaction
 
-# So many conversions of an input are recorded one by one. The rest are recorded by the member they lie in, or, if these
-# are as many, as one change of the whole input.
-MOST_TOLD = 1000
 # A shorter input, in bytes of JSON, cannot contain more private values than a call may have.
 _FEW_PRIVATE = 1 << 14
-_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 
 class Validator:
     """Validates the inputs of calls."""
 
-    def __init__(self, *, clock: Clock, observer: Observer, hooks: Hooks, cursors: Cursors) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        observer: Observer,
+        redaction: CallRedaction,
+        failure_log: FailureLog,
+        hooks: Hooks,
+        cursors: Cursors,
+    ) -> None:
         self._clock = clock
         self._observer = observer
+        self._redaction = redaction
+        self._failure_log = failure_log
         self._hooks = hooks
         self._cursors = cursors
 
@@ -73,121 +75,16 @@ class Validator:
 
     def _check_input(self, requested: Requested, given: Json) -> Json:
         """Return the arguments as the contract takes them."""
-        if len(requested.model_input) > _FEW_PRIVATE and self._observer.hides(requested):
-            self._observer.check_private(requested)
+        if len(requested.model_input) > _FEW_PRIVATE and self._redaction.has_private_values(requested):
+            self._redaction.check_private_values(requested)
         try:
             return check_input(requested, given)
         except Failure as failure:
-            raise self._observer.bare(requested, failure) from None
+            raise self._redaction.redact_failure(requested, failure) from None
 
     async def _check_meaning(self, requested: Requested, arguments: Json) -> None:
         left_s = requested.deadline - self._clock.monotonic()
         try:
             await check_meaning(requested.tool, arguments, left_s)
         except Failure as failure:
-            raise self._observer.clean(requested, failure) from failure
-
-
-def check_input(requested: Requested, given: Json) -> Json:
-    """Return the arguments with text converted and defaults filled in. A refusal has one entry per fault."""
-    tool, call = requested.tool, requested
-    faults = _key_faults(tool, call.request) if tool.key_required or call.request.key is not None else []
-    arguments = given
-    try:
-        fits = tool.fits_input(given)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        fits = False
-    if not fits:
-        arguments = _coerced(requested, given, faults)
-    if faults:
-        raise _refusal(tool, faults, "E3307")
-    for name, default in tool.defaults:
-        if name not in arguments:
-            arguments = {**arguments, name: copy.deepcopy(default)}
-            call.extend().mutations.append(Mutated("default", pointer([name]), ABSENT, default))
-    return arguments
-
-
-def check_key(requested: Requested) -> None:
-    """Refuse (E3307) an idempotency key that is missing or malformed, for a call whose input needs no check."""
-    faults = _key_faults(requested.tool, requested.request)
-    if faults:
-        raise _refusal(requested.tool, faults, "E3307")
-
-
-def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
-    """Return the arguments with their text converted, if that makes them fit."""
-    tool = requested.tool
-    coerced = coerce(tool.facing, given)
-    wrong = input_faults(tool.facing, coerced.value)
-    if wrong:
-        raise _refusal(tool, wrong + faults, _code(tool.facing.errors(coerced.value)))
-    call, changes = requested, coerced.changes
-    call.extend().mutations.extend(Mutated("coercion", *change) for change in changes[:MOST_TOLD])
-    if len(changes) > MOST_TOLD:
-        call.extend().mutations.extend(_together(given, coerced))
-        call.extend().warnings.append(f"INPUT_MUTATIONS_OMITTED count={len(changes) - MOST_TOLD}")
-    return coerced.value
-
-
-def _together(given: Json, coerced: Coerced) -> list[Mutated]:
-    """Return the conversions beyond the first ones as changes of whole members.
-
-    INVARIANT: every difference is recorded.
-    """
-    members = dict.fromkeys(change.pointer.split("/", 2)[1] for change in coerced.changes[MOST_TOLD:])
-    if len(members) > MOST_TOLD:
-        return [Mutated("coercion", "", given, coerced.value)]
-    names = {name: name.replace("~1", "/").replace("~0", "~") for name in members}
-    return [Mutated("coercion", f"/{at}", given[name], coerced.value[name]) for at, name in names.items()]
-
-
-# The way in which callers of each endpoint write an idempotency key.
-_AS, _SENT = {"cli": "--key order-17", "library": 'key="order-17"'}, '"idempotency_key": "order-17"'
-
-
-def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
-    key = request.key
-    if key is None:
-        if request.dry_run:
-            return []
-        words = f"missing; a call that changes something needs a key of your own, say {_AS.get(request.door, _SENT)}"
-        return [Fault("/idempotencyKey", words)]
-    if _KEY.match(key):
-        return []
-    return [Fault("/idempotencyKey", "a key has 1 to 255 visible ASCII characters and no spaces")]
-
-
-def _code(errors: list[Any]) -> str:
-    """Return E3302 if text is a number that the type cannot hold without loss; otherwise E3301."""
-    lossy = any(error.kind.name == "type" and _is_number(error.instance) for error in errors)
-    return "E3302" if lossy else "E3301"
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and Decimal(value).is_finite()
-    except InvalidOperation:
-        return False
-
-
-def _refusal(tool: Prepared, faults: list[Fault], code: str) -> Failure:
-    listing = "; ".join(f"{fault.pointer.lstrip('/') or 'input'}: {fault.message}" for fault in faults[:10])
-    return Failure(code, listing, details={"faults": [fault.document() for fault in faults], "tool": tool.ref})
-
-
-async def check_meaning(tool: Prepared, arguments: Json, left_s: float) -> None:
-    """Check what a schema cannot express: fragments first, then the tool's own `check`, then its `preflight`.
-
-    Nothing has been executed yet.
-    """
-    wrong = attacks(tool.contract.input, arguments) if tool.has_fragments else []
-    if wrong:
-        raise _refusal(tool, wrong, "E3305")
-    for name in ("check", "preflight"):
-        handler = tool.handler(name)
-        if handler is None:
-            continue
-        faults = await faults_by(handler, left_s, **arguments)
-        if faults:
-            raise _refusal(tool, faults, "E3308")
+            raise self._failure_log.redact_and_log(requested, failure) from failure

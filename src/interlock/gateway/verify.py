@@ -7,16 +7,16 @@ from typing import Any, cast
 import orjson
 
 from interlock.call.phases import Ran, Verified
-from interlock.call.prepared import Prepared
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS, WALKS
 from interlock.data.bounds import LARGE_INPUT
-from interlock.data.schema import Json
-from interlock.gateway.handlers import consult, faults_by
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
+from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results import map_output
+from interlock.gateway.results.confirm_effects import confirm_effects
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.replay import Replays
 from interlock.privacy.scrub import scrubbed_at
@@ -30,12 +30,16 @@ class ResultVerifier:
         *,
         clock: Clock,
         observer: Observer,
+        redaction: CallRedaction,
+        failure_log: FailureLog,
         outputs: Outputs,
         replays: Replays,
         cursors: Cursors,
     ) -> None:
         self._clock = clock
         self._observer = observer
+        self._redaction = redaction
+        self._failure_log = failure_log
         self._outputs = outputs
         self._replays = replays
         self._cursors = cursors
@@ -48,7 +52,7 @@ class ResultVerifier:
         if source == "replay":
             return await self._replays.recall(ran)
         if source == "preview" or call.request.operation == "compensate":
-            value = self._observer.shown(call, ran.output) if source == "preview" else None
+            value = self._redaction.redact_data(call, ran.output) if source == "preview" else None
             ran.value, ran.encoded = value, orjson.dumps(value)
             return cast("Verified", ran)
         # The private values of the input are searched for in the result, so a large input needs a thread as well.
@@ -59,7 +63,7 @@ class ResultVerifier:
         except Failure as failure:
             if failure.code != "E3303":
                 raise
-            bare = self._observer.bare(call, failure)
+            bare = self._redaction.redact_failure(call, failure)
             at = [fault["pointer"] for fault in (bare.details or {}).get("faults", ())]
             self._observer.alert((failure.details or {})["violation"], call, at=at)
             raise bare from failure
@@ -67,7 +71,7 @@ class ResultVerifier:
             try:
                 await confirm_effects(tool, ran, value, ran.deadline - self._clock.monotonic())
             except Failure as failure:
-                raise self._observer.clean(call, failure) from failure
+                raise self._failure_log.redact_and_log(call, failure) from failure
         redact = self._outputs.redact
         verified = redact(ran, value) if threads is None else await threads.run(redact, ran, value)
         if removed:
@@ -82,27 +86,8 @@ class ResultVerifier:
         """Return an output as its contract describes it, and the places where private values were removed."""
         tool = ran.tool
         value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool))
-        if not self._observer.hides(ran):
+        if not self._redaction.has_private_values(ran):
             return value, ()
         # INVARIANT: a credential that was lent or sent never leaves with the result.
-        bare = self._observer.without(ran, value, keep=tool.members)
+        bare = self._redaction.without_private_values(ran, value, keep=tool.members)
         return bare, () if bare is value else tuple(scrubbed_at(value, bare))
-
-
-async def confirm_effects(tool: Prepared, ran: Ran, value: Any, left_s: float) -> None:
-    """Check what the tool attested, and ask its own verifier whether the change happened."""
-    faults: list[Json] = [
-        {"what": attestation.what, "message": "what was found is not what the tool claimed"}
-        for attestation in ran.more.attestations
-        if await consult(attestation.observe, left_s) != attestation.claimed
-    ]
-    verifier = tool.handler("verify")
-    if verifier is not None:
-        found = await faults_by(verifier, left_s, arguments=ran.input, result=value)
-        faults.extend({"what": "verify", "message": fault.message} for fault in found)
-    if faults:
-        raise Failure(
-            "E3417",
-            f"{tool.ref} reported success, but its effect could not be confirmed",
-            details={"violation": "SIDE_EFFECT_INCONSISTENCY", "faults": faults},
-        )

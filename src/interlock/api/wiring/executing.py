@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from interlock.effects.watched import database_watchers, file_watchers
 from interlock.gateway import reconcile
 from interlock.gateway.execute import Execution
 from interlock.gateway.execution.active_calls import ActiveCalls
@@ -38,21 +39,22 @@ class Executing:
         invoke: Callable[[Request], Awaitable[Result]],
     ) -> None:
         journal, clock, settings, instance = outside.journal, outside.clock, outside.settings, outside.instance
-        observer, allowances, storage, checkpoints = (
-            shared.observer, shared.allowances, shared.storage, shared.checkpoints,
-        )  # fmt: skip
+        observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
+        allowances, storage, checkpoints = shared.allowances, shared.storage, shared.checkpoints
         outputs, owed = returning.outputs, returning.owed
 
         def note_start(call: Call) -> None:
             journal.post(reconcile.begin(call.id, instance.id, records.started(call, clock.now_ms())))
 
         active = ActiveCalls(clock.monotonic, note_start)
-        credentials = Credentials(outside.lend, clock, observer)
+        credentials = Credentials(outside.lend, clock, failure_log)
         self.cancellation = Cancellation(active, journal, clock, observer)
         self.services = Services(
             journal, clock, listen=observer.breaker_changed, rules=settings.breakers, supervisor=outside.supervisor
         )
-        self.audit = EffectAudit(journal, settings, observer, shared.quarantine)
+        self.audit = EffectAudit(
+            journal, observer, redaction, shared.quarantine, file_watchers(settings), database_watchers(settings)
+        )
         self.runner = ToolRunner(
             grant=outside.grant,
             journal=journal,
@@ -60,14 +62,16 @@ class Executing:
             settings=settings,
             instance=instance,
             observer=observer,
+            redaction=redaction,
+            failure_log=failure_log,
             active=active,
             cancellation=self.cancellation,
             credentials=credentials,
-            late=LateOutcomes(clock, observer, allowances, storage, outputs, owed),
+            late=LateOutcomes(clock, failure_log, allowances, storage, outputs, owed),
             checkpoints=checkpoints,
             connect=outside.connect,
         )
-        self.previews = Previews(self.runner, observer)
+        self.previews = Previews(self.runner, failure_log)
         self.execution = Execution(
             services=self.services,
             credentials=credentials,
@@ -82,10 +86,11 @@ class Executing:
                 outputs=outputs,
                 owed=owed,
             ),
-            locks=ResourceLocks(outside.locks, self.audit, clock, observer),
+            locks=ResourceLocks(outside.locks, self.audit, clock, failure_log),
             contexts=Contexts(
                 clock=clock,
-                observer=observer,
+                redaction=redaction,
+                progress=shared.progress,
                 outputs=outputs,
                 sessions=storage.sessions,
                 checkpoints=checkpoints,
@@ -97,4 +102,5 @@ class Executing:
             audit=self.audit,
             cancellation=self.cancellation,
             observer=observer,
+            progress=shared.progress,
         )

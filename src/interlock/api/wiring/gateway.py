@@ -30,7 +30,8 @@ def build_gateway(outside: Outside) -> Gateway:
 
     journal, clock, settings, catalog = outside.journal, outside.clock, outside.settings, outside.catalog
     shared = Shared(outside)
-    observer, hooks, allowances, storage = shared.observer, shared.hooks, shared.allowances, shared.storage
+    observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
+    hooks, allowances, storage = shared.hooks, shared.allowances, shared.storage
     returning = Returning(outside, shared)
     executing = Executing(outside, shared, returning, invoke)
     asking = Asking(
@@ -38,6 +39,7 @@ def build_gateway(outside: Outside) -> Gateway:
         look=executing.previews.look,
         inputs=storage.inputs,
         observer=observer,
+        view=shared.reviewer_view,
         settings=settings,
         clock=clock,
         box=outside.box,
@@ -50,6 +52,7 @@ def build_gateway(outside: Outside) -> Gateway:
         asking=asking,
         allowances=allowances,
         observer=observer,
+        redaction=redaction,
         hooks=hooks,
         settings=settings,
         clock=clock,
@@ -79,6 +82,7 @@ def build_gateway(outside: Outside) -> Gateway:
         catalog=catalog,
         quarantine=shared.quarantine,
         observer=observer,
+        redaction=redaction,
         outputs=returning.outputs,
         undo=storage.undo,
         reader=journal.reader,
@@ -89,7 +93,14 @@ def build_gateway(outside: Outside) -> Gateway:
         catalog=catalog,
         fast_path=fast_path,
         requests=requests,
-        validator=Validator(clock=clock, observer=observer, hooks=hooks, cursors=outside.cursors),
+        validator=Validator(
+            clock=clock,
+            observer=observer,
+            redaction=redaction,
+            failure_log=failure_log,
+            hooks=hooks,
+            cursors=outside.cursors,
+        ),
         authorizer=authorizer,
         pending=returning.pending,
         execution=executing.execution,
@@ -100,10 +111,12 @@ def build_gateway(outside: Outside) -> Gateway:
         verifier=returning.verifier,
         rollback=Rollback(observer, storage.undo, hooks, invoke),
         finisher=returning.finisher,
-        failed=FailedCalls(observer, hooks, executing.cancellation, executing.execution, returning.failures),
+        failed=FailedCalls(failure_log, hooks, executing.cancellation, executing.execution, returning.failures),
         owed=returning.owed,
         hooks=hooks,
         observer=observer,
+        failure_log=failure_log,
+        reviewer_view=shared.reviewer_view,
         telemetry=shared.telemetry,
         quarantine=shared.quarantine,
         storage=storage,

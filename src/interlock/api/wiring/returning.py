@@ -19,13 +19,20 @@ class Returning:
 
     def __init__(self, outside: Outside, shared: Shared) -> None:
         journal, clock, settings = outside.journal, outside.clock, outside.settings
-        observer, allowances, storage = shared.observer, shared.allowances, shared.storage
-        self.outputs = outputs = Outputs(outside.redactor, settings, observer, clock.random_bytes)
+        observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
+        allowances, storage = shared.allowances, shared.storage
+        self.outputs = outputs = Outputs(outside.redactor, settings, observer, redaction, clock.random_bytes)
         self.owed = owed = OwedOutcomes(journal, clock, observer)
-        metadata = ResultMetadata(clock, observer, outputs)
+        metadata = ResultMetadata(clock, observer, redaction, outputs)
         replays = Replays(journal, clock, observer, storage, outputs, metadata)
         self.verifier = ResultVerifier(
-            clock=clock, observer=observer, outputs=outputs, replays=replays, cursors=outside.cursors
+            clock=clock,
+            observer=observer,
+            redaction=redaction,
+            failure_log=failure_log,
+            outputs=outputs,
+            replays=replays,
+            cursors=outside.cursors,
         )
         self.pending = PendingResults(clock, metadata)
         self.finisher = Finisher(
@@ -37,13 +44,14 @@ class Returning:
             inputs=storage.inputs,
             outputs=outputs,
             metadata=metadata,
-            success=SuccessWriter(observer, allowances, storage, outputs, metadata, owed),
+            success=SuccessWriter(redaction, allowances, storage, outputs, metadata, owed),
             replays=replays,
         )
         self.failures = FailureWriter(
             journal=journal,
             clock=clock,
             observer=observer,
+            failure_log=failure_log,
             allowances=allowances,
             storage=storage,
             outputs=outputs,

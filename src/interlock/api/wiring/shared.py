@@ -6,11 +6,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from interlock.approvals.figures import measure
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.hooks import Hooks
-from interlock.gateway.observe import Observer, approvals
+from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.storage import CallStorage
+from interlock.gateway.progress import ProgressReporter
+from interlock.gateway.redaction import CallRedaction
+from interlock.gateway.reviewer_view import ReviewerView
 from interlock.registry.quarantine import Quarantine
 from interlock.telemetry.setup import Telemetry
 
@@ -63,16 +68,21 @@ class Shared:
         self.telemetry = Telemetry(
             clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
         )
-        self.telemetry.metrics.approvals = lambda: approvals(journal.reader)
-        self.observer = observer = Observer(clock, outside.redactor, self.telemetry)
-        self.hooks = Hooks(observer, clock)
+        self.telemetry.metrics.approvals = lambda: measure(journal.reader)
+        self.redaction = redaction = CallRedaction(outside.redactor)
+        self.failure_log = failure_log = FailureLog(clock, outside.redactor, redaction)
+        self.reviewer_view = ReviewerView(outside.redactor, redaction)
+        self.observer = observer = Observer(clock, self.telemetry)
+        self.progress = progress = ProgressReporter(clock, observer, redaction)
+        self.hooks = Hooks(clock, observer, redaction, failure_log, progress)
         self.quarantine = Quarantine(journal, clock.monotonic)
         self.allowances = Allowances(journal=journal, settings=settings, observer=observer, owner=owner, clock=clock)
-        self.storage = CallStorage(journal, observer, settings, outside.box, owner)
+        self.storage = CallStorage(journal, redaction, settings, outside.box, owner)
         self.checkpoints = Checkpoints(
             journal=journal,
             settings=settings,
-            observer=observer,
+            redaction=redaction,
+            progress=progress,
             redactor=outside.redactor,
             box=outside.box,
             owner=owner,

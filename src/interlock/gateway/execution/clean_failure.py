@@ -6,14 +6,14 @@ from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS
 from interlock.data.bounds import LARGE_INPUT
-from interlock.gateway.observe import Observer
+from interlock.gateway.failure_log import FailureLog
 
 
-async def clean_failure(observer: Observer, call: Call, failure: Failure) -> Failure:
+async def clean_failure(failure_log: FailureLog, call: Call, failure: Failure) -> Failure:
     """Return a failure without private values. A large input or message is searched for them in a thread."""
     if len(call.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
-        return observer.clean(call, failure)
-    return await INPUTS.run(observer.clean, call, failure)
+        return failure_log.redact_and_log(call, failure)
+    return await INPUTS.run(failure_log.redact_and_log, call, failure)
 
 
 def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:

@@ -9,7 +9,7 @@ from interlock.call.phases import Call, Lease, Requested
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.gateway.execution.clean_failure import clean_failure
-from interlock.gateway.observe import Observer
+from interlock.gateway.failure_log import FailureLog
 
 # The time for which a rate-limited credential is not used, if its service did not state one.
 REST_MS = 60_000
@@ -19,11 +19,11 @@ class Credentials:
     """Lends credentials to calls."""
 
     def __init__(
-        self, lend: Callable[[tuple[str, ...], float], Awaitable[Lease]], clock: Clock, observer: Observer
+        self, lend: Callable[[tuple[str, ...], float], Awaitable[Lease]], clock: Clock, failure_log: FailureLog
     ) -> None:
         self._lend = lend
         self._clock = clock
-        self._observer = observer
+        self._failure_log = failure_log
 
     async def lend_to(self, requested: Requested) -> None:
         """Give a call the credentials that its manifest names, until it ends."""
@@ -35,7 +35,7 @@ class Credentials:
             requested.extend().lease = await self._lend(names, left_s)
         except Failure as failure:
             # The source of secrets is another system, and its message may contain anything.
-            raise await clean_failure(self._observer, requested, failure) from failure
+            raise await clean_failure(self._failure_log, requested, failure) from failure
 
     async def note_limit(self, call: Call, failure: Failure) -> None:
         """Stop using the credentials of a call that its service rate-limits. The next call gets others, if any."""

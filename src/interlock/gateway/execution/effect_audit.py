@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from interlock.call.context import Context
 from interlock.call.phases import Call
@@ -25,24 +23,33 @@ from interlock.effects.locks import LockRequest, covers
 from interlock.effects.session import SessionState
 from interlock.effects.watch import Verdict, Watcher
 from interlock.gateway.observe import Observer
+from interlock.gateway.redaction import CallRedaction
 from interlock.registry import quarantine
 from interlock.registry.quarantine import Quarantine
-from interlock.settings import Settings
 from interlock.store.port import Store
 
 if TYPE_CHECKING:
-    from interlock.effects.databases import PostgresWatcher, SqliteWatcher
+    from interlock.effects.watched import DatabaseWatcher
 
 
 class EffectAudit:
     """The watchers of one gateway, and the consequences of what they detect."""
 
-    def __init__(self, journal: Store, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
+    def __init__(
+        self,
+        journal: Store,
+        observer: Observer,
+        redaction: CallRedaction,
+        quarantine: Quarantine,
+        files: Sequence[Watcher],
+        databases: Sequence[DatabaseWatcher],
+    ) -> None:
         self._journal = journal
         self._observer = observer
-        self._kept_out = kept_out
-        self._databases = _databases(settings)
-        self._watchers: list[Watcher] = [*_files(settings), *self._databases]
+        self._redaction = redaction
+        self._quarantine = quarantine
+        self._databases = databases
+        self._watchers: list[Watcher] = [*files, *databases]
         self._engines = [(place, one.ENGINE) for one in self._databases for place in one.resources]
         self.active = bool(self._watchers)
         # A call holds every watched resource exclusively, so that no other call's changes are attributed to it.
@@ -100,12 +107,12 @@ class EffectAudit:
         return left
 
     async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, *, rolled_back: bool) -> None:
-        changes = [self._observer.hide(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
+        changes = [self._redaction.redact_text(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
         words = f"{tool.ref} changed what it did not declare: {', '.join(changes[:3])}"
         await self._journal.commit(
             quarantine.impose(tool.digest, tool.ref, call.id, f"{verdict.finding}: {changes[0]}")
         )
-        self._kept_out.look()
+        self._quarantine.look()
         self._observer.alert(verdict.finding, call, changes=changes)
         raise Failure(
             "E3417",
@@ -127,32 +134,6 @@ def reports(context: Context) -> bool:
     """Whether a tool has reported a change, or has changed its session."""
     session = context.session
     return bool(context.changes) or (isinstance(session, SessionState) and session.changed)
-
-
-# Most data directories watch nothing, so the watchers are imported only when they are needed.
-
-
-def _files(settings: Settings) -> list[Watcher]:
-    if not settings.watched_files:
-        return []
-    from interlock.effects.files import FileWatcher
-
-    return [FileWatcher(settings.watched_files, keep=True)]
-
-
-def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
-    if not settings.watched_databases and not settings.watched_postgres:
-        return []
-    from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
-
-    def postgres(address: str) -> PostgresWatcher:
-        """Return a watcher of one database. Its name in locks and findings omits the credentials."""
-        parts = urlsplit(address)
-        place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
-        return PostgresWatcher(partial(connect_postgres, address), resource=place)
-
-    sqlite = (SqliteWatcher(path, keep=True) for path in settings.watched_databases)
-    return [*sqlite, *map(postgres, settings.watched_postgres)]
 
 
 def _missing(changes: Sequence[Change], others: Sequence[Change]) -> list[Change]:

@@ -11,7 +11,7 @@ from interlock.core.threads import WALKS
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.observe import Observer
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.persistence.pieces import Sealed
 from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.map_output import is_small, map_output
@@ -35,14 +35,14 @@ class LateOutcomes:
     def __init__(
         self,
         clock: Clock,
-        observer: Observer,
+        failure_log: FailureLog,
         allowances: Allowances,
         storage: CallStorage,
         outputs: Outputs,
         owed: OwedOutcomes,
     ) -> None:
         self._clock = clock
-        self._observer = observer
+        self._failure_log = failure_log
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
@@ -69,7 +69,7 @@ class LateOutcomes:
             if granted.more.held is not None:
                 granted.more.held.release()
             if not task.cancelled() and (error := task.exception()) is not None:
-                self._observer.log_failure(granted, "the late outcome of the call could not be recorded", error)
+                self._failure_log.log(granted, "the late outcome of the call could not be recorded", error)
 
         task.add_done_callback(settled)
 
@@ -83,7 +83,7 @@ class LateOutcomes:
         try:
             verified = await self._result(granted, done)
         except Failure as failure:
-            outcome = stored(self._observer.clean(call, failure))
+            outcome = stored(self._failure_log.redact_and_log(call, failure))
         else:
             persistence = persistence_of(verified, redacted=False)
             size = len(verified.encoded)

@@ -10,15 +10,15 @@ from interlock.contract.effects import Change, predict
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.gateway.execution.run_tool import ToolRunner
-from interlock.gateway.observe import Observer
+from interlock.gateway.failure_log import FailureLog
 
 
 class Previews:
     """Makes previews of granted calls."""
 
-    def __init__(self, runner: ToolRunner, observer: Observer) -> None:
+    def __init__(self, runner: ToolRunner, failure_log: FailureLog) -> None:
         self._runner = runner
-        self._observer = observer
+        self._failure_log = failure_log
 
     async def run(self, granted: Granted) -> Ran:
         """Run only the preview of a call, as its result."""
@@ -43,7 +43,7 @@ class Previews:
             try:
                 preview = previewed(answer)
             except Failure as failure:
-                raise self._observer.clean(call, failure) from failure
+                raise self._failure_log.redact_and_log(call, failure) from failure
             effects, preconditions, impact = preview.effects or effects, dict(preview.preconditions), preview.impact
         cost = contract.manifest.estimated_cost
         return {

@@ -10,19 +10,19 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.effects.locks import LockRequest, Locks, check_preconditions
 from interlock.gateway.execution.effect_audit import EffectAudit
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.handlers import consult
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.sessions import session_id
 
 
 class ResourceLocks:
     """Locks the resources that calls change, observe or depend on."""
 
-    def __init__(self, locks: Locks, audit: EffectAudit, clock: Clock, observer: Observer) -> None:
+    def __init__(self, locks: Locks, audit: EffectAudit, clock: Clock, failure_log: FailureLog) -> None:
         self._locks = locks
         self._audit = audit
         self._clock = clock
-        self._observer = observer
+        self._failure_log = failure_log
 
     def needed(self, granted: Granted) -> bool:
         """Whether a call needs locks: a write, a call below another, and every call while effects are audited."""
@@ -56,7 +56,7 @@ class ResourceLocks:
                 now[resource] = None if found is None else str(found)
             check_preconditions(stated, now)
         except Failure as failure:
-            raise self._observer.clean(requested, failure) from failure
+            raise self._failure_log.redact_and_log(requested, failure) from failure
 
 
 def _lock_on(call: Call, resource: str) -> LockRequest:

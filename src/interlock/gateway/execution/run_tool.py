@@ -19,7 +19,9 @@ from interlock.gateway.execution.clean_failure import clean_failure, tool_failur
 from interlock.gateway.execution.credentials import Credentials
 from interlock.gateway.execution.late import LateOutcomes
 from interlock.gateway.execution.tool_context import narrowed
+from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.observe import Observer
+from interlock.gateway.redaction import CallRedaction
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class ToolRunner:
         settings: Settings,
         instance: Instance,
         observer: Observer,
+        redaction: CallRedaction,
+        failure_log: FailureLog,
         active: ActiveCalls,
         cancellation: Cancellation,
         credentials: Credentials,
@@ -55,6 +59,8 @@ class ToolRunner:
         self._journal = journal
         self._clock = clock
         self._observer = observer
+        self._redaction = redaction
+        self._failure_log = failure_log
         self.active = active
         self._cancellation = cancellation
         self._credentials = credentials
@@ -67,7 +73,7 @@ class ToolRunner:
             connect=connect,
             narrowed=narrowed,
             alert=observer.alert,
-            hide=observer.hide,
+            hide=redaction.redact_text,
             violated=self._record_violations,
             checkpoints=checkpoints.bounds,
             sandbox=instance.home.sandbox,
@@ -100,15 +106,15 @@ class ToolRunner:
                 await self._await_late(granted)
             call.extend().borrowed = context is not None and failure is context.failed_below
             await self._credentials.note_limit(call, failure)
-            raise await clean_failure(self._observer, call, failure) from failure
+            raise await clean_failure(self._failure_log, call, failure) from failure
         except asyncio.CancelledError:
             if call.more.scope is not None:
                 await self._await_late(granted)
             raise
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
-            self._observer.log_failure(call, f"{tool.ref} failed", error)
+            self._failure_log.log(call, f"{tool.ref} failed", error)
             # The name of the exception's class comes from the tool, and may contain private values as well.
-            raise await clean_failure(self._observer, call, tool_failure(tool.writes, tool.ref, error)) from error
+            raise await clean_failure(self._failure_log, call, tool_failure(tool.writes, tool.ref, error)) from error
 
     async def _await_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it continues, have its outcome recorded when it ends."""
@@ -146,6 +152,6 @@ class ToolRunner:
     def _record_violations(self, call: Call, attempts: Sequence[str]) -> None:
         """Alert and record attempts at what the sandbox forbids."""
         self._observer.alert("SANDBOX_VIOLATION", call, what=list(attempts)[:20])
-        violations = [self._observer.hide(call, what) for what in attempts[:100]]
+        violations = [self._redaction.redact_text(call, what) for what in attempts[:100]]
         body = records.about("violation", call, self._clock.now_ms(), toolId=call.ref, violations=violations)
         self._journal.post(lambda transaction: transaction.append("violation", call.id, body))

@@ -15,8 +15,9 @@ from interlock.core.errors import Failure
 from interlock.effects.session import SessionState
 from interlock.gateway import token_checks
 from interlock.gateway.checkpoints import Checkpoints
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.sessions import SessionStore
+from interlock.gateway.progress import ProgressReporter
+from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.outputs import Outputs
 from interlock.telemetry import w3c
 
@@ -32,7 +33,8 @@ class Contexts:
         self,
         *,
         clock: Clock,
-        observer: Observer,
+        redaction: CallRedaction,
+        progress: ProgressReporter,
         outputs: Outputs,
         sessions: SessionStore,
         checkpoints: Checkpoints,
@@ -40,7 +42,8 @@ class Contexts:
         running: Callable[[str], Call | None],
     ) -> None:
         self._clock = clock
-        self._observer = observer
+        self._redaction = redaction
+        self._progress = progress
         self._outputs = outputs
         self._sessions = sessions
         self._checkpoints = checkpoints
@@ -56,7 +59,7 @@ class Contexts:
             # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
             session.read()
         caller, deadline = narrowed(granted), Deadline(at=granted.deadline)
-        observer, part = self._observer, self._outputs.shown_part
+        progress, part = self._progress, self._outputs.shown_part
         return Context(
             invocation_id=call.id,
             caller=caller,
@@ -67,10 +70,10 @@ class Contexts:
             dry_run=request.dry_run,
             trace_id=call.trace_id,
             trace=lambda: w3c.headers(call.trace_id, call.more.span, self._clock.random_bytes),
-            on_progress=lambda facts: observer.progress(call, facts),
-            on_partial=lambda value: observer.partial(call, part(granted, value)),
-            on_yield=lambda value: observer.partial(call, part(granted, value, whole=True), yielded=True),
-            hide=lambda text: observer.hide(call, text),
+            on_progress=lambda facts: progress.report(call, facts),
+            on_partial=lambda value: progress.partial(call, part(granted, value)),
+            on_yield=lambda value: progress.partial(call, part(granted, value, whole=True), yielded=True),
+            hide=lambda text: self._redaction.redact_text(call, text),
             child=partial(self._call_below, granted, caller, deadline),
             secret=lambda name: _secret(call, name),
             task=request.task or call.id,
@@ -108,7 +111,7 @@ class Contexts:
                 door="tool",
                 task=request.task or call.id,
                 billed_to=request.billed_to or request.session,
-                hidden=tuple(self._observer.hidden(call)),
+                hidden=tuple(self._redaction.private_values(call)),
             )
         )
         context.failed_below = result.error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.change_values import ChangeValues
 from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.persistence.outcomes import OutcomeStore
@@ -10,6 +9,7 @@ from interlock.gateway.persistence.payloads import PayloadStore
 from interlock.gateway.persistence.pieces import Pieces
 from interlock.gateway.persistence.sessions import SessionStore
 from interlock.gateway.persistence.undo import UndoStore
+from interlock.gateway.redaction import CallRedaction
 from interlock.settings import Settings
 from interlock.store.port import Store
 from interlock.store.sealing import Box
@@ -18,11 +18,11 @@ from interlock.store.sealing import Box
 class CallStorage:
     """The stores of one data directory. `writer` is the id of this process."""
 
-    def __init__(self, journal: Store, observer: Observer, settings: Settings, box: Box, writer: str) -> None:
+    def __init__(self, journal: Store, redaction: CallRedaction, settings: Settings, box: Box, writer: str) -> None:
         self.sessions = SessionStore(journal.reader, box)
         self.pieces = Pieces(journal, box, writer)
         self.payloads = PayloadStore(journal.reader, settings, box, self.pieces)
         self.inputs = InputStore(journal.reader, settings, box, self.payloads, self.pieces)
         self.outcomes = OutcomeStore(box)
         self.changes = ChangeValues(journal.reader, settings, box)
-        self.undo = UndoStore(journal, observer, settings, box)
+        self.undo = UndoStore(journal, redaction, settings, box)

@@ -7,9 +7,9 @@ from interlock.call.phases import Ran, Requested, Verified
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
+from interlock.gateway.redaction import CallRedaction
 from interlock.settings import Settings
 from interlock.store import payloads
 from interlock.store.port import Store, Transaction
@@ -19,9 +19,9 @@ from interlock.store.sealing import Box
 class UndoStore:
     """Stores and reads what undoing calls needs."""
 
-    def __init__(self, journal: Store, observer: Observer, settings: Settings, box: Box) -> None:
+    def __init__(self, journal: Store, redaction: CallRedaction, settings: Settings, box: Box) -> None:
         self._journal = journal
-        self._observer = observer
+        self._redaction = redaction
         self._settings = settings
         self._box = box
 
@@ -64,7 +64,7 @@ class UndoStore:
     async def _commit(self, requested: Requested, undo: Json) -> None:
         call, caller = requested, requested.request.caller
         assert caller is not None
-        hidden = self._observer.hidden(call)
+        hidden = self._redaction.private_values(call)
         await self._journal.commit(lambda transaction: self.store(transaction, call.id, caller, undo, hidden))
 
 

@@ -12,6 +12,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.gateway.observe import Observer
 from interlock.gateway.preview_diff import broken_promises
+from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.outputs import Outputs
 from interlock.privacy.scrub import holds
 
@@ -19,9 +20,10 @@ from interlock.privacy.scrub import holds
 class ResultMetadata:
     """Collects the metadata of a result."""
 
-    def __init__(self, clock: Clock, observer: Observer, outputs: Outputs) -> None:
+    def __init__(self, clock: Clock, observer: Observer, redaction: CallRedaction, outputs: Outputs) -> None:
         self._clock = clock
         self._observer = observer
+        self._redaction = redaction
         self._outputs = outputs
 
     def of(self, call: Call) -> Json:
@@ -47,16 +49,16 @@ class ResultMetadata:
             yielded = [index for index, part in enumerate(more.parts, 1) if part.yielded]
             metadata |= {"yielded_parts": yielded} if yielded else {}
         if more.context is not None and more.context.last_progress is not None:
-            metadata["progress"] = self._observer.shown(call, more.context.last_progress)
+            metadata["progress"] = self._redaction.redact_data(call, more.context.last_progress)
         if more.context is not None and more.context.modifiers:
-            metadata["context_modifiers"] = self._observer.without(call, more.context.modifiers)
+            metadata["context_modifiers"] = self._redaction.without_private_values(call, more.context.modifiers)
         return metadata
 
     def attach(self, call: Call, attached: Attached, now_ms: int, metadata: Json) -> None:
         """Add what a tool attached to its value, without what its reader may not see."""
-        observer, caller = self._observer, call.request.caller
+        redaction, caller = self._redaction, call.request.caller
         assert caller is not None
-        hidden = observer.hidden(call) if observer.hides(call) else []
+        hidden = redaction.private_values(call) if redaction.has_private_values(call) else []
         # INVARIANT: a credential that was lent or sent does not leave in an image either.
         if holds([binary(item) for item in attached.content], hidden):
             raise Failure("E3304", f"{call.ref} attached something with what the call was given in private")
@@ -81,7 +83,9 @@ class ResultMetadata:
         assert call.more.promised is not None
         differences = broken_promises(call.more.promised, changes)
         if differences:
-            metadata["previewDifferences"] = [self._observer.hide(call, difference) for difference in differences]
+            metadata["previewDifferences"] = [
+                self._redaction.redact_text(call, difference) for difference in differences
+            ]
             self._observer.alert("PREVIEW_MISMATCH", call, differences=metadata["previewDifferences"])
 
     def warn_unreported(self, call: Call, metadata: Json) -> None:

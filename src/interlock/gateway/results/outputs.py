@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.artifacts import Artifact, refer
 from interlock.call.phases import Call, Granted, Ran, Verified
@@ -15,23 +15,32 @@ from interlock.core.threads import WALKS
 from interlock.data.bounds import result_too_large
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.change_values import PrivateValues
 from interlock.gateway.results.map_output import check_part, check_size
 from interlock.privacy.redact import Redactor, SchemaRedactor
 from interlock.privacy.scrub import holds
-from interlock.settings import Settings
+
+if TYPE_CHECKING:
+    from interlock.gateway.observe import Observer
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.settings import Settings
 
 
 class Outputs:
     """Redacts results, parts of results, files and reported changes."""
 
     def __init__(
-        self, redactor: Redactor, settings: Settings, observer: Observer, random_bytes: Callable[[int], bytes]
+        self,
+        redactor: Redactor,
+        settings: Settings,
+        observer: Observer,
+        redaction: CallRedaction,
+        random_bytes: Callable[[int], bytes],
     ) -> None:
         self._redactor = redactor
         self._settings = settings
         self._observer = observer
+        self._redaction = redaction
         self._random_bytes = random_bytes
         self._redactors: dict[str, SchemaRedactor] = {}
 
@@ -59,8 +68,8 @@ class Outputs:
 
     async def refer(self, call: Call) -> tuple[Artifact, ...]:
         """Return references to the files of a call. E3304 if one of them holds a private value of the call."""
-        observer, files = self._observer, call.more.files
-        hidden = observer.hidden(call) if observer.hides(call) else []
+        redaction, files = self._redaction, call.more.files
+        hidden = redaction.private_values(call) if redaction.has_private_values(call) else []
 
         def look() -> tuple[Artifact, ...] | None:
             shown = (content for file in files for content in (file.path.encode(), file.content))
@@ -85,16 +94,16 @@ class Outputs:
             check_part(tool, value, whole=whole)
         except Failure as failure:
             self._observer.alert((failure.details or {})["violation"], granted)
-            raise self._observer.bare(granted, failure) from None
+            raise self._redaction.redact_failure(granted, failure) from None
         caller = granted.request.caller
         part = self.redactor_of(tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return self.clean(granted, part.value)
 
     def writable(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Return changes as they may be recorded: without the private values of the call."""
-        if not changes or not self._observer.hides(call):
+        if not changes or not self._redaction.has_private_values(call):
             return changes
-        clean = self._observer.without
+        clean = self._redaction.without_private_values
         return tuple(
             replace(
                 change,
@@ -111,7 +120,7 @@ class Outputs:
 
     def clean(self, call: Call, value: Any) -> Any:
         """Return data without credentials, personal data and the private values of the call."""
-        return self._observer.without(call, self._redactor.value(value).value)
+        return self._redaction.without_private_values(call, self._redactor.value(value).value)
 
     def cleaned_facts(self, call: Call, facts: Json) -> Json:
         """Return facts about the data of a result, without what its reader may not see."""
@@ -120,7 +129,8 @@ class Outputs:
     def private_values(self, call: Call, tool: Prepared) -> PrivateValues:
         """Return a judge of values: private by the name of their resource, by either schema, or by their content."""
         # A schema without private places says nothing about a value that is not found without it.
-        schemas = [schema for schema in (self.redactor_of(tool), self._observer.sink(call)) if schema.guarded]
+        both = (self.redactor_of(tool), self._redaction.input_redactor(call))
+        schemas = [schema for schema in both if schema.guarded]
         secret: dict[str, bool] = {}
 
         def private(resource: str, value: Any) -> bool:

@@ -11,7 +11,6 @@ from interlock.core.record import record
 from interlock.data.schema import Json
 from interlock.gateway import idempotency, reconcile
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results import outcome
 from interlock.gateway.results.metadata import ResultMetadata
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from interlock.authority.budgets import Overrun
     from interlock.call.phases import Call, Source
     from interlock.core.clock import Clock
+    from interlock.gateway.failure_log import FailureLog
+    from interlock.gateway.observe import Observer
     from interlock.store.port import Store, Transaction, Unit
 
 _EVENT_OF_STATE: dict[State, str] = {
@@ -42,6 +43,7 @@ class FailureWriter:
         journal: Store,
         clock: Clock,
         observer: Observer,
+        failure_log: FailureLog,
         allowances: Allowances,
         storage: CallStorage,
         outputs: Outputs,
@@ -51,6 +53,7 @@ class FailureWriter:
         self._journal = journal
         self._clock = clock
         self._observer = observer
+        self._failure_log = failure_log
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
@@ -171,7 +174,7 @@ class FailureWriter:
             written, failure = await self._record_failure(call, failure, unit)
         except Exception as error:  # noqa: BLE001 - a journal that breaks in an unforeseen way
             # INVARIANT: no exception leaves a call. Its idempotency key stays open, and the call is not run again.
-            self._observer.log_failure(call, "the end of the call could not be recorded", error)
+            self._failure_log.log(call, "the end of the call could not be recorded", error)
             written = _Written(ended_before=False)
         if "failed" in MOVES[call.state]:
             call.move("failed")

@@ -18,8 +18,8 @@ from interlock.data.schema import Json
 from interlock.effects.session import SessionState
 from interlock.gateway import idempotency, reconcile
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.storage import CallStorage
+from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.owed import OwedOutcomes
@@ -43,14 +43,14 @@ class SuccessWriter:
 
     def __init__(
         self,
-        observer: Observer,
+        redaction: CallRedaction,
         allowances: Allowances,
         storage: CallStorage,
         outputs: Outputs,
         metadata: ResultMetadata,
         owed: OwedOutcomes,
     ) -> None:
-        self._observer = observer
+        self._redaction = redaction
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
@@ -108,7 +108,7 @@ class SuccessWriter:
         mutations = [
             records.mutation(call, now_ms, change, values.shown, versions.get(change.resource)) for change in changes
         ]
-        hidden = [] if undo is None else self._observer.hidden(call)
+        hidden = [] if undo is None else self._redaction.private_values(call)
         sent = await storage.inputs.prepare(call)
 
         def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
@@ -150,8 +150,8 @@ class SuccessWriter:
         context = verified.more.context
         session = None if context is None else context.session
         assert session is None or isinstance(session, SessionState)
-        if session is not None and self._observer.hides(verified):
-            session.rewrite(lambda value: self._observer.without(verified, value))
+        if session is not None and self._redaction.has_private_values(verified):
+            session.rewrite(lambda value: self._redaction.without_private_values(verified, value))
         return session
 
     def _changes(self, verified: Verified, session: SessionState | None, metadata: Json) -> tuple[Change, ...]:

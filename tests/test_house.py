@@ -8,14 +8,8 @@ MOST_IMPORTED = 15
 # This number may only fall.
 LONGEST_FILE = 700
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
-WIDE = {
-    "interlock.gateway.obtain_approval": 23,
-    "interlock.gateway.authorize": 22,
-    "interlock.gateway.review": 21,
-    "interlock.gateway.checkpoints": 18,
-    "interlock.gateway.execution.effect_audit": 16,
-}
-MOST_LARGE_CLASSES = 12
+WIDE: dict[str, int] = {}
+MOST_LARGE_CLASSES = 11
 
 
 def test_no_module_imports_itself_through_others():

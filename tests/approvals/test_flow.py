@@ -318,14 +318,14 @@ async def test_asking_for_all_writes_stops_every_write_before_it_changes_anythin
         assert (sample.world.runs, sample.world.counters, outbox.sent) == (1, {"a": 1}, [])
         # The outer call is agreed to; the one that it makes is asked for on its own.
         await lock.approvals.approve(ticket_of(waiting[2]), by=BEN)
-        assert code(await lock.approvals.resume(ticket_of(waiting[2]))) == "E3208"
+        assert code(await lock.approved_calls.resume(ticket_of(waiting[2]))) == "E3208"
         assert outbox.sent == []
         undo = ticket_of(waiting[4])
         assert (await lock.approvals.show(undo)).operation == "compensate"
         refused = await refusal(lock.approvals.approve(undo, by=BEN, edit={"by": 100}))
         assert refused.code == "E3411"
         await lock.approvals.approve(undo, by=BEN)
-        assert (await lock.approvals.resume(undo)).ok
+        assert (await lock.approved_calls.resume(undo)).ok
         assert sample.world.counters == {"a": 0}
 
 
@@ -351,7 +351,7 @@ async def test_an_approved_call_goes_on_as_the_same_call_and_runs_once(lock: Int
     assert closed["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
     # Neither the caller nor a reviewer makes it run again.
     assert (await lock.call("demo.mail", to="carl", key="k")).replayed
-    assert (await refusal(lock.approvals.resume(ticket.id))).code == "E3411"
+    assert (await refusal(lock.approved_calls.resume(ticket.id))).code == "E3411"
     assert (await refusal(lock.approvals.approve(ticket.id, by=BEN))).code == "E3411"
     assert len(outbox.sent) == 1
     assert acts(lock) == ["approved", "used", "refused"]
@@ -369,7 +369,7 @@ async def test_a_denied_call_ends_with_approval_rejected_and_never_runs(lock: In
     [closed, *_] = records(lock, "closed")
     assert (closed["call"], closed["error_class"]) == (pending.invocation_id, "approval_rejected")
     assert (await refusal(lock.approvals.approve(ticket_of(pending), by=BEN))).code == "E3411"
-    assert (await refusal(lock.approvals.resume(ticket_of(pending)))).code == "E3209"
+    assert (await refusal(lock.approved_calls.resume(ticket_of(pending)))).code == "E3209"
     assert outbox.sent == []
 
 
@@ -402,7 +402,7 @@ async def test_a_scope_that_is_taken_away_while_a_call_waits_is_missed_when_it_g
         ticket = await lock.approvals.approve(ticket_of(pending), by=BEN)
         say("")
         clock.advance(1)
-        result = await lock.approvals.resume(ticket.id)
+        result = await lock.approved_calls.resume(ticket.id)
         assert result.error is not None
         assert (result.error.code, result.error.row.error_code) == ("E3206", "AUTHORIZATION_DENIED")
         assert (await lock.approvals.show(ticket.id)).state == "VOID"
@@ -433,7 +433,7 @@ async def test_a_token_that_is_revoked_while_a_call_waits_ends_it(lock: Interloc
     await lock.approvals.approve(ticket.id, by=BEN)
     await lock.tokens.revoke(token, reason="lost", by=operator)
     clock.advance(1)
-    result = await lock.approvals.resume(ticket.id)
+    result = await lock.approved_calls.resume(ticket.id)
     assert result.error is not None
     assert (result.error.code, result.error.row.error_code) == ("E3201", "AUTHORIZATION_DENIED")
     assert (await lock.approvals.show(ticket.id)).state == "VOID"
@@ -502,7 +502,7 @@ async def test_a_late_approval_is_refused_and_silence_is_a_no(lock: Interlock, c
     assert "nobody decided in time" in refused.message
     assert (await lock.approvals.show(late)).state == "AUTO_DENIED"
     # What was approved in time and not run in time does not run either.
-    assert code(await lock.approvals.resume(just)) == "E3209"
+    assert code(await lock.approved_calls.resume(just)) == "E3209"
     assert code(await lock.call("demo.mail", to="carl", key="just")) == "E3209"
     assert (await lock.approvals.show(just)).state == "LAPSED"
     assert outbox.sent == []
@@ -520,7 +520,7 @@ async def test_an_approval_that_expires_while_its_call_is_on_its_way_is_not_used
     clock.advance(DAY - 1)
     # The caller's input is checked in time, the reviewer's when the ticket's time is up.
     outbox.checks = [lambda: None, lambda: clock.advance(1)]
-    assert code(await lock.approvals.resume(ticket)) == "E3209"
+    assert code(await lock.approved_calls.resume(ticket)) == "E3209"
     assert (outbox.checks, outbox.sent) == ([], [])
     assert (await lock.approvals.show(ticket)).state == "LAPSED"
 
@@ -536,7 +536,7 @@ async def test_a_ticket_expires_though_nobody_was_there(tmp_path: Path, clock: F
     clock.advance(DAY)
     async with opened(home, clock) as lock:
         assert (await lock.approvals.show(ticket)).state == ("LAPSED" if approved else "AUTO_DENIED")
-        assert await lock.approvals.resume_all() == []
+        assert await lock.approved_calls.resume_all() == []
         assert code(await lock.call("demo.mail", to="carl", key="k")) == "E3209"
         assert outbox.sent == []
 
@@ -682,7 +682,7 @@ async def test_another_input_another_policy_or_another_version_voids_an_approval
     policy = await approved("policy")
     home.policy.write_text(home.policy.read_text() + "\n// a later thought\n" + ANYTHING)
     clock.advance(1)
-    resumed = await lock.approvals.resume(policy)
+    resumed = await lock.approved_calls.resume(policy)
     assert resumed.pending
     assert ticket_of(resumed) != policy
     agent = await approved("agent")
@@ -696,10 +696,10 @@ async def test_another_input_another_policy_or_another_version_voids_an_approval
     assert outbox.sent == []
     for ticket in (argument, private, policy, agent, version):
         assert (await lock.approvals.show(ticket)).state == "VOID"
-        assert (await refusal(lock.approvals.resume(ticket))).code == "E3411"
+        assert (await refusal(lock.approved_calls.resume(ticket))).code == "E3411"
         assert (await refusal(lock.approvals.approve(ticket, by=BEN))).code == "E3411"
     # Going on means the version that was approved.
-    assert (await lock.approvals.resume(going_on)).tool == "demo.mail@1.0.0"
+    assert (await lock.approved_calls.resume(going_on)).tool == "demo.mail@1.0.0"
     assert outbox.sent == [("carl", "none")]
     # What was given up is closed; what goes on under a new ticket is still the same call.
     closed = {record["call"] for record in records(lock, "closed")}
@@ -731,7 +731,7 @@ async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_o
         assert refused.code == ("E3308" if edit == {"to": "nobody"} else "E3301"), edit
     assert (await lock.approvals.show(ticket)).state == "PENDING"
     await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora", "note": "second-private"})
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     assert result.unwrap() == "dora"
     assert result.metadata["input_mutations"] == [
         {"source": "reviewer:local:ben", "pointer": "/note"}, {"source": "reviewer:local:ben", "pointer": "/to"}
@@ -774,7 +774,7 @@ async def test_hooks_see_a_reviewers_edit_and_what_they_make_of_it_is_shown_and_
     document = (await lock.approvals.show(ticket)).document()
     assert document["edit"]["params"]["to"] == "dora"
     assert [one["argument"] for one in document["edit"]["changes"]] == ["to"]
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     assert result.unwrap() == "dora"
     assert outbox.sent == [("dora", "quarterly!")]
     assert "previewDifferences" not in result.metadata
@@ -796,7 +796,7 @@ async def test_what_hooks_say_of_a_reviewers_edit_is_told_under_the_id_of_the_ca
     await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
     assert any("hook" in event.type for event in heard)
     assert {event.document()["invocation_id"] for event in heard} == {pending.invocation_id}
-    assert (await lock.approvals.resume(ticket_of(pending))).ok
+    assert (await lock.approved_calls.resume(ticket_of(pending))).ok
     assert {event.document()["invocation_id"] for event in heard} == {pending.invocation_id}
 
 
@@ -809,7 +809,7 @@ async def test_an_edit_that_a_hook_overrules_is_refused_when_it_is_agreed_to(loc
     assert "`footer` changes `note`" in refused.message
     assert (await lock.approvals.show(ticket)).state == "PENDING"
     await lock.approvals.approve(ticket, by=BEN, edit={"note": "b!"})
-    assert (await lock.approvals.resume(ticket)).ok
+    assert (await lock.approved_calls.resume(ticket)).ok
     assert outbox.sent == [("carl", "b!")]
 
 
@@ -823,7 +823,7 @@ async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_
     lock.hook(Hook(id="changes", when="pre", tools="demo.mail", run=changing))
     same = await lock.call("demo.mail", to="carl", note="a", key="same")
     await lock.approvals.approve(ticket_of(same), by=BEN, edit={"to": "dora"})
-    ran = await lock.approvals.resume(ticket_of(same))
+    ran = await lock.approved_calls.resume(ticket_of(same))
     assert outbox.sent == [("dora", "x")]
     sources = {one["pointer"]: one["source"] for one in lock.inputs(ran.invocation_id).changes}
     assert (sources["/to"], sources["/note"]) == ("reviewer:local:ben", "reviewer:local:ben+hook:changes")
@@ -832,7 +832,7 @@ async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_
     ticket = ticket_of(pending)
     await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora"})
     words[0] = "y"
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     assert code(result) == "E3211"
     assert outbox.sent == []
     assert (await lock.approvals.show(ticket)).state == "VOID"
@@ -852,7 +852,7 @@ async def test_a_hook_that_says_no_to_a_reviewers_edit_is_heard(lock: Interlock,
     pending = await lock.call("demo.mail", to="carl", key="k")
     await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
     lock.hook(Hook(id="no", when="pre", tools="demo.mail", run=says_no))
-    result = await lock.approvals.resume(ticket_of(pending))
+    result = await lock.approved_calls.resume(ticket_of(pending))
     assert code(result) == ("E3206" if answer == "deny" else "E3211")
     assert outbox.sent == []
 
@@ -864,7 +864,7 @@ async def test_a_reviewers_edit_is_judged_by_the_policy_like_any_input(lock: Int
     clock.advance(1)
     pending = await lock.call("demo.mail", to="carl", key="k")
     await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
-    assert code(await lock.approvals.resume(ticket_of(pending))) == "E3206"
+    assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3206"
     assert (await lock.approvals.show(ticket_of(pending))).state == "VOID"
     assert outbox.sent == []
     [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
@@ -878,8 +878,8 @@ async def test_whoever_goes_on_at_the_same_time_runs_it_once(lock: Interlock) ->
     await lock.approvals.approve(ticket, by=BEN)
     results = await asyncio.gather(
         *(lock.call("demo.mail", to="carl", key="k") for _ in range(8)),
-        *(lock.approvals.resume(ticket) for _ in range(8)),
-        *(lock.approvals.resume_all() for _ in range(4)),
+        *(lock.approved_calls.resume(ticket) for _ in range(8)),
+        *(lock.approved_calls.resume_all() for _ in range(4)),
         lock.wait(pending),
         return_exceptions=True,
     )
@@ -899,7 +899,9 @@ async def test_whoever_goes_on_at_the_same_time_after_the_rules_changed_is_told_
     lock.home.policy.write_text(ANYTHING)
     clock.advance(1)
     results = await asyncio.gather(
-        lock.approvals.resume(ticket), lock.approvals.resume(ticket[:-1]), lock.call("demo.mail", to="carl", key="k")
+        lock.approved_calls.resume(ticket),
+        lock.approved_calls.resume(ticket[:-1]),
+        lock.call("demo.mail", to="carl", key="k"),
     )
     assert len({ticket_of(result) for result in results} - {ticket}) == 1
     assert len(lock.approvals.list()) == 1
@@ -913,8 +915,8 @@ async def test_two_processes_that_go_on_at_the_same_time_run_it_once(tmp_path: P
         ticket = await ask(one, timeout_s=0.5)
         await other.approvals.approve(ticket, by=BEN)
         results = await asyncio.gather(
-            one.approvals.resume(ticket),
-            other.approvals.resume(ticket),
+            one.approved_calls.resume(ticket),
+            other.approved_calls.resume(ticket),
             one.call("demo.mail", to="carl", key="k", timeout_s=0.5),
             other.call("demo.mail", to="carl", key="k", timeout_s=0.5),
         )
@@ -938,14 +940,14 @@ async def test_a_call_whose_own_call_waits_is_sent_again_and_goes_through(lock: 
 async def test_what_an_agent_asked_for_on_behalf_of_a_local_user_goes_on(lock: Interlock) -> None:
     pending = await lock.call("demo.mail", to="carl", key="k", caller=Caller(id=ANN, agent="did:example:bot", trust=80))
     await lock.approvals.approve(ticket_of(pending), by=BEN)
-    assert (await lock.approvals.resume(ticket_of(pending))).ok
+    assert (await lock.approved_calls.resume(ticket_of(pending))).ok
 
 
 async def test_a_call_that_was_cut_off_is_closed_under_its_approval(tmp_path: Path, clock: FakeClock) -> None:
     async with opened(tmp_path / "home", clock) as lock:
         ticket = await ask(lock)
         await lock.approvals.approve(ticket, by=BEN)
-        assert (await lock.approvals.resume(ticket)).ok
+        assert (await lock.approved_calls.resume(ticket)).ok
         await lock.journal.commit(  # as a process leaves it that dies while the tool runs
             lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
         )
@@ -977,19 +979,17 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
         {"arguments": {"to": "**", "note": "?*"}},
     ]  # fmt: skip
     for change in wrong:
-        assert (
-            await refusal(lock.approvals.agree_in_advance("demo.mail", by=BEN, **(bounds | change)))
-        ).code == "E3004"
+        assert (await refusal(lock.standing_approvals.grant("demo.mail", by=BEN, **(bounds | change)))).code == "E3004"
     for name in ("", "demo.*", "*"):
-        assert (await refusal(lock.approvals.agree_in_advance(name, by=BEN, **bounds))).code == "E3101"
+        assert (await refusal(lock.standing_approvals.grant(name, by=BEN, **bounds))).code == "E3101"
     for missing in bounds:
         left: Json = {name: value for name, value in bounds.items() if name != missing}
         with pytest.raises(TypeError):
-            await lock.approvals.agree_in_advance("demo.mail", by=BEN, **left)
+            await lock.standing_approvals.grant("demo.mail", by=BEN, **left)
     own = Caller(id=ANN, groups=frozenset({"approvers"}))
     for by in (own, BOT, EVE):
-        assert (await refusal(lock.approvals.agree_in_advance("demo.mail", by=by, **bounds))).code == "E3206"
-    assert lock.approvals.standing() == []
+        assert (await refusal(lock.standing_approvals.grant("demo.mail", by=by, **bounds))).code == "E3206"
+    assert lock.standing_approvals.list() == []
 
 
 @pytest.mark.supports("HITL-09")
@@ -999,7 +999,7 @@ async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
     inside = tmp_path / "inside"
     inside.mkdir()
     (inside / "link").symlink_to("/etc")
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": f"{inside}/*", "note": "*"}, uses=20,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
@@ -1011,12 +1011,12 @@ async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
         assert asked.pending or not asked.ok
     assert outbox.sent == []
     assert (await lock.call("demo.mail", to=f"{inside}/a/./b", key="in")).ok
-    assert [(found.id, found.used) for found in lock.approvals.standing()] == [(standing.id, 1)]
+    assert [(found.id, found.used) for found in lock.standing_approvals.list()] == [(standing.id, 1)]
 
 
 @pytest.mark.proves("HITL-09")
 async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Interlock, clock: FakeClock) -> None:
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=20,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
@@ -1030,7 +1030,7 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
     results = await asyncio.gather(*map(one, range(50)))
     assert sum(result.ok for result in results) == len(outbox.sent) == 20
     assert sum(result.pending for result in results) == 30
-    assert [found.used for found in lock.approvals.standing()] == [20]
+    assert [found.used for found in lock.standing_approvals.list()] == [20]
     intents = records(lock, "intent")
     closed = [record for record in records(lock, "closed") if record["status"] == "SUCCESS"]
     for cited in (intents, closed):
@@ -1046,14 +1046,14 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
 @pytest.mark.proves("HITL-09")
 async def test_a_use_whose_tool_fails_cites_the_standing_approval_too(lock: Interlock, clock: FakeClock) -> None:
     await admit(lock, misdirected, postless)
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.misdirected", by=BEN, caller=ANN, arguments={"to": "carl"}, uses=2, expires_ms=clock.now_ms + 60_000
     )
     failed = await lock.call("demo.misdirected", to="carl", key="k")
     assert (failed.state, code(failed)) == ("failed", "E3411")
     told = (*records(lock, "intent"), *records(lock, "closed"))
     assert [(one["call"], one["approvalTicketId"]) for one in told] == [(failed.invocation_id, standing.id)] * 2
-    assert [found.used for found in lock.approvals.standing()] == [1]
+    assert [found.used for found in lock.standing_approvals.list()] == [1]
 
 
 @pytest.mark.proves("HITL-09")
@@ -1063,14 +1063,14 @@ async def test_a_read_that_a_person_must_agree_to_cites_the_standing_approval(
     await admit(lock, looked_up)
     lock.hook(Hook(id="asks", when="pre", run=lambda _: HookResult(permission="ask")))
     assert (await lock.call("demo.looked_up", name="ann")).pending
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.looked_up", by=BEN, caller=ANN, arguments={"name": "bo*"}, uses=2, expires_ms=clock.now_ms + 60_000
     )
     result = await lock.call("demo.looked_up", name="bob")
     assert result.ok, result
     (closed,) = [one for one in records(lock, "closed") if one["call"] == result.invocation_id]
     assert closed["approvalTicketId"] == standing.id
-    assert [found.used for found in lock.approvals.standing()] == [1]
+    assert [found.used for found in lock.standing_approvals.list()] == [1]
 
 
 @pytest.mark.proves("HITL-09")
@@ -1078,12 +1078,12 @@ async def test_an_approval_without_patterns_covers_calls_without_arguments_alone
     lock: Interlock, clock: FakeClock
 ) -> None:
     await admit(lock, postless)
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.postless", by=BEN, caller=ANN, arguments={}, uses=5, expires_ms=clock.now_ms + 60_000
     )
     assert (await lock.call("demo.postless", to="carl", key="1")).pending
     assert (await lock.call("demo.postless", to=None, key="2")).pending
-    assert [found.used for found in lock.approvals.standing()] == [0]
+    assert [found.used for found in lock.standing_approvals.list()] == [0]
     assert standing.fits(ANN, "demo.postless", "1.0.0", {}, clock.now_ms, lambda patterns, given: (patterns, given))
 
 
@@ -1097,17 +1097,17 @@ async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_i
     (ticket,) = lock.approvals.list()
     if answered:
         await lock.approvals.approve(ticket.id, by=BEN)
-    await lock.approvals.agree_in_advance(
+    await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=1,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
     if answered and goes_on == "by the desk":
-        assert [one.ok for one in await lock.approvals.resume_all()] == [True]
+        assert [one.ok for one in await lock.approved_calls.resume_all()] == [True]
     else:
         assert (await lock.call("demo.mail", to="carl", key="k")).ok
     assert (await lock.approvals.show(ticket.id)).state == "VOID"
     clock.advance(40 * 86_400)  # the key is forgotten, and the ticket would have been agreed to long ago
-    assert await lock.approvals.resume_all() == []
+    assert await lock.approved_calls.resume_all() == []
     assert (await refusal(lock.approvals.approve(ticket.id, by=BEN))).code.startswith("E3")
     await lock.approvals.sweep()
     assert len(outbox.sent) == 1
@@ -1117,16 +1117,16 @@ async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_i
 
 @pytest.mark.proves("HITL-09")
 async def test_what_a_standing_approval_does_not_cover_asks_for_a_ticket(lock: Interlock, clock: FakeClock) -> None:
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=5, expires_ms=clock.now_ms + 60_000
     )
     assert (await lock.call("demo.mail", to="carl", note="any", key="1")).ok
     assert (await lock.call("demo.mail", to="dora", key="2")).pending
     assert (await lock.call("demo.mail", to="carl", key="3", caller=Caller(id="local:zoe"))).pending
     assert (await lock.call("demo.send", to="carl", key="4")).pending
-    await lock.approvals.take_back(standing.id, by=EVE)
+    await lock.standing_approvals.revoke(standing.id, by=EVE)
     assert (await lock.call("demo.mail", to="carl", key="5")).pending
-    await lock.approvals.agree_in_advance(
+    await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=5, expires_ms=clock.now_ms + 60_000
     )
     clock.advance(60)
@@ -1136,11 +1136,11 @@ async def test_what_a_standing_approval_does_not_cover_asks_for_a_ticket(lock: I
 
 @pytest.mark.proves("HITL-09")
 async def test_what_is_taken_back_while_a_call_is_on_its_way_is_not_used(lock: Interlock, clock: FakeClock) -> None:
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.send", by=BEN, caller=ANN, arguments={"to": "carl"}, uses=5, expires_ms=clock.now_ms + 60_000
     )
     _, result = await asyncio.gather(
-        lock.approvals.take_back(standing.id, by=BEN), lock.call("demo.send", to="carl", key="k")
+        lock.standing_approvals.revoke(standing.id, by=BEN), lock.call("demo.send", to="carl", key="k")
     )
     assert code(result) == "E3410"
     assert (await lock.call("demo.send", to="carl", key="k")).pending
@@ -1150,7 +1150,7 @@ async def test_what_is_taken_back_while_a_call_is_on_its_way_is_not_used(lock: I
 @pytest.mark.proves("HITL-09")
 async def test_agreeing_to_calls_in_advance_is_not_agreeing_to_undo_them(tmp_path: Path, clock: FakeClock) -> None:
     async with opened(tmp_path / "home", clock, ask_all_writes=True) as lock:
-        await lock.approvals.agree_in_advance(
+        await lock.standing_approvals.grant(
             "demo.increment", by=BEN, caller=ANN, arguments={"name": "a", "by": 1}, uses=5,
             expires_ms=clock.now_ms + 60_000,
         )  # fmt: skip
@@ -1179,7 +1179,7 @@ async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen
     # The same call for real does what was said, and no difference is noted.
     ticket = await ask(lock)
     await lock.approvals.approve(ticket, by=BEN)
-    real = await lock.approvals.resume(ticket)
+    real = await lock.approved_calls.resume(ticket)
     assert "previewDifferences" not in real.metadata
     assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 0
     assert records(lock, "closed")[-1]["sideEffects"] == [{"resource": "mail:carl", "operation": "CREATE"}]
@@ -1216,7 +1216,7 @@ async def test_a_shipped_tool_does_what_its_dry_run_said_and_nothing_before(
     assert records(lock, "closed")[-1]["operation"] == "preview"
     pending = await lock.call(shipped.manifest.address, given, key="k")
     await lock.approvals.approve(ticket_of(pending), by=BEN)
-    assert (await lock.approvals.resume(ticket_of(pending))).ok
+    assert (await lock.approved_calls.resume(ticket_of(pending))).ok
     assert digest_of_state() != before
     done = [(one["affectedResource"], one["mutationType"], one["newValue"]) for one in records(lock, "mutation")]
     assert done == [(one["resource"], one["operation"], one["after"]) for one in preview["predicted_effects"]]
@@ -1248,12 +1248,12 @@ async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_the
 ) -> None:
     ticket = await ask(lock)
     seen = (await lock.approvals.approve(ticket, by=BEN)).preview
-    assert (await lock.approvals.resume(ticket)).ok
+    assert (await lock.approved_calls.resume(ticket)).ok
     (change,) = records(lock, "mutation")
     assert (change["approvalTicketId"], change["approvedBy"]) == (ticket, BEN.id)
     assert change["previewDigest"] == digest(seen)
     # Whoever agreed in advance agreed to bounds, and saw no preview.
-    standing = await lock.approvals.agree_in_advance(
+    standing = await lock.standing_approvals.grant(
         "demo.mail", by=BEN, caller=ANN, arguments={"to": "dora", "note": "*"}, uses=1,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
@@ -1268,7 +1268,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
     ticket = await ask(lock)
     await lock.approvals.approve(ticket, by=BEN)
     outbox.claim = "carl/archive"  # within what is declared, and not what was previewed
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     assert result.ok
     assert result.metadata["previewDifferences"] == [
         "CREATE of mail:carl/archive was not in the preview", "1 previewed changes were not made"
@@ -1289,7 +1289,7 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     denied = await lock.call("demo.mail", to="dora", key="1")
     pending = await lock.call("demo.mail", to="carl", key="2")
     await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "eric"}, comment="better so")
-    edited = await lock.approvals.resume(ticket_of(pending))
+    edited = await lock.approved_calls.resume(ticket_of(pending))
     refused = await lock.call("demo.mail", to="carl", key="3")
     await lock.approvals.deny(ticket_of(refused), by=BEN)
     faulty = await lock.call("demo.mail", to=7, key="4")
@@ -1377,7 +1377,7 @@ async def test_a_read_that_is_asked_about_becomes_a_ticket_for_one_execution(loc
     ticket = await lock.approvals.show(ticket_of(result))
     assert ticket.reason == "hook doubt"
     await lock.approvals.approve(ticket.id, by=BEN)
-    assert (await lock.approvals.resume(ticket.id)).unwrap() == 6
+    assert (await lock.approved_calls.resume(ticket.id)).unwrap() == 6
     # One approval, one execution: the next is asked for again, though it is only a read.
     assert (await lock.call("demo.add", a=1)).pending
 
@@ -1401,7 +1401,7 @@ async def test_a_standing_approval_keeps_no_private_value_and_a_comment_no_crede
     await admit(lock, lock_up)
 
     def grant(password: str) -> Any:
-        return lock.approvals.agree_in_advance(
+        return lock.standing_approvals.grant(
             "demo.lock_up", by=BEN, caller=ANN, arguments={"name": "box", "password": password}, uses=1,
             expires_ms=clock.now_ms + 60_000,
         )  # fmt: skip

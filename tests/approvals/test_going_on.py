@@ -118,7 +118,7 @@ async def test_a_precondition_is_checked_again_after_the_approval(
         del versions["plan"]
     else:
         versions["plan"] = now
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     if refused is None:
         assert (result.unwrap(), published) == ("plan", ["plan"])
         return
@@ -140,7 +140,7 @@ async def test_a_document_that_must_be_there_and_is_gone_after_the_approval_is_a
     ticket = await approved(lock, "demo.publish", name="plan", seen="*")
     clock.advance(3600)
     del versions["plan"]
-    result = await lock.approvals.resume(ticket)
+    result = await lock.approved_calls.resume(ticket)
     assert result.error is not None
     assert (result.error.code, result.error.row.error_code) == ("E3411", "PRECONDITION_FAILED")
     assert published == []
@@ -153,7 +153,7 @@ async def test_a_document_that_must_be_there_and_is_gone_after_the_approval_is_a
 async def test_waiting_takes_none_of_the_time_that_the_call_has(lock: Interlock, clock: FakeClock) -> None:
     ticket = await approved(lock, "demo.linger", to="carl")
     clock.advance(3 * 3600)  # the tool has 4 s
-    assert (await lock.approvals.resume(ticket)).ok
+    assert (await lock.approved_calls.resume(ticket)).ok
     assert left_s == [4.0]
 
 
@@ -162,7 +162,7 @@ async def test_a_call_that_goes_on_ends_when_its_time_is_up(lock: Interlock, clo
     pending = await lock.call("demo.linger", to="carl", forever=True, key="k", timeout_s=0.25)
     await lock.approvals.approve(ticket_of(pending), by=BEN)
     clock.advance(3 * 3600)
-    going_on = asyncio.create_task(lock.approvals.resume(ticket_of(pending)))
+    going_on = asyncio.create_task(lock.approved_calls.resume(ticket_of(pending)))
     await until(lambda: left_s)
     clock.advance(0.25)
     async with asyncio.timeout(60):
@@ -190,8 +190,8 @@ async def test_a_budget_that_is_used_up_while_a_call_waits_stops_it(tmp_path: Pa
         second = await lock.call("demo.linger", to="dora", key="2")
         for pending in (first, second):
             await lock.approvals.approve(ticket_of(pending), by=BEN)
-        assert (await lock.approvals.resume(ticket_of(first))).ok
-        refused = await lock.approvals.resume(ticket_of(second))
+        assert (await lock.approved_calls.resume(ticket_of(first))).ok
+        refused = await lock.approved_calls.resume(ticket_of(second))
         assert code(refused) == "E3210"
         assert outbox.sent == [("carl", "")]
 
@@ -242,7 +242,7 @@ async def test_an_approval_is_of_the_input_as_the_hooks_left_it(lock: Interlock)
     await lock.approvals.approve(ticket, by=BEN)
     [agreed] = [one for one in records(lock, "approval") if one["act"] == "approved"]
     assert agreed["digest"] == seen
-    assert (await lock.approvals.resume(ticket)).ok
+    assert (await lock.approved_calls.resume(ticket)).ok
     assert outbox.sent == [("xaver", "none")]
     # The caller's own input stays on record as it was sent.
     [intent] = records(lock, "intent")
@@ -258,7 +258,7 @@ async def test_a_hook_that_changes_the_input_after_the_approval_voids_it(lock: I
     await lock.approvals.approve(ticket, by=BEN)
     name[0] = "yvonne"
     if goes_on == "by the desk":
-        result = await lock.approvals.resume(ticket)
+        result = await lock.approved_calls.resume(ticket)
     else:
         result = await lock.call("demo.mail", to="carl", key="k")
     assert ticket_of(result) != ticket
@@ -267,7 +267,7 @@ async def test_a_hook_that_changes_the_input_after_the_approval_voids_it(lock: I
     assert outbox.sent == []
     # With the hook back as it was, the old approval is still void.
     name[0] = "xaver"
-    assert (await refusal(lock.approvals.resume(ticket))).code == "E3411"
+    assert (await refusal(lock.approved_calls.resume(ticket))).code == "E3411"
     assert (await lock.call("demo.mail", to="carl", key="k")).pending
     assert outbox.sent == []
 
@@ -277,6 +277,6 @@ async def test_a_hook_that_is_added_after_the_approval_voids_it(lock: Interlock)
     ticket = await ask(lock, to="carl")
     await lock.approvals.approve(ticket, by=BEN)
     rewriting(lock)
-    assert (await lock.approvals.resume(ticket)).pending
+    assert (await lock.approved_calls.resume(ticket)).pending
     assert (await lock.approvals.show(ticket)).state == "VOID"
     assert outbox.sent == []

@@ -81,7 +81,7 @@ async def _withdrawn(lock: Interlock, _: FakeClock, pending: Result) -> None:
 async def _passed_over(lock: Interlock, clock: FakeClock, pending: Result) -> None:
     patterns = {"to": f"{_asked(lock, pending)['to'][0]}*", "note": "*"}
     until = clock.now_ms + 60_000
-    await lock.approvals.agree_in_advance("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
+    await lock.standing_approvals.grant("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
     assert (await lock.call("demo.mail", _asked(lock, pending), key="k")).ok
 
 
@@ -89,7 +89,7 @@ async def _given_up(lock: Interlock, clock: FakeClock, pending: Result) -> None:
     await lock.approvals.approve(ticket_of(pending), by=BEN)
     lock.home.policy.write_text(lock.home.policy.read_text() + "\nforbid (principal, action, resource);\n")
     clock.advance(1)
-    assert code(await lock.approvals.resume(ticket_of(pending))) == "E3206"
+    assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3206"
 
 
 End = Callable[[Interlock, FakeClock, Result], Awaitable[None]]
@@ -158,7 +158,7 @@ async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_wi
         pending = await lock.call("demo.mail", sent, key="k")
         await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
         assert lock.inputs(pending.invocation_id).call_input == {**sent, "note": "none"}
-        assert (await lock.approvals.resume(ticket_of(pending))).ok
+        assert (await lock.approved_calls.resume(ticket_of(pending))).ok
         found = lock.inputs(pending.invocation_id)
         assert (found.model_input, found.permission_input["to"]) == (sent, sent["to"])
         assert found.call_input == {"to": "dora", "note": "none"}
@@ -192,9 +192,9 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
 
         requests.read = refusing
         for _ in range(2):
-            assert code(await lock.approvals.resume(ticket_of(pending))) == "E3003"
+            assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3003"
             assert lock.inputs(pending.invocation_id).model_input == LARGE
-        assert (await lock.approvals.resume(ticket_of(pending))).ok
+        assert (await lock.approved_calls.resume(ticket_of(pending))).ok
         assert lock.inputs(pending.invocation_id).model_input == LARGE
 
 

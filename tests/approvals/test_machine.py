@@ -165,7 +165,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(to=st.sampled_from(["x", "y*"]), who=st.sampled_from([ANN, ZOE]), uses=st.integers(1, 2))
     def agree_in_advance(self, to: str, who: str, uses: int) -> None:
         expires_ms = self.clock.now_ms + 7_200_000
-        given = self.lock.approvals.agree_in_advance(
+        given = self.lock.standing_approvals.grant(
             "demo.deliver", by=BEN, caller=who, arguments={"to": to}, uses=uses, expires_ms=expires_ms
         )
         made = self._do(given)
@@ -176,7 +176,7 @@ class Approvals(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5))
     def take_back(self, number: int) -> None:
         standing = list(self.standing)[number % len(self.standing)]
-        self._do(self.lock.approvals.take_back(standing, by=MAY))
+        self._do(self.lock.standing_approvals.revoke(standing, by=MAY))
         self.standing[standing] = self.standing[standing]._replace(expires_ms=self.clock.now_ms)
         self.uses[standing] = sum(self._allowed_by(run) == standing for run in world.runs)
 
@@ -211,7 +211,7 @@ class Approvals(RuleBasedStateMachine):
             return
         before = len(world.runs)
         try:
-            self._do(self.lock.approvals.resume(ticket.id))
+            self._do(self.lock.approved_calls.resume(ticket.id))
         except Failure:
             assert len(world.runs) == before
 
@@ -220,10 +220,10 @@ class Approvals(RuleBasedStateMachine):
         ticket = self._pick(number, "APPROVED")
 
         async def at_once() -> None:
-            doing: list[Any] = [self.lock.approvals.resume_all() for _ in range(2)]
+            doing: list[Any] = [self.lock.approved_calls.resume_all() for _ in range(2)]
             doing += [self._send(key, to, ANN), self.lock.approvals.sweep()]
             if ticket is not None:
-                doing += [self.lock.approvals.resume(ticket.id) for _ in range(2)]
+                doing += [self.lock.approved_calls.resume(ticket.id) for _ in range(2)]
             for answer in await asyncio.gather(*doing, return_exceptions=True):
                 assert not isinstance(answer, BaseException) or isinstance(answer, Failure), answer
                 assert not isinstance(answer, Result) or is_expected(answer), answer.error
@@ -258,7 +258,7 @@ class Approvals(RuleBasedStateMachine):
                 assert run.to.startswith(agreement.to)
         counts = Counter(approval for _, approval in cited)
         assert all(count <= self.uses.get(approval, 1) for approval, count in counts.items())
-        assert {one.id: one.used for one in self.lock.approvals.standing()} == {
+        assert {one.id: one.used for one in self.lock.standing_approvals.list()} == {
             one: counts[one] for one in self.standing
         }
         used = {ticket.id for ticket in tickets.values() if ticket.state == "USED"}

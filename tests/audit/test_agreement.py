@@ -57,10 +57,10 @@ async def make(path: Path, clock: FakeClock, *, in_advance: bool = True) -> Worl
         await lock.approvals.approve(tickets[1], by=BEN)
         await lock.approvals.deny(tickets[2], by=BEN, comment="no")
         await lock.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
-        assert (await lock.approvals.resume(tickets[3])).ok
+        assert (await lock.approved_calls.resume(tickets[3])).ok
         standing = ""
         if in_advance:
-            given = await lock.approvals.agree_in_advance(
+            given = await lock.standing_approvals.grant(
                 "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
                 expires_ms=clock.now_ms + 60_000,
             )  # fmt: skip

@@ -139,12 +139,12 @@ async def test_a_restore_says_which_calls_a_server_will_make_by_itself(
         ticket = (await lock.call("demo.mail_statement", mail, key="m-1")).metadata["pending"]["ticketId"]
         await lock.approvals.approve(ticket, by=ben)
         assert cli("backup", "copy").code == 0
-        assert (await lock.approvals.resume(ticket)).ok
+        assert (await lock.approved_calls.resume(ticket)).ok
     assert cli("backup", "later").code == 0
     told = elsewhere(cli)("restore", "copy")
     assert "calls that were approved and had not run: 1; a server makes them as soon as it starts" in told.out
     async with Interlock.open(cli.path / "restored", housekeeping=False) as lock:
-        assert [result.ok for result in await lock.approvals.resume_all()] == [True]
+        assert [result.ok for result in await lock.approved_calls.resume_all()] == [True]
     assert elsewhere(cli, "second").ask("restore", "later")["calls_approved"] == 0
 
 

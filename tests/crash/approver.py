@@ -125,7 +125,7 @@ async def live(home: str, names: list[str], script: list[str], say: Callable[[st
                 elif act == "approve":
                     await lock.approvals.approve(ticket, by=BEN)
                 elif act == "resume":
-                    assert (await lock.approvals.resume(ticket)).ok
+                    assert (await lock.approved_calls.resume(ticket)).ok
                 else:
                     clock.advance(float(act))
                     await lock.approvals.sweep()

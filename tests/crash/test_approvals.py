@@ -103,14 +103,14 @@ async def judge(scene: Scene) -> None:
             if before.get(name) in (None, "PENDING"):
                 assert result.pending
                 ticket = await lock.approvals.approve(result.metadata["pending"]["ticketId"], by=BEN)
-                assert (await lock.approvals.resume(ticket.id)).unwrap() == name
+                assert (await lock.approved_calls.resume(ticket.id)).unwrap() == name
             elif before[name] == "APPROVED":
                 assert result.unwrap() == name
             else:
                 # It was used: it is told again how that ended, or that nobody can know.
                 cut_off = result.error is not None and result.error.code == "E3409"
                 assert cut_off or (result.replayed and name in made)
-        assert await lock.approvals.resume_all() == []
+        assert await lock.approved_calls.resume_all() == []
         unknown = lock.journal.reader.all("SELECT key FROM reservation WHERE state = 'unknown'")
         assert set(scene.names) - set(scene.made()) <= {key for (key,) in unknown}
     scene.prove_chain()
@@ -180,7 +180,7 @@ async def test_a_machine_that_is_down_when_a_ticket_expires_runs_nothing_when_it
             lock.catalog.attach(stamp)
             ended = "LAPSED" if name in approved else "AUTO_DENIED"
             assert scene.states(lock) == {name: ended}, "a ticket outlived its time"
-            assert await lock.approvals.resume_all() == []
+            assert await lock.approved_calls.resume_all() == []
             result = await send(lock, name)
             assert result.error is not None
             assert result.error.code == "E3209"

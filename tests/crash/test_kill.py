@@ -195,7 +195,7 @@ async def main():
         pending = await lock.call("demo.wait", {"name": "a"})
         ticket = pending.metadata["pending"]["ticketId"]
         await lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
-        running = asyncio.create_task(lock.approvals.resume(ticket))
+        running = asyncio.create_task(lock.approved_calls.resume(ticket))
         while not lock.journal.reader.all("SELECT 1 FROM journal WHERE kind = 'started'"):
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), 9)

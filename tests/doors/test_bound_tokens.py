@@ -319,7 +319,7 @@ async def test_a_waiting_call_and_its_ticket_are_not_there_for_a_token_bound_to_
 
 async def test_what_was_agreed_in_advance_is_not_there_for_a_token_bound_to_other_resources(world: World) -> None:
     boss = Caller(id="local:boss", kind="human", groups=frozenset({"approvers"}))
-    given = await world.lock.approvals.agree_in_advance(
+    given = await world.lock.standing_approvals.grant(
         "demo.send", by=boss, caller=did_of("bot"), arguments={"to": "ann"}, uses=1,
         expires_ms=world.lock.clock.now_ms() + 60_000,
     )  # fmt: skip

@@ -433,7 +433,7 @@ async def upstream(world: World) -> AsyncGenerator[None]:
         report = await world.lock.upstreams.add("other", "mcp", config, by=world.lock.caller)
         assert report.count("admitted") == 1
         until_ms = world.lock.clock.now_ms() + 60_000
-        await world.lock.approvals.agree_in_advance(
+        await world.lock.standing_approvals.grant(
             "other.picture", by=REVIEWER, caller=AGENT, arguments={}, uses=9, expires_ms=until_ms
         )
         yield

@@ -127,7 +127,7 @@ async def upstream(world: World, era: str) -> AsyncGenerator[Other]:
         assert report.count("admitted") == len(TOOLS)
         until_ms = world.lock.clock.now_ms() + 60_000
         for agent, tool in zip((AGENT, OTHER), TOOLS, strict=True):
-            await world.lock.approvals.agree_in_advance(
+            await world.lock.standing_approvals.grant(
                 f"other.{tool}", by=REVIEWER, caller=agent, arguments={}, uses=9, expires_ms=until_ms
             )
         try:

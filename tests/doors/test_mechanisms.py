@@ -100,7 +100,7 @@ async def test_a_write_that_a_rule_allows_says_auto_and_the_rule(world: World, d
 @HITL_12
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_call_that_was_agreed_to_in_advance_says_standing_and_who_agreed(world: World, door: str) -> None:
-    given = await world.lock.approvals.agree_in_advance(
+    given = await world.lock.standing_approvals.grant(
         "demo.send", by=REVIEWER, caller=did_of("bot"), arguments={"to": "desk-*"}, uses=1,
         expires_ms=world.clock.now_ms + 60_000,
     )  # fmt: skip

@@ -214,7 +214,7 @@ async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_whe
         (*_, (number, asked)) = [told async for told in here.calls.follow(call_id, ANN)]
         ticket = asked["result"]["metadata"]["pending"]["ticketId"]
         await there.lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
-        going_on = asyncio.ensure_future(there.lock.approvals.resume(ticket))
+        going_on = asyncio.ensure_future(there.lock.approved_calls.resume(ticket))
         await until(lambda: here.lock.remote_cancel.runs(call_id) is not None)
         stream = here.calls.follow(call_id, ANN, after=number)
         ended = asyncio.ensure_future(anext(stream))

@@ -168,7 +168,7 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
             assert not [one for one in place.records("closed") if one["call"] == asked["call"]], "it has not ended"
             if decision == "approve":
                 await place.lock.approvals.approve(ticket, by=reviewer)
-                assert (await place.lock.approvals.resume(ticket)).ok
+                assert (await place.lock.approved_calls.resume(ticket)).ok
             else:
                 await place.lock.approvals.deny(ticket, by=reviewer)
             await place.last()

@@ -593,7 +593,7 @@ async def test_nothing_is_agreed_to_in_advance_without_every_bound(world: World)
         refused(await world.post("/v1/approvals/standing", left, "boss"), 400, "E3004")
     refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {}}, "boss"), 400, "E3004")
     assert (await world.get("/v1/approvals/standing", "boss")).json()["standing"] == []
-    assert world.lock.approvals.standing() == []
+    assert world.lock.standing_approvals.list() == []
 
 
 async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> None:

@@ -121,7 +121,7 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
     # Not even an approval that was given past the door serves a caller of another tenant.
     by = await world.lock.caller_of(eve)
     for whom, tenant in (("local:ann", None), (did("scout"), None), ("local:ann", "local")):
-        grant = world.lock.approvals.agree_in_advance(
+        grant = world.lock.standing_approvals.grant(
             SEND, by=by, caller=whom, tenant=tenant, arguments={"to": "*desk"}, uses=2,
             expires_ms=world.clock.now_ms + 60_000,
         )  # fmt: skip
@@ -157,7 +157,7 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
     assert ours["id"] not in str((await world.get("/v1/approvals/standing", eve)).json())
     refused(await world.ask("DELETE", f"/v1/approvals/standing/{ours['id']}", eve), 404, "E3702")
     with pytest.raises(Failure, match="no standing approval"):
-        await world.lock.approvals.take_back(ours["id"], by=by)
+        await world.lock.standing_approvals.revoke(ours["id"], by=by)
 
     # Among themselves they may; and whoever runs the place decides for all of it.
     theirs = await world.post("/v1/approvals/standing", {**ADVANCE, "caller": "acmebot", "uses": 1}, eve)
@@ -246,11 +246,11 @@ async def test_a_ticket_that_only_its_row_calls_approved_does_not_run(world: Wor
         tamper(world, "UPDATE ticket SET sealed = ?", before[0][0])
     tamper(world, AGREED, did("boss"))
     refused(await go_on(world), 403, "E3209")
-    resumed = await world.lock.approvals.resume(ticket.rpartition("/")[2])
+    resumed = await world.lock.approved_calls.resume(ticket.rpartition("/")[2])
     assert resumed.error is not None
     assert resumed.error.code == "E3209"
     with pytest.raises(Failure, match="nothing to go on with"):
-        await world.lock.approvals.resume(ticket.rpartition("/")[2])
+        await world.lock.approved_calls.resume(ticket.rpartition("/")[2])
     assert (sample.world.runs, approvals(world, "used")) == (0, [])
 
 

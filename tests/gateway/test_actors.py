@@ -83,7 +83,7 @@ async def _approved(world: World) -> str:
     call = await world.call("demo.send", {"to": "ann"}, key="approved")
     ticket = await world.ticket(call)
     await world.lock.approvals.approve(ticket, by=REVIEWER)
-    assert (await world.lock.approvals.resume(ticket)).ok
+    assert (await world.lock.approved_calls.resume(ticket)).ok
     return call
 
 

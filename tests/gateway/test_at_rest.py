@@ -177,7 +177,7 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
             assert agreed.differences() == {"text": (PLANTED, changed)}
         async with Interlock.open(home, **options) as lock:
             await admit(lock, post)
-            assert (await lock.approvals.resume(ticket)).unwrap() == changed
+            assert (await lock.approved_calls.resume(ticket)).unwrap() == changed
             [again] = lock.approvals.list(every=True)
             assert again.document()["edit"]["preview"]["impact"] == f"sends {changed}"
             assert_nowhere(home, PLANTED)

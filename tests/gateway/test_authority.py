@@ -274,7 +274,7 @@ async def test_a_call_that_waited_is_refused_if_its_token_was_revoked_meanwhile(
     await held.approvals.approve(ticket, by=Caller(id="local:reviewer", groups=frozenset({"approvers"})))
     ref = {"link": token, "identity": AGENT, "key": held.issuer_keys.active().kid}[what]
     await held.tokens.revoke(ref, reason="stolen", by=OPERATOR)
-    assert answer(await held.approvals.resume(ticket)) == ("E3201", 401)
+    assert answer(await held.approved_calls.resume(ticket)) == ("E3201", 401)
     assert world.runs == 0
 
 

@@ -23,7 +23,7 @@ from interlock.call.checkpoints import Checkpoint
 from interlock.contract.standard import ToolProgress
 from interlock.core.clock import iso
 from interlock.data.canonical import canonical
-from interlock.gateway.checkpoints import _packed  # pyright: ignore[reportPrivateUsage] - the form at rest
+from interlock.gateway.stored_checkpoints import compress
 from interlock.store import checkpoints
 from interlock.store.home import Home
 from interlock.testing import FakeClock
@@ -174,8 +174,8 @@ async def test_progress_parts_and_checkpoints_keep_their_order(
 @pytest.mark.parametrize("state", REFERENCE, ids=["crawl", "migration", "report", "conversation"])
 async def test_at_rest_a_state_is_packed_and_encrypted(lock: Interlock, state: dict[str, Any], label: str) -> None:
     text = orjson.dumps({**state, "canary": "a-plain-canary"})
-    assert _packed(text)[:2] == b"\x1f\x8b", "gzip"
-    assert zlib.decompress(_packed(text), 31) == text
+    assert compress(text)[:2] == b"\x1f\x8b", "gzip"
+    assert zlib.decompress(compress(text), 31) == text
     _, (saved,) = await follow(lock, "check.awaits", ["insist", label, orjson.loads(text)])
     query = "SELECT size, length(body) FROM checkpoint WHERE call = ?"
     ((size, stored),) = lock.journal.reader.all(query, (saved.invocation_id,))

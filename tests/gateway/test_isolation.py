@@ -210,7 +210,7 @@ async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
         "expires_ms": lock.clock.now_ms() + 60_000,
     }  # fmt: skip
     with pytest.raises(Failure, match="tier 3") as refused:
-        await lock.approvals.agree_in_advance("cell.unbound", by=REVIEWER, **bounds)
+        await lock.standing_approvals.grant("cell.unbound", by=REVIEWER, **bounds)
     assert refused.value.code == "E3004"
     # One that is there all the same, from a version of the tool that asked for less, covers no call.
     wish = Standing(
@@ -219,7 +219,7 @@ async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
     groups = frozenset({"approvers"})
     await lock.journal.commit(standing.grant(wish, REVIEWER, groups, lock.clock.now_ms(), ()))
     assert (await lock.call("cell.unbound", what="x")).pending
-    assert [one.used for one in lock.approvals.standing()] == [0]
+    assert [one.used for one in lock.standing_approvals.list()] == [0]
 
 
 # Tiers

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.call.capability import Capability
-from interlock.gateway.obtain_approval import _caller_document, stored_caller  # pyright: ignore[reportPrivateUsage]
+from interlock.gateway.approval.waiting_call import _caller_document, stored_caller  # pyright: ignore[reportPrivateUsage]
 from interlock.testing import FakeClock
 from tests.sample import Name, increment, send, world
 from tests.support.calls import code, publish

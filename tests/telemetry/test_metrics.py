@@ -131,7 +131,7 @@ async def test_tickets_are_counted_from_the_store_whichever_process_decides(home
             await other.approvals.approve(ticket[0], by=boss)
             fake.advance(7)
             await other.approvals.deny(ticket[1], by=boss)
-        (await lock.approvals.resume(ticket[0])).unwrap()
+        (await lock.approved_calls.resume(ticket[0])).unwrap()
         samples = render(lock)
         assert of(samples, "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 2
         name = "tool_approval_resolution_time_ms"

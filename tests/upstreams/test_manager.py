@@ -279,7 +279,7 @@ async def test_a_write_that_may_have_arrived_is_never_sent_again(tmp_path: Path,
         pending = await lock.call("far.say", text="a", key="k")
         ticket = pending.metadata["pending"]["ticketId"]
         await lock.approvals.approve(ticket, by=REVIEWER)
-        assert code(await lock.approvals.resume(ticket)) == "E3502"
+        assert code(await lock.approved_calls.resume(ticket)) == "E3502"
         server.failure = None
         again = await lock.call("far.say", text="a", key="k")
         assert (again.pending, code(again)) == ((True, "E3208") if sent is False else (False, "E3409"))

@@ -48,8 +48,8 @@ class Approvals:
     ) -> Json:
         """Approve one call, once; with `edit`, with these arguments changed."""
         ticket = await self._mine(ticket_id, by)
-        desk = self._parts.approvals
-        return _ticket_document(await desk.approve(ticket.id, by=by, comment=comment, edit=edit))
+        approved = await self._parts.approvals.approve(ticket.id, by=by, comment=comment, edit=edit)
+        return _ticket_document(approved)
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Json:
         """Deny a call."""
@@ -71,7 +71,7 @@ class Approvals:
 
     def standing(self, *, by: Caller) -> list[Json]:
         """Standing approvals that the caller gave, or that apply to the caller."""
-        return [one.document() for one in self._parts.approvals.standing() if has_part(self._parts, one, by)]
+        return [one.document() for one in self._parts.standing_approvals.list() if has_part(self._parts, one, by)]
 
     async def agree_in_advance(
         self,
@@ -92,7 +92,7 @@ class Approvals:
         if unknown := sorted(arguments.keys() - takes.keys()):
             words = ", ".join(takes) or "no arguments"
             raise Failure("E3004", f"{contract.ref} takes no `{unknown[0]}`; it takes {words}")
-        standing = await parts.approvals.agree_in_advance(
+        standing = await parts.standing_approvals.grant(
             str(contract.id),
             by=by,
             caller=who,
@@ -106,10 +106,10 @@ class Approvals:
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Json:
         """Revoke a standing approval at once."""
-        found = next((one for one in self._parts.approvals.standing() if one.id == standing_id), None)
+        found = next((one for one in self._parts.standing_approvals.list() if one.id == standing_id), None)
         if found is None or not has_part(self._parts, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
-        return (await self._parts.approvals.take_back(standing_id, by=by)).document()
+        return (await self._parts.standing_approvals.revoke(standing_id, by=by)).document()
 
 
 def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from interlock.approvals.notify import Courier
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
-    from interlock.gateway.review import Desk
+    from interlock.gateway.approval.resume import ApprovedCalls
+    from interlock.gateway.approval.review import Reviews
     from interlock.registry.retirement import Milestone
     from interlock.settings import Settings
     from interlock.store.home import Home
@@ -48,7 +49,8 @@ class Chores:
         journal: Store,
         clock: Clock,
         settings: Settings,
-        approvals: Desk,
+        approvals: Reviews,
+        approved_calls: ApprovedCalls,
         courier: Courier,
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
@@ -64,6 +66,7 @@ class Chores:
         self._clock = clock
         self._settings = settings
         self._approvals = approvals
+        self._approved_calls = approved_calls
         self._courier = courier
         self._upstreams = upstreams
         self._announce = announce
@@ -87,7 +90,7 @@ class Chores:
         supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
         supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)
         if self._settings.resume_approved:
-            supervisor.every("approved calls", TICKETS_EVERY_S, self._approvals.resume_all)
+            supervisor.every("approved calls", TICKETS_EVERY_S, self._approved_calls.resume_all)
         supervisor.every("signing of the journal", TICKETS_EVERY_S, self._keep_signed)
         supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
         supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._keep_watch, at_once=False)

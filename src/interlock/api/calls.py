@@ -371,7 +371,7 @@ class Calls:
         ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
         if ticket is None:
             raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")
-        return await self._parts.approvals.resume(ticket)
+        return await self._parts.approved_calls.resume(ticket)
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let background calls end; after the given time they are cut off, which is on record."""

@@ -17,13 +17,13 @@ from interlock.api.authority import Authority
 from interlock.api.background import Chores, open_sandbox
 from interlock.api.storage import Storage
 from interlock.api.wiring.gateway import Outside, build_gateway
+from interlock.api.wiring.reviewing import Reviewing
 from interlock.approvals.notify import Courier
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.gateway.remote_cancel import RemoteCancel
-from interlock.gateway.review import Desk
 from interlock.registry.catalog import Catalog, Row
 from interlock.registry.latency import Latencies, measure
 
@@ -84,25 +84,24 @@ class Parts:
         self.secrets, self.box = authority.secrets, authority.box
         self._try_out = try_out
         self.connect: Connect = self._connect_upstream
-        self.gateway = build_gateway(
-            Outside(
-                journal=self.journal,
-                catalog=self.catalog,
-                engine=self.engine,
-                verifier=self.tokens.verifier,
-                box=self.box,
-                channels=self._channels_of,
-                lend=authority.lend,
-                locks=Locks(home, clock=clock, instance=self.instance),
-                redactor=self.redactor,
-                settings=settings,
-                clock=clock,
-                instance=self.instance,
-                cursors=Cursors(home.keys),
-                supervisor=self.supervisor,
-                connect=lambda name: self.connect(name),
-            )
+        outside = Outside(
+            journal=self.journal,
+            catalog=self.catalog,
+            engine=self.engine,
+            verifier=self.tokens.verifier,
+            box=self.box,
+            channels=self._channels_of,
+            lend=authority.lend,
+            locks=Locks(home, clock=clock, instance=self.instance),
+            redactor=self.redactor,
+            settings=settings,
+            clock=clock,
+            instance=self.instance,
+            cursors=Cursors(home.keys),
+            supervisor=self.supervisor,
+            connect=lambda name: self.connect(name),
         )
+        self.gateway = build_gateway(outside)
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.gateway.telemetry.alerts.watch("unread changes", self.journal.changes.stale_share)
         for name, share in self.gateway.runner.loads().items():
@@ -110,16 +109,9 @@ class Parts:
         announce = self.gateway.observer.announce
         self.catalog.on_change = self.gateway.observer.surface_changed
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
-        self.approvals = Desk(
-            gateway=self.gateway,
-            asking=self.gateway.asking,
-            journal=self.journal,
-            catalog=self.catalog,
-            settings=settings,
-            clock=clock,
-            channels=self._channels_of,
-            revive=authority.revive,
-        )
+        reviewing = Reviewing(outside, self.gateway, authority.revive)
+        self.approvals, self.approved_calls = reviewing.reviews, reviewing.approved_calls
+        self.standing_approvals = reviewing.standing_approvals
         self.courier = Courier(
             self.journal,
             settings.channels,
@@ -138,6 +130,7 @@ class Parts:
             clock=clock,
             settings=settings,
             approvals=self.approvals,
+            approved_calls=self.approved_calls,
             courier=self.courier,
             upstreams=lambda: self.upstreams,
             announce=announce,

@@ -26,7 +26,7 @@ async def wait_for_decision(parts: Parts, pending: Result, *, within_s: float | 
         await parts.approvals.sweep()
         ticket = await parts.approvals.show(ticket_id)
         if ticket.state == "APPROVED":
-            return await parts.approvals.resume(ticket.id)
+            return await parts.approved_calls.resume(ticket.id)
         failure = rejection(ticket)
         if failure is not None:
             metadata = {**pending.metadata, "approval": ticket.outcome()}

@@ -321,7 +321,7 @@ async def grant(
     contract = lock.catalog.resolve(tool, versions).contract
     who, tenant = _caller_meant(lock, caller, by)
     try:
-        standing = await lock.approvals.agree_in_advance(
+        standing = await lock.standing_approvals.grant(
             str(contract.id),
             by=by,
             caller=who,
@@ -468,7 +468,7 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
     """
     by = await acting(lock, token)
     ids = [one.id for one in await _standings(lock, token)]
-    taken = await lock.approvals.take_back(_standing_id(ids, standing_id), by=by)
+    taken = await lock.standing_approvals.revoke(_standing_id(ids, standing_id), by=by)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -484,7 +484,7 @@ async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
     from interlock.api.approvals import has_part
 
     who = None if token is None else await acting(lock, token)
-    return [one for one in lock.approvals.standing() if who is None or has_part(lock, one, who)]
+    return [one for one in lock.standing_approvals.list() if who is None or has_part(lock, one, who)]
 
 
 def _standing_id(ids: list[str], given: str) -> str:

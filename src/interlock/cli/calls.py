@@ -621,8 +621,8 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     """
     refuse_token("going on with others' calls")
     if ticket_id is not None:
-        return await answer(lock, out, await lock.approvals.resume(ticket_id))
-    return _answer_resumed(out, await lock.approvals.resume_all())
+        return await answer(lock, out, await lock.approved_calls.resume(ticket_id))
+    return _answer_resumed(out, await lock.approved_calls.resume_all())
 
 
 def _answer_resumed(out: Output, results: list[Result]) -> int:

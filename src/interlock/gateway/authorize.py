@@ -7,39 +7,29 @@ policy, and the approval gate that no configuration can open. Caches are consult
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
 from interlock.authority.approval_gate import Gate, gate
-from interlock.authority.facts import as_written
 from interlock.authority.policy import Engine, Question
-from interlock.authority.verifier import Verifier
-from interlock.call.capability import Capability
 from interlock.call.context import Caller
-from interlock.call.phases import Call, Checked, Decision, Granted, Read, Requested
+from interlock.call.phases import Call, Checked, Decision, Granted, Read
 from interlock.call.prepared import Prepared
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.data.canonical import digest, private_copy
-from interlock.data.schema import Json
-from interlock.gateway import input_checks, token_checks
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.hooks import Hooks, stricter
-from interlock.gateway.inputs import difference
-from interlock.gateway.observe import Observer
-from interlock.gateway.obtain_approval import Asking
-from interlock.gateway.redaction import CallRedaction
-from interlock.settings import Settings
+from interlock.gateway.approval.edited_input import EditedInputs
+from interlock.gateway.approval.obtain import ApprovalRequests
+from interlock.gateway.caller_tokens import CallerTokens
+from interlock.gateway.hooks import stricter
+
+if TYPE_CHECKING:
+    from interlock.authority.verifier import Verifier
+    from interlock.gateway.observe import Observer
+    from interlock.settings import Settings
 
 _log = logging.getLogger("interlock.gateway")
-_MOST_COVERED = 50_000
-# The largest input, and the largest number of resources, for which the resources of a call are recorded.
-_LARGEST_NAMED = 16_384
-_MOST_NAMED = 100
-_LONGEST_PATH = 4096
 _NO_BUDGET = (0, 0)
 
 
@@ -52,28 +42,24 @@ class Authorizer:
         grant: object,
         engine: Engine,
         verifier: Verifier,
-        asking: Asking,
+        approvals: ApprovalRequests,
         allowances: Allowances,
         observer: Observer,
-        redaction: CallRedaction,
-        hooks: Hooks,
+        tokens: CallerTokens,
+        edited: EditedInputs,
         settings: Settings,
-        clock: Clock,
     ) -> None:
-        self._hooks = hooks
         self._grant = grant
         self._engine = engine
         self._verifier = verifier
-        self._asking = asking
+        self._approvals = approvals
         self._allowances = allowances
         self._loops = allowances.loops
         self._observer = observer
-        self._redaction = redaction
-        self._environment = settings.environment
         self._gate = Gate.of(settings)
-        self._clock = clock
-        # Pairs of token and tool that were checked before, and whether the token is bound to resources as well.
-        self._covered: dict[tuple[str, str], bool] = {}
+        self._tokens = tokens
+        self._covered = tokens.covered
+        self._edited = edited
 
     async def authorize(self, checked: Checked) -> Granted | Ticket:
         """Return a granted call, or the ticket that a person must decide on first. A refusal is raised."""
@@ -87,12 +73,12 @@ class Authorizer:
         decision = self._plainly(checked, caller) or await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
             look = self._granted(checked, looking=True)
-            found = await self._asking.seek(checked, decision, look)
+            found = await self._approvals.obtain(checked, decision, look)
             call.grant = None
             if found.ticket is not None:
                 return found.ticket
             if found.edited is not None:
-                checked = await self._edited(checked, found.edited, found.by, found.agreed)
+                checked = await self._edited.apply(checked, found.edited, found.by, found.agreed)
                 # The input of the reviewer needs a decision like any other; only the approval is not requested twice.
                 decision = await self._decide(checked, caller)
         elif (tool.writes or tool.tier) and not call.request.dry_run:
@@ -150,7 +136,7 @@ class Authorizer:
         if call.decision is not None or self._observer.heard(call):
             return None
         if caller.capability is not None:
-            self._check_token(checked, caller.capability)
+            self._tokens.check(checked, caller.capability)
         decision = self._engine.plain(caller, tool.digest, call.started, call.started_ms)
         if decision is None or decision.behavior != "allow" or decision.obligations:
             return None
@@ -162,13 +148,9 @@ class Authorizer:
         requested = checked
         call, tool, request = requested, requested.tool, requested.request
         if caller.capability is not None:
-            self._check_token(checked, caller.capability)
+            self._tokens.check(checked, caller.capability)
         if tool.confined:
-            try:
-                token_checks.check_paths(tool, checked.input)
-            except token_checks.BlockedPath as failure:
-                self._block(checked, failure, "permissions")
-                raise
+            self._tokens.check_paths(checked)
         operation = "preview" if request.dry_run else request.operation
         question = Question(
             caller, tool.contract, tool.digest, checked.input, operation, request.session, request.door,
@@ -188,7 +170,7 @@ class Authorizer:
             decision = _lacking(tool, caller, decision)
         if decision.behavior == "passthrough":
             decision = replace(decision, behavior="ask", reason="nobody settled it, so a person must")
-        if decision.blocked_path is not None and not self._can_name(call, decision.blocked_path):
+        if decision.blocked_path is not None and not self._tokens.can_name(call, decision.blocked_path):
             decision = replace(decision, blocked_path=None)
         call.decision = decision
         if self._observer.heard(call):
@@ -199,62 +181,6 @@ class Authorizer:
             raise Failure("E3206", f"{tool.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
         return decision
 
-    def _check_token(self, checked: Checked, capability: Capability) -> None:
-        """Check that the token is valid now, and that every link of its chain covers tool, version and resources."""
-        tool = checked.tool
-        self._verifier.check(capability)
-        known = (capability.digest, tool.digest)
-        bound = self._covered.get(known)
-        if bound is None or capability.within is not None:
-            token_checks.check_tool(capability, tool.contract, self._environment)
-            bound = capability.bound
-            if capability.within is None:  # the resources of a calling tool are no property of the token
-                if len(self._covered) > _MOST_COVERED:
-                    self._covered.clear()
-                self._covered[known] = bound
-        if bound:
-            found = token_checks.resources_of(tool.contract, checked.input)
-            self._note_resources(checked, found)
-            try:
-                token_checks.check_resources(capability, tool.contract, found)
-            except token_checks.BlockedPath as failure:
-                self._block(checked, failure, "token")
-                raise
-        elif tool.writes:
-            self._note_resources(checked)
-
-    def _block(self, checked: Checked, failure: token_checks.BlockedPath, source: str) -> None:
-        """Record which path was refused, and by what."""
-        call, contract = checked, checked.tool.contract
-        path = as_written(contract, checked.input, failure.path)
-        call.decision = Decision(
-            behavior="deny",
-            reason=failure.message,
-            rules=(),
-            policy="",
-            source=source,
-            blocked_path=path if self._can_name(call, path) else None,
-        )
-
-    def _can_name(self, call: Call, path: str) -> bool:
-        """Whether a path may be recorded: it is no longer than a path can be, and contains no private value."""
-        return len(path) <= _LONGEST_PATH and self._redaction.recordable_resources(call, (path,)) is not None
-
-    def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
-        """Record the resources of a call, so that tokens delegated from this one see it only where they cover them.
-
-        A call without recorded resources is visible only to tokens that are not bound to resources.
-        """
-        call = checked
-        if found is None and len(checked.model_input) <= _LARGEST_NAMED:
-            try:
-                found = token_checks.resources_of(checked.tool.contract, checked.input)
-            except Failure:
-                found = None  # this token is not bound to resources, so nothing is refused
-        call.extend().resources = (
-            self._redaction.recordable_resources(call, found) if found and len(found) <= _MOST_NAMED else None
-        )
-
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:
             if obligation == "alert":
@@ -264,41 +190,6 @@ class Authorizer:
                 extra = {"trace_id": call.trace_id, "invocation_id": call.id}
                 told = f"{call.ref} in call {call.id}: {decision.behavior}"
                 _log.warning("the policy engine asks for a log entry: %s", told, extra=extra)
-
-    async def _edited(self, checked: Checked, edited: Json, by: str, agreed: str | None) -> Checked:
-        """Return the call with the input that the reviewer wrote: checked like the caller's own, differences recorded.
-
-        The hooks run on it as they ran on the caller's input. `agreed` is the digest of the input after the hooks when
-        it was approved.
-        """
-        requested = cast("Requested", checked)
-        call, before = requested, checked.input
-        told = len(call.more.mutations)
-        arguments = input_checks.check_input(requested, private_copy(edited))
-        del call.extend().mutations[told:]
-        await _check_meaning(requested, arguments, self._clock.monotonic())
-        if self._hooks.registered:
-            written, arguments = arguments, await self._hooks.before(requested, arguments, reviewer=by)
-            if arguments != written:
-                await _check_meaning(requested, arguments, self._clock.monotonic())
-        # INVARIANT: what runs is what the reviewer was shown.
-        if agreed is not None and digest(arguments) != agreed:
-            raise Failure(
-                "E3211",
-                "hooks make something else of the reviewer's input now than when the reviewer agreed to it",
-                resolution="send the call again under a new key, so that a person decides anew",
-            )
-        # The inputs are compared as a whole. Conversions and defaults of the reviewer's input count as the reviewer's.
-        hooked = {change.pointer: change.source for change in call.more.mutations[told:]}
-        changes = difference(f"reviewer:{by}", before, arguments)
-        call.extend().mutations[told:] = [one._replace(source=hooked.get(one.pointer, one.source)) for one in changes]
-        call.input = arguments
-        return checked
-
-
-async def _check_meaning(requested: Requested, arguments: Json, now: float) -> None:
-    if requested.tool.has_checks:
-        await input_checks.check_meaning(requested.tool, arguments, requested.deadline - now)
 
 
 def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:

@@ -11,15 +11,13 @@ saves no more: a checkpoint that was queued for the journal comes before the clo
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 
 from interlock.call.checkpoints import (
     Bounds,
-    Checkpoint,
     CheckpointType,
     check_label,
     checkpoint_id,
@@ -27,19 +25,16 @@ from interlock.call.checkpoints import (
     refuse_more,
     written,
 )
-from interlock.call.context import Caller
 from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
-from interlock.data.canonical import decode, digest
-from interlock.data.schema import Json
 from interlock.gateway import reconcile
 from interlock.gateway.progress import ProgressReporter
 from interlock.gateway.redaction import CallRedaction
-from interlock.privacy.redact import Redacted, Redactor
+from interlock.gateway.stored_checkpoints import about, compress, owner_of
 from interlock.privacy.scrub import scrubbed_at
 from interlock.settings import Settings
-from interlock.store import checkpoints, ledger, records
+from interlock.store import checkpoints, records
 from interlock.store.checkpoints import CheckpointRow
 from interlock.store.port import Store, Transaction
 from interlock.store.sealing import Box
@@ -47,11 +42,10 @@ from interlock.telemetry.trace import Recording
 
 # A state of this many bytes or more is compressed in a thread, so that other calls do not wait for it.
 _LARGE = 1 << 16
-_GZIP = 31
 
 
-class Checkpoints:
-    """The checkpoints of a data directory."""
+class CheckpointWriter:
+    """Saves the checkpoints of running calls."""
 
     def __init__(
         self,
@@ -60,15 +54,12 @@ class Checkpoints:
         settings: Settings,
         redaction: CallRedaction,
         progress: ProgressReporter,
-        redactor: Redactor,
         box: Box,
         owner: str,
     ) -> None:
         self._journal = journal
-        self._settings = settings
         self._redaction = redaction
         self._progress = progress
-        self._schema = redactor.for_schema({})
         self._box = box
         self._owner = owner
         self.bounds = Bounds(settings.checkpoints_per_call, settings.checkpoint_bytes)
@@ -94,7 +85,7 @@ class Checkpoints:
             if bare is not state:
                 redacted = list(scrubbed_at(state, bare))
                 text, sha256 = written(bare, self.bounds.size)
-        packed = _packed(text) if len(text) < _LARGE else await WALKS.run(_packed, text)
+        compressed = compress(text) if len(text) < _LARGE else await WALKS.run(compress, text)
         # INVARIANT: the checkpoints of a call are in the journal before its closing record. Nothing else runs between
         # here and the queue of the journal, and the closing of the call queues behind it.
         if not runs():
@@ -102,7 +93,7 @@ class Checkpoints:
         kind: CheckpointType = "macro" if label in config.macro_events else "named"
         first, call.extend().noted = not call.more.noted, True
         name, version, most = str(tool.contract.id), tool.contract.version, self.bounds.number
-        owner, gone = _owner(caller), orjson.dumps(redacted).decode()
+        owner, gone = owner_of(caller), orjson.dumps(redacted).decode()
 
         def unit(transaction: Transaction) -> int:
             seq = checkpoints.next_number(transaction, call.id)
@@ -110,12 +101,12 @@ class Checkpoints:
                 raise refuse_more(most)
             at_ms = transaction.now_ms
             facts = (call.id, seq, owner, name, version, kind, label, at_ms, len(text), sha256, gone)
-            body = self._box.seal(packed, purpose="checkpoint", about=_about(facts))
+            body = self._box.seal(compressed, purpose="checkpoint", about=about(facts))
             if first:
                 reconcile.begin(call.id, self._owner, records.started(call, at_ms))(transaction)
             checkpoints.insert(transaction, CheckpointRow(*facts, body))
-            said = {"checkpoint": seq, "type": kind, "label": label, "bytes": len(text), "sha256": sha256}
-            transaction.append("checkpoint", call.id, records.checkpoint(call, at_ms, **said))
+            recorded = {"checkpoint": seq, "type": kind, "label": label, "bytes": len(text), "sha256": sha256}
+            transaction.append("checkpoint", call.id, records.checkpoint(call, at_ms, **recorded))
             return seq
 
         try:
@@ -125,81 +116,14 @@ class Checkpoints:
             if failure.code == "E3407":
                 raise
             raise Failure("E3902", f"the checkpoint `{label}` was not written: {failure.message}") from failure
-        self._tell(call, label, seq, len(text))
+        self._report(call, label, seq, len(text))
 
-    def _tell(self, call: Call, label: str, seq: int, size: int) -> None:
+    def _report(self, call: Call, label: str, seq: int, size: int) -> None:
         if isinstance(call.more.span, Recording):
             call.more.span.event("tool.checkpoint", label=label, sequence=seq, bytes=size)
         facts = {"checkpoint": label, "checkpoint_id": checkpoint_id(call.id, seq)}
         self._progress.report(call, {"message": f"saved checkpoint {label}", **facts})
 
-    def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
-        """Return what a call has saved, oldest first, for a caller who may see it. E3904 for a damaged checkpoint."""
-        return [self._read(row) for row in checkpoints.of_call(self._journal.reader, call_id, after=after, limit=limit)]
-
-    def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
-        """Return the same for the caller that made the call. E3702 for other callers, as if the call did not exist."""
-        reader = self._journal.reader
-        owners = checkpoints.owners(reader, call_id)
-        for body in ledger.of_call(reader, call_id):
-            record: Json = orjson.loads(body)
-            owners.add(f"{record.get('tenant')}/{record.get('callerId')}")
-        if _owner(caller) not in owners:
-            raise Failure("E3702", f"no call `{call_id}` of yours is on record")
-        return self.of(call_id)
-
-    def _read(self, row: CheckpointRow) -> Checkpoint:
-        state, paths, error = None, (), None
-        try:
-            state, paths = self._shown(row.tool, self._opened(row))
-        except Failure as failure:
-            error = failure
-        return Checkpoint(
-            invocation_id=row.call,
-            sequence=row.seq,
-            tool_id=row.tool,
-            tool_version=row.version,
-            checkpoint_type=cast("CheckpointType", row.type),
-            label=row.label,
-            at_ms=row.at_ms,
-            size=row.size,
-            checksum=row.sha256,
-            state=state,
-            redacted=tuple(dict.fromkeys((*orjson.loads(row.redacted), *paths))),
-            error=error,
-        )
-
-    def _opened(self, row: CheckpointRow) -> Any:
-        """Return the state exactly as it was saved; E3904 if it was changed since."""
-        *facts, body = row
-        seq, label, sha256 = row.seq, row.label, row.sha256
-        try:
-            state = decode(zlib.decompress(self._box.open(body, purpose="checkpoint", about=_about(facts)), _GZIP))
-        except (Failure, ValueError, zlib.error) as error:
-            why = error.message if isinstance(error, Failure) else "it is damaged"
-            raise Failure("E3904", f"checkpoint {seq} (`{label}`) cannot be read: {why}") from None
-        if digest(state) != sha256:
-            raise Failure("E3904", f"checkpoint {seq} (`{label}`) cannot be read: its checksum is another")
-        return state
-
-    def _shown(self, tool: str, state: Any) -> Redacted:
-        """Return a state as its reader may see it. Namespaces whose results keep their text keep it here too."""
-        redacts = self._settings.redacts(tool.partition(".")[0])
-        return self._schema.for_sinks(state) if redacts else self._schema.for_people(state)
-
-
-def _packed(text: bytes) -> bytes:
-    return zlib.compress(text, wbits=_GZIP)
-
-
-def _about(facts: Sequence[Any]) -> str:
-    """Return what an encrypted state is bound to: all other columns of its row."""
-    return orjson.dumps(facts).decode()
-
 
 def _over(call: Call) -> Failure:
     return Failure("E3902", f"{call.ref} has its outcome; nothing more is saved of it")
-
-
-def _owner(caller: Caller) -> str:
-    return f"{caller.tenant}/{caller.id}"

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
     from interlock.executors.function import Begun
+    from interlock.gateway.approval.waiting_call import WaitingCalls
     from interlock.gateway.authorize import Authorizer
-    from interlock.gateway.checkpoints import Checkpoints
     from interlock.gateway.execute import Execution
     from interlock.gateway.execution.cancellation import Cancellation
     from interlock.gateway.execution.preview import Previews
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from interlock.gateway.finish import Finisher
     from interlock.gateway.hooks import Hooks
     from interlock.gateway.observe import Observer
-    from interlock.gateway.obtain_approval import Asking
     from interlock.gateway.persistence.storage import CallStorage
     from interlock.gateway.request import Requests
     from interlock.gateway.results.owed import OwedOutcomes
     from interlock.gateway.results.roll_back import Rollback
     from interlock.gateway.results.waiting import PendingResults
     from interlock.gateway.reviewer_view import ReviewerView
+    from interlock.gateway.stored_checkpoints import StoredCheckpoints
     from interlock.gateway.validate import Validator
     from interlock.gateway.verify import ResultVerifier
     from interlock.registry.catalog import Catalog
@@ -85,8 +85,8 @@ class Gateway:
         telemetry: Telemetry,
         quarantine: Quarantine,
         storage: CallStorage,
-        checkpoints: Checkpoints,
-        asking: Asking,
+        checkpoints: StoredCheckpoints,
+        waiting_calls: WaitingCalls,
     ) -> None:
         self._clock = clock
         self._catalog = catalog
@@ -114,7 +114,7 @@ class Gateway:
         self.quarantine = quarantine
         self.storage = storage
         self.checkpoints = checkpoints
-        self.asking = asking
+        self.waiting_calls = waiting_calls
 
     async def invoke(self, request: Request, turn: Turn | None = None) -> Result:
         """Make one call, from request to result. One with a turn waits for it before its tool runs."""

@@ -108,7 +108,7 @@ async def added(lock: Interlock, url: str, era: str) -> None:
         texts = dict.fromkeys(one.definition.input_schema.get("properties", {}), "*e*")
         required = one.definition.input_schema.get("required")
         for arguments in (texts,) if required else ({}, texts):
-            await lock.approvals.agree_in_advance(
+            await lock.standing_approvals.grant(
                 one.address, by=APPROVER, caller=AGENT, arguments=arguments, uses=100, expires_ms=until_ms
             )
 

@@ -1,4 +1,4 @@
 """The wiring of the gateway: its phases and what they use, built and connected in this package only.
 
-shared ─► returning ─► executing ─► gateway
+shared ─► returning ─► executing ─► authorizing ─► gateway ─► reviewing
 """

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interlock.api.wiring.authorizing import Authorizing
 from interlock.api.wiring.executing import Executing
 from interlock.api.wiring.returning import Returning
 from interlock.api.wiring.shared import Outside, Shared
 from interlock.data.bounds import LARGE, LARGE_INPUT
-from interlock.gateway.authorize import Authorizer
 from interlock.gateway.failure import FailedCalls
 from interlock.gateway.fast_path import FastPath
 from interlock.gateway.invoke import Gateway
-from interlock.gateway.obtain_approval import Asking
 from interlock.gateway.request import Requests
 from interlock.gateway.results.roll_back import Rollback
+from interlock.gateway.stored_checkpoints import StoredCheckpoints
 from interlock.gateway.validate import Validator
 
 if TYPE_CHECKING:
@@ -34,29 +34,8 @@ def build_gateway(outside: Outside) -> Gateway:
     hooks, allowances, storage = shared.hooks, shared.allowances, shared.storage
     returning = Returning(outside, shared)
     executing = Executing(outside, shared, returning, invoke)
-    asking = Asking(
-        journal=journal,
-        look=executing.previews.look,
-        inputs=storage.inputs,
-        observer=observer,
-        view=shared.reviewer_view,
-        settings=settings,
-        clock=clock,
-        box=outside.box,
-        channels=outside.channels,
-    )
-    authorizer = Authorizer(
-        grant=outside.grant,
-        engine=outside.engine,
-        verifier=outside.verifier,
-        asking=asking,
-        allowances=allowances,
-        observer=observer,
-        redaction=redaction,
-        hooks=hooks,
-        settings=settings,
-        clock=clock,
-    )
+    authorizing = Authorizing(outside, shared, executing.previews)
+    authorizer = authorizing.authorizer
     fast_path = FastPath(
         # A call that is traced, metered, audited or stored with its inputs goes through the regular phases.
         barred=shared.telemetry.tracer is not None
@@ -120,7 +99,7 @@ def build_gateway(outside: Outside) -> Gateway:
         telemetry=shared.telemetry,
         quarantine=shared.quarantine,
         storage=storage,
-        checkpoints=shared.checkpoints,
-        asking=asking,
+        checkpoints=StoredCheckpoints(journal.reader, settings, outside.redactor, outside.box),
+        waiting_calls=authorizing.waiting_calls,
     )
     return gateway

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlock.approvals.figures import measure
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
@@ -78,12 +78,11 @@ class Shared:
         self.quarantine = Quarantine(journal, clock.monotonic)
         self.allowances = Allowances(journal=journal, settings=settings, observer=observer, owner=owner, clock=clock)
         self.storage = CallStorage(journal, redaction, settings, outside.box, owner)
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointWriter(
             journal=journal,
             settings=settings,
             redaction=redaction,
             progress=progress,
-            redactor=outside.redactor,
             box=outside.box,
             owner=owner,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from interlock.contract.executors import kind_of
 from interlock.core.errors import Failure
 from interlock.executors.site import Site, make_executors
-from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.execution.active_calls import GRACE_S, ActiveCalls
 from interlock.gateway.execution.cancellation import Cancellation
 from interlock.gateway.execution.clean_failure import clean_failure, tool_failure
@@ -53,7 +53,7 @@ class ToolRunner:
         cancellation: Cancellation,
         credentials: Credentials,
         late: LateOutcomes,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointWriter,
         connect: Callable[[str], Connector],
     ) -> None:
         self._journal = journal

@@ -14,7 +14,7 @@ from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 from interlock.effects.session import SessionState
 from interlock.gateway import token_checks
-from interlock.gateway.checkpoints import Checkpoints
+from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.persistence.sessions import SessionStore
 from interlock.gateway.progress import ProgressReporter
 from interlock.gateway.redaction import CallRedaction
@@ -37,7 +37,7 @@ class Contexts:
         progress: ProgressReporter,
         outputs: Outputs,
         sessions: SessionStore,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointWriter,
         invoke: Callable[[Request], Awaitable[Result]],
         running: Callable[[str], Call | None],
     ) -> None:

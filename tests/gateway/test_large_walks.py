@@ -18,7 +18,7 @@ from interlock import Caller, Failure, Field, Hook, Interlock, tool
 from interlock.call.phases import Request
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.coerce import coerce
-from interlock.gateway import request, validate
+from interlock.gateway import input_checks, request
 from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.redaction import MOST_PRIVATE, CallRedaction
 from interlock.privacy.redact import SchemaRedactor
@@ -69,8 +69,8 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
         monkeypatch.setattr(owner, name, noted)
 
-    assert validate.coerce is coerce
-    watch(validate, "coerce")
+    assert input_checks.coerce is coerce
+    watch(input_checks, "coerce")
     watch(request, "canonical")
     watch(request, "private_copy")
     watch(SchemaRedactor, "apply")
@@ -117,7 +117,7 @@ async def test_only_large_results_are_searched_in_a_thread(
     assert result.redacted
     assert "@" not in str(result.value)
     assert (not large) in walked["apply"]
-    assert large not in walked["without"] | walked["apply"]
+    assert large not in walked["without_private_values"] | walked["apply"]
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -129,7 +129,7 @@ async def test_only_a_long_failure_is_cleaned_in_a_thread(
     assert failed.code == "E3401"
     assert "@" not in failed.message
     assert len(failed.message) < 20_000
-    assert walked["clean"] == {not large}
+    assert walked["redact_and_log"] == {not large}
 
 
 async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effect(lock: Interlock) -> None:

@@ -114,7 +114,7 @@ async def try_tool(
 
 async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
     """Validation alone decides; nothing runs."""
-    failure = await gateway.check(make(str(contract.id), case.input, key="trial", version=contract.version))
+    failure = await gateway.check(make(contract.address, case.input, key="trial", version=contract.version))
     if case.expect == "refused":
         refused = failure is not None and failure.row.error_code is ErrorCode.INVALID_INPUT
         return Outcome(case.name, refused, "" if refused else "was not refused")
@@ -129,7 +129,7 @@ async def _run_example(
     if mode == "fixture":
         return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
     dry = mode == "preview"
-    request = make(str(contract.id), case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
+    request = make(contract.address, case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
     result = await run(request)
     outcomes = [Outcome(case.name, result.ok, _why(result))]
     if contract.mutation.writes and result.ok:
@@ -144,7 +144,7 @@ async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: 
     if mode == "preview":
         hint = "a tool that writes runs its pairs inside a @tool.fixture, or with `interlock tools test --live`"
         return Outcome(case.name, False, hint)
-    result = await run(make(str(contract.id), case.input, key=case.name.replace(" ", "-")))
+    result = await run(make(contract.address, case.input, key=case.name.replace(" ", "-")))
     if not result.ok:
         return Outcome(case.name, False, _why(result))
     same = encode(result.value) == encode(case.output)
@@ -194,7 +194,7 @@ async def _run_in_fixture(
 ) -> list[Outcome]:
     try:
         async with _entered(tool.handlers["fixture"]) as arguments:
-            request = make(str(contract.id), arguments, key="fixture")
+            request = make(contract.address, arguments, key="fixture")
             first = await run(request)
             if not first.ok:
                 return [Outcome("fixture", False, _why(first))]

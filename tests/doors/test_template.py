@@ -52,7 +52,7 @@ REQUESTS = st.none() | st.integers() | st.text() | THOUSANDTHS
 
 @given(result=st.builds(_result, IDS, IDS, st.integers(0, 2**42), TOOK, RULES, ANY), request=REQUESTS)
 def test_a_template_says_of_every_plain_result_what_its_door_would_say(result: Result, request: Any) -> None:
-    assert result.plain
+    assert result.is_simple
     for word in WORDINGS.values():
         template = Template(lambda one, word=word: word(one, REQUEST), result.tool)
         assert template.fill(result, request) == encode(word(result, request))

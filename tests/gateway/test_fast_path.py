@@ -28,6 +28,7 @@ from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, R
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.phases import Read
+from interlock.call.prepared import Prepared
 from interlock.core.clock import Clock
 from interlock.executors.function import make
 from interlock.registry import quarantine
@@ -180,8 +181,8 @@ def watch(lock: Interlock) -> Taken:
     seen, line = Taken(), lock.gateway._fast_path  # pyright: ignore[reportPrivateUsage]
     real = line.take
 
-    def take(request: Request) -> Any:
-        found = real(request)
+    def take(request: Request, tool: Prepared | None = None) -> Any:
+        found = real(request, tool)
         if found is None:
             seen.left += 1
         elif isinstance(found, Result) or found.written is not None:

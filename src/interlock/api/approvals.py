@@ -93,7 +93,7 @@ class Approvals:
             words = ", ".join(takes) or "no arguments"
             raise Failure("E3004", f"{contract.ref} takes no `{unknown[0]}`; it takes {words}")
         standing = await parts.standing_approvals.grant(
-            str(contract.id),
+            contract.address,
             by=by,
             caller=who,
             tenant=tenant,

@@ -28,6 +28,7 @@ from interlock.telemetry.w3c import joined
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
+    from interlock.call.prepared import Prepared
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
 
@@ -102,20 +103,21 @@ class Calls:
         )  # fmt: skip
         return await self._parts.gateway.invoke(request, turn)
 
-    def invoke_plainly(
+    def invoke_simple(
         self,
-        tool: str,
+        address: str,
         arguments: Json,
         caller: Caller,
         door: str,
-        native: Mapping[str, Any] | None = None,
-        trace: str | None = None,
+        native: Mapping[str, Any] | None,
+        trace: str | None,
+        tool: Prepared,
     ) -> Coroutine[Any, Any, Result]:
-        """The same for a call of which nothing is said beside its arguments and its trace."""
+        """Make a call with arguments and a trace and nothing else. `tool` is what the catalog has for the address."""
         request = Request(
-            tool, arguments, caller, None, None, None, "", trace, None, None, False, "invoke", native, None, door
+            address, arguments, caller, None, None, None, "", trace, None, None, False, "invoke", native, None, door
         )  # fmt: skip
-        return self._parts.gateway.invoke(request)
+        return self._parts.gateway.invoke(request, None, tool)
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""

@@ -82,7 +82,7 @@ class Rule:
 
 def tool_uids(contract: Contract) -> tuple[Uid, ...]:
     """Return the entities that a call of a tool is about, or in."""
-    address = str(contract.id)
+    address = contract.address
     return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace)
 
 
@@ -369,7 +369,7 @@ def check(
         return [Fault(int(line.group(1)), "", line.group(2)) if line else Fault(1, "", failure.message)]
     tools: dict[str, list[Contract]] = {}
     for contract in contracts:
-        tools.setdefault(str(contract.id), []).append(contract)
+        tools.setdefault(contract.address, []).append(contract)
     faults = [
         *_name_faults(rules),
         *_type_faults(text, rules, tools),

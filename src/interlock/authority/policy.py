@@ -354,7 +354,7 @@ def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
     caller, contract = question.caller, question.contract
     # An agent without a stated kind is an agent, whatever its user is.
     kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
-    address, manifest = str(contract.id), contract.manifest
+    address, manifest = contract.address, contract.manifest
     request = {
         "principal": {"type": _KINDS[kind], "id": caller.acting},
         "action": {"type": "Action", "id": address},

@@ -144,7 +144,7 @@ class Remote:
         return {
             "subject": {"type": "agent" if caller.agent else caller.kind, "id": caller.acting, "properties": facts},
             "action": {"name": "tool.invoke"},
-            "resource": {"type": "tool", "id": str(contract.id), "properties": {"version": contract.version}},
+            "resource": {"type": "tool", "id": contract.address, "properties": {"version": contract.version}},
             "context": context,
         }
 

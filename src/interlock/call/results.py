@@ -130,7 +130,7 @@ class Result:
         return self.error is None
 
     @property
-    def plain(self) -> bool:
+    def is_simple(self) -> bool:
         """Whether the result consists only of the value, its source and the duration."""
         return (
             self.error is None and self.source == "compute" and self.persistence is INLINE

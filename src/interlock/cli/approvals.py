@@ -322,7 +322,7 @@ async def grant(
     who, tenant = _caller_meant(lock, caller, by)
     try:
         standing = await lock.standing_approvals.grant(
-            str(contract.id),
+            contract.address,
             by=by,
             caller=who,
             tenant=tenant,

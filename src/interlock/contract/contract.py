@@ -120,6 +120,11 @@ class Contract:
         return digest(self.manifest.document())
 
     @cached_property
+    def address(self) -> str:
+        """The namespace and the name of the tool: `namespace.name`."""
+        return str(self.id)
+
+    @cached_property
     def ref(self) -> str:
         return f"{self.id}@{self.version}"
 

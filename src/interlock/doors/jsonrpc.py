@@ -213,7 +213,7 @@ class JsonRpcDoor(Route):
                 result = result.without_modifiers()
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
-            if result.plain and not quiet:
+            if result.is_simple and not quiet:
                 return self._templates.of(result.tool, _told).fill(result, request_id)
             result = result.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}

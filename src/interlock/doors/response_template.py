@@ -23,7 +23,7 @@ REQUEST = "⟦request⟧"
 _CALL, _TRACE, _RULES, _VALUE = "⟦call⟧", "⟦trace⟧", ("⟦rule⟧",), ["⟦value⟧"]
 _AT_MS, _TOOK = 253_402_300_799_987, 71_234.567_891
 _FILLINGS = ("call", "trace", "at", "took", "rules", "request", "value", "text")
-_KEPT = 1000
+_MOST = 1000
 
 
 class Template:
@@ -50,32 +50,30 @@ class Template:
 
     def fill(self, result: Result, request: Any = None) -> bytes:
         """The answer to a plain call, to a request of this id."""
-        metadata, value = result.metadata, encode(result.value).decode()
+        metadata = result.metadata
+        try:
+            value, request_id = orjson.dumps(result.value).decode(), orjson.dumps(request).decode()
+        except TypeError:  # a number of more than 64 bits
+            value, request_id = encode(result.value).decode(), encode(request).decode()
         return self._filled(
             result.invocation_id,
             result.trace_id,
             iso(result.created_ms),
             orjson.dumps(metadata["latency_ms"]).decode(),
             orjson.dumps(metadata["policy_refs"]).decode() if self._has_rules else "",
-            encode(request).decode(),
+            request_id,
             value,
             value if not self._has_text or isinstance(result.value, str) else orjson.dumps(value).decode(),
         ).encode()
 
 
-class Templates:
+class Templates(dict[str, Template]):
     """A template for each tool, made when it is first called."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Template] = {}
-
-    def known(self, tool: str) -> Template | None:
-        return self._made.get(tool)
-
     def of(self, tool: str, put: Callable[[Result], Json]) -> Template:
-        found = self._made.get(tool)
+        found = self.get(tool)
         if found is None:
-            if len(self._made) >= _KEPT:
-                self._made.clear()
-            found = self._made[tool] = Template(put, tool)
+            if len(self) >= _MOST:
+                self.clear()
+            found = self[tool] = Template(put, tool)
         return found

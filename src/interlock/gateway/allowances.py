@@ -50,7 +50,7 @@ class Allowances:
         """Add what the call will use up to the actions that run with its intent. One of them may refuse the call."""
         call, contract = checked, checked.tool.contract
         uses: list[Callable[[Transaction], None]] = [*(call.more.uses or ())]
-        tool = str(contract.id)
+        tool = contract.address
         service = contract.manifest.external_service
         services = () if service is None else (service,)
         buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
@@ -73,7 +73,7 @@ class Allowances:
         """Return what is spent and what is left of the tightest budget that covers a call, for policies."""
         assert call.tool is not None
         tightest: tuple[int, int] | None = None
-        for allowance in self._budgets(call, caller, str(call.tool.contract.id)):
+        for allowance in self._budgets(call, caller, call.tool.contract.address):
             spent = budgets.used(self._journal.reader, allowance)
             if tightest is None or allowance.limit - spent < tightest[1]:
                 tightest = (spent, allowance.limit - spent)
@@ -131,7 +131,7 @@ class Allowances:
         caller = call.request.caller
         assert caller is not None
         assert call.tool is not None
-        held = self._budgets(call, caller, str(call.tool.contract.id))
+        held = self._budgets(call, caller, call.tool.contract.address)
         return budgets.settle(
             transaction, call.id, cost, held, task=task_of(call), session=billed_session(call), tenant=caller.tenant
         )

@@ -92,7 +92,7 @@ class CheckpointWriter:
             raise _over(call)
         kind: CheckpointType = "macro" if label in config.macro_events else "named"
         first, call.extend().noted = not call.more.noted, True
-        name, version, most = str(tool.contract.id), tool.contract.version, self.bounds.number
+        name, version, most = tool.contract.address, tool.contract.version, self.bounds.number
         owner, gone = owner_of(caller), orjson.dumps(redacted).decode()
 
         def unit(transaction: Transaction) -> int:

@@ -70,7 +70,7 @@ class Execution:
     async def _run_at(self, service: str, granted: Granted) -> Ran:
         """Run a call of an external service. A service that keeps failing is not called (E3501)."""
         call, tool = granted, granted.tool
-        entry = self._services.enter(service, tool.contract.manifest.circuit_breaker_config, str(tool.contract.id))
+        entry = self._services.enter(service, tool.contract.manifest.circuit_breaker_config, tool.contract.address)
         try:
             ran = await self._run(granted)
             if ran.more.source == "compute":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -33,6 +33,9 @@ from interlock.resilience.limits import LoopWatch
 from interlock.store import records
 from interlock.store.port import Store
 from interlock.telemetry.setup import Telemetry
+
+if TYPE_CHECKING:
+    from interlock.call.prepared import Prepared
 
 
 class FastRead(Read):
@@ -82,8 +85,11 @@ class FastPath:
         self._loops = loops
         self._batched = batched
 
-    def take(self, request: Request) -> Result | FastRead | None:
-        """Return the result of a simple read, or a read that is not done yet. None: nothing has happened."""
+    def take(self, request: Request, tool: Prepared | None = None) -> Result | FastRead | None:
+        """Return the result of a simple read, or a read that is not done yet. None: nothing has happened.
+
+        `tool` is what the catalog has for the request at this moment, if its caller has looked already.
+        """
         caller, given = request.caller, request.arguments
         if (
             request.key is not None or request.trace_id is not None or request.dry_run or request.id is not None
@@ -95,7 +101,7 @@ class FastPath:
             return None
         clock = self._clock
         try:
-            tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
+            tool = tool or self._catalog.at_hand(request.tool, request.version, caller.capability)
             if tool is None or not tool.fast_path or tool.input_redactor is None or tool.input_redactor.guarded:
                 return None
             taken = None if tool.take is None else tool.take(given, self._small)

@@ -266,7 +266,7 @@ class Hooks:
     def _matching(self, when: When, call: Call) -> list[Hook]:
         if call.tool is None:
             return []
-        name = str(call.tool.contract.id)
+        name = call.tool.contract.address
         return [hook for hook in self.registered if hook.when == when and fnmatch.fnmatchcase(name, hook.tools)]
 
     def _seen(self, call: Call, observed: Any, value: Any = None, error: Failure | None = None) -> Seen:

@@ -32,7 +32,7 @@ def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
     caller = request.caller
     assert caller is not None
     return key_scope(
-        tenant=caller.tenant, caller=caller.id, session=request.session, tool=str(contract.id),
+        tenant=caller.tenant, caller=caller.id, session=request.session, tool=contract.address,
         operation=request.operation, key=request.key, parent=request.parent, given=input_hash,
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from interlock.gateway.handlers import agrees
 from interlock.gateway.masking import masked
 
 if TYPE_CHECKING:
+    from interlock.call.prepared import Prepared
     from interlock.core.clock import Clock
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
@@ -116,9 +117,12 @@ class Gateway:
         self.checkpoints = checkpoints
         self.waiting_calls = waiting_calls
 
-    async def invoke(self, request: Request, turn: Turn | None = None) -> Result:
-        """Make one call, from request to result. One with a turn waits for it before its tool runs."""
-        read = self._fast_path.take(request) if turn is None else None
+    async def invoke(self, request: Request, turn: Turn | None = None, tool: Prepared | None = None) -> Result:
+        """Make one call, from request to result. One with a turn waits for it before its tool runs.
+
+        `tool` is the tool of the call, if its caller has just looked it up.
+        """
+        read = self._fast_path.take(request, tool) if turn is None else None
         if read is None:
             call = open_call.open_call(request, self._clock)
             return await self._answered(call, self._run(call, turn))

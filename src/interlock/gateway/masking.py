@@ -20,7 +20,7 @@ def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
     if tool is None:
         return failure if token is None else _unnamed(call.request.tool, token, catalog) or failure
     contract = tool.contract
-    if token is not None and not token.covers(str(contract.id), contract.version):
+    if token is not None and not token.covers(contract.address, contract.version):
         return Failure("E3204", f"the token does not name {contract.ref}")
     if lacking := sorted(set(tool.required_scopes) - caller.scopes):
         return Failure("E3206", f"{contract.ref} is not allowed: missing scope {', '.join(lacking)}")

@@ -36,7 +36,7 @@ class BlockedPath(Failure):
 
 def check_tool(capability: Capability, contract: Contract, environment: str) -> None:
     """Refuse a tool that the token does not name (E3204), or may not call here (E3206)."""
-    if not capability.covers(str(contract.id), contract.version):
+    if not capability.covers(contract.address, contract.version):
         raise Failure("E3204", f"the token does not name {contract.ref}")
     for link in capability.links:
         allowed = link.constraints.get("mutation_class")
@@ -140,7 +140,7 @@ def check_in_advance(
 ) -> None:
     """Refuse future calls, of a range of versions and with a pattern of arguments, that the token does not cover."""
     check_tool(capability, contract, environment)
-    whole = ToolGrant(str(contract.id), versions)
+    whole = ToolGrant(contract.address, versions)
     if any(widenings(link, replace(link, tools=(whole,))) for link in capability.links):
         raise Failure("E3204", f"the token does not name all of {whole}")
     bound = capability.bound

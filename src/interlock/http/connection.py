@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         app = cast("App", config.loaded_app)  # pyright: ignore[reportUnknownMemberType] - uvicorn leaves it open
         self._route = app if isinstance(app, Route) else Application(app)
         self._loop = _loop or asyncio.get_running_loop()
-        self._server = server_state
+        self.server = server_state
         self._parser = httptools.HttpRequestParser(self)
         self._common: Scope = {}
         self.transport: asyncio.Transport = _UNBORN
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._server.connections.add(self)  # pyright: ignore[reportArgumentType] - what uvicorn asks of it, it has
+        self.server.connections.add(self)  # pyright: ignore[reportArgumentType] - what uvicorn asks of it, it has
         self._common = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self, self._peer)
-        self._server.connections.discard(self)  # pyright: ignore[reportArgumentType] - as above
+        self.server.connections.discard(self)  # pyright: ignore[reportArgumentType] - as above
         if self._clock is not None:
             self._clock.cancel()
         self.resume_writing()
@@ -404,11 +404,11 @@ class Connection(asyncio.Protocol):
         self._answering = exchange
         # (To make up a name for each would take a tenth of the time that a task takes.)
         exchange.task = task = asyncio.Task(exchange.run(self._route, handler, body), loop=self._loop, name="request")
-        self._server.tasks.add(task)
+        self.server.tasks.add(task)
 
     def answered(self, exchange: Exchange) -> None:
         """An answer is out: on to the next request, if it may be made on this connection."""
-        self._server.total_requests += 1
+        self.server.total_requests += 1
         now = self._idle_since = self._loop.time()
         self._answering = None
         if not exchange.keep_alive:
@@ -424,16 +424,6 @@ class Connection(asyncio.Protocol):
                 self._wind(self._due)
         if self._paused and not self._waiting:
             self.resume_reading()
-
-    def over(self, exchange: Exchange) -> None:
-        """Nothing more is done for a request; until then, whoever ends the server waits for it."""
-        self._server.tasks.discard(exchange.task)
-
-    def common_headers(self) -> bytes:
-        headers = self._server.default_headers
-        if headers is not _common.headers:
-            _common.headers, _common.lines = headers, b"".join(b"%b: %b\r\n" % one for one in headers)
-        return _common.lines
 
     def pause_writing(self) -> None:
         self.writable = asyncio.Event()
@@ -518,14 +508,6 @@ def _refusal(status: bytes) -> bytes:
     return orjson.dumps(refusal(Failure(code, words), os.urandom(16).hex()))
 
 
-class _Common:
-    """The headers that every answer has, and the same as they are sent. uvicorn makes new ones each second."""
-
-    headers: object = None
-    lines = b""
-
-
-_common = _Common()
 _UNBORN: Any = None
 
 

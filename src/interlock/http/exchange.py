@@ -11,7 +11,7 @@ import http
 import logging
 import os
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -19,6 +19,9 @@ from interlock.core.errors import Failure
 from interlock.http.asgi import Disconnected, Message, Scope, refusal, server_ended, too_large
 from interlock.http.request_cache import CachedHead
 from interlock.http.route import NO_BODY, Handler, Reply, Route, respond
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
 
 # Of a body, what is kept before somebody reads it.
 _AHEAD = 64 << 10
@@ -32,6 +35,7 @@ class Wire(Protocol):
     """The connection, as far as one request needs it."""
 
     transport: asyncio.Transport
+    server: ServerState
     # To be awaited before more is written, while the client has not read enough; else None.
     writable: asyncio.Event | None
 
@@ -39,16 +43,8 @@ class Wire(Protocol):
 
     def resume_reading(self) -> None: ...
 
-    def common_headers(self) -> bytes:
-        """The headers of every answer."""
-        ...
-
     def answered(self, exchange: Exchange) -> None:
         """An answer is out."""
-        ...
-
-    def over(self, exchange: Exchange) -> None:
-        """Nothing more is done for a request."""
         ...
 
 
@@ -110,7 +106,8 @@ class Exchange:
         except Exception:  # noqa: BLE001 - whatever an application does, its client is told
             _log.exception("a request failed")
         finally:
-            self._wire.over(self)
+            # Until here, whoever ends the server waits for the request.
+            self._wire.server.tasks.discard(self.task)
             if not self.done and not self._gone:
                 self._break_off()
 
@@ -196,7 +193,8 @@ class Exchange:
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         if self.scope["method"] == "HEAD":
             body = b""
-        wire.transport.write(b"".join((_STATUS[status], wire.common_headers(), about, further, closing, b"\r\n", body)))
+        common = _common.lines if _common.headers is wire.server.default_headers else _common_headers(wire)
+        wire.transport.write(b"".join((_STATUS[status], common, about, further, closing, b"\r\n", body)))
         self.begun = self.done = True
         if self._news is not None:
             self._news.set()
@@ -206,7 +204,7 @@ class Exchange:
         self.begun = True
         length: int | None = None
         closes = False
-        lines = [_STATUS[status], self._wire.common_headers()]
+        lines = [_STATUS[status], _common_headers(self._wire)]
         for name, value in headers:
             if name == b"content-length":
                 length = int(value)
@@ -264,6 +262,23 @@ class Exchange:
         headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
         self._start(failure.row.http, headers)
         self._say(body, more=False)
+
+
+class _Common:
+    """The headers that every answer has, and the same as they are sent. uvicorn makes new ones each second."""
+
+    headers: object = None
+    lines = b""
+
+
+_common = _Common()
+
+
+def _common_headers(wire: Wire) -> bytes:
+    headers = wire.server.default_headers
+    if headers is not _common.headers:
+        _common.headers, _common.lines = headers, b"".join(b"%b: %b\r\n" % one for one in headers)
+    return _common.lines
 
 
 def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

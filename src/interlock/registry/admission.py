@@ -230,18 +230,18 @@ def publish(
 
     def unit(transaction: Transaction) -> bool:
         # Checked again inside the write: another process may have published since the examination.
-        published = tools.digest(transaction, str(contract.id), contract.version)
+        published = tools.digest(transaction, contract.address, contract.version)
         if published is not None:
             if published == digest:
                 return False
             raise Failure("E3103", f"{contract.ref} is published with other content; give the change a new version")
         _refuse_collisions(transaction, contract)
         tools.insert(
-            transaction, str(contract.id), contract.version, digest=digest, state=manifest.lifecycle_state,
+            transaction, contract.address, contract.version, digest=digest, state=manifest.lifecycle_state,
             manifest=document, origin=origin, published_ms=transaction.now_ms,
         )  # fmt: skip
         for alias in manifest.aliases:
-            tools.insert_alias(transaction, f"{manifest.namespace}.{alias}", str(contract.id))
+            tools.insert_alias(transaction, f"{manifest.namespace}.{alias}", contract.address)
         record_evidence(transaction, evidence)
         if source is not None:
             remember_source(transaction, digest, source)
@@ -257,7 +257,7 @@ def publish(
 
 
 def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
-    address, namespace = str(contract.id), contract.id.namespace
+    address, namespace = contract.address, contract.id.namespace
     taken = tools.aliased_by_other(transaction, address, address)
     if taken is not None:
         raise Failure("E3103", f"`{address}` is already an alias of {taken}")

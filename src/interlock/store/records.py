@@ -45,7 +45,7 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         "callerId": None if caller is None else caller.id,
         "agentId": None if caller is None else caller.agent,
         "tenant": None if caller is None else caller.tenant,
-        "toolId": request.tool if contract is None else str(contract.id),
+        "toolId": request.tool if contract is None else contract.address,
         "version": None if contract is None else contract.version,
         "operation": "preview" if request.dry_run else request.operation,
         "inputHash": call.input_hash,
@@ -226,7 +226,7 @@ def rest_of_read(
 ) -> str | None:
     """The common part of the records of a read; None before `closed_read` has written one like it."""
     always = _ALWAYS.get((decision, tool.digest, caller.id, caller.agent, caller.tenant, door))
-    return always if always is None or native is None else _native(native) + always
+    return always if always is None or native is None else f'"native":{orjson.dumps(native).decode()},{always}'
 
 
 def read(

@@ -118,7 +118,7 @@ class _Series:
 
     def __init__(self, tool: Prepared | None) -> None:
         contract = None if tool is None else tool.contract
-        self.tool = "unknown" if contract is None else str(contract.id)
+        self.tool = "unknown" if contract is None else contract.address
         self.version = "" if contract is None else contract.version
         self.mutation_class = "" if contract is None else contract.mutation.mutation_class
         self.timeout_class = "" if contract is None else contract.timeout.timeout_class

@@ -376,7 +376,7 @@ class Recording:
         contract = None if call.tool is None else call.tool.contract
         facts: dict[str, str | int | float | bool] = {
             # The requested name is text from the caller; only an existing tool has a name that may be shown.
-            "tool.id": "unknown" if contract is None else str(contract.id),
+            "tool.id": "unknown" if contract is None else contract.address,
             "tool.version": "" if contract is None else contract.version,
             "tool.invocation_id": call.id,
             "tool.status": call.state,

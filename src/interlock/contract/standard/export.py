@@ -124,7 +124,7 @@ def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDec
     """The tool_declaration of a version, without the fields that callers may not set."""
     manifest = contract.manifest
     facts = {
-        "tool_id": str(contract.id),
+        "tool_id": contract.address,
         "namespace": contract.id.namespace,
         "name": contract.id.name,
         "title": manifest.title or manifest.name,
@@ -191,7 +191,7 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
         {
             "identity": Identity.model_validate(
                 {
-                    "tool_id": str(contract.id),
+                    "tool_id": contract.address,
                     "name": contract.id.name,
                     "namespace": contract.id.namespace,
                     "aliases": manifest.aliases,
@@ -220,7 +220,7 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
                 "preflight_checks": ["preflight"] if _has(contract, "preflight") else [],
             },
             "permission_matching": {
-                "tool_names": [str(contract.id), *(f"{contract.id.namespace}.{one}" for one in manifest.aliases)],
+                "tool_names": [contract.address, *(f"{contract.id.namespace}.{one}" for one in manifest.aliases)],
                 "paths": marked[PATH],
                 "commands": marked[COMMAND],
                 "urls": sorted({*marked[URL], *marked[HOST]}),

@@ -146,11 +146,12 @@ class Calling:
         task.add_done_callback(self._running.discard)
         return CallUnderWay(task, partial(lock.cancel, call_id))
 
-    def call_here(self, wanted: Wanted, caller: Caller) -> Coroutine[Any, Any, Result]:
+    def call_here(self, wanted: Wanted, caller: Caller, tool: Prepared) -> Coroutine[Any, Any, Result]:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
         meta, arguments, address = wanted.meta, wanted.arguments, wanted.address
         if address is not None and _SAID.keys().isdisjoint(meta) and KEY not in arguments:
-            return self._service.calls.invoke_plainly(address, arguments, caller, DOOR, wanted.native, wanted.trace)
+            calls = self._service.calls
+            return calls.invoke_simple(address, arguments, caller, DOOR, wanted.native, wanted.trace, tool)
         return self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:
@@ -162,10 +163,10 @@ class Calling:
             await asyncio.gather(*late, return_exceptions=True)
 
     def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
-        ask = self._plain(wanted)
-        return self._keyed(ask, wanted, caller) if KEY in ask.arguments else ask
+        ask = self._without_key(wanted)
+        return self._with_key(ask, wanted, caller) if KEY in ask.arguments else ask
 
-    def _keyed(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
+    def _with_key(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
         """The call with its key where keys belong, if the argument of that name is the one that this door added."""
         if wanted.found is not None and ask.version is None:
             form = wanted.found[1]
@@ -186,7 +187,7 @@ class Calling:
             ask.task, ask.trace, ask.interaction, ask.native,
         )  # fmt: skip
 
-    def _plain(self, wanted: Wanted) -> Ask:
+    def _without_key(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
         if _SAID.keys().isdisjoint(meta):
             return Ask(

@@ -24,6 +24,8 @@ from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.core.errors import Failure
+from interlock.core.threads import INPUTS
+from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
 from interlock.doors.ids import usable
@@ -41,7 +43,7 @@ from interlock.doors.mcp.calling import (
 from interlock.doors.mcp.listing import EXPECTS, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import Receive, Scope, Send, check_body, header, read_with, replay
+from interlock.http.asgi import Receive, Scope, Send, check_body, header, replay
 from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
 from interlock.telemetry.w3c import joined
 
@@ -266,7 +268,7 @@ class McpRoute(Route):
         """The answer to a `tools/call`, made in the task of the request."""
         try:
             try:
-                result = await self.calling.call_here(wanted, caller)
+                result = await self.calling.call_here(wanted, caller, tool)
             except Failure as failure:
                 return self._put(request_id, unmade(wanted, failure))
             return self._from_template(request_id, result, tool, form) or self._put(
@@ -280,11 +282,11 @@ class McpRoute(Route):
     def _from_template(self, request_id: int | str, result: Result, tool: Prepared, form: Form) -> Reply | None:
         """The answer to a call that simply succeeded, from the template of its tool; None for any other."""
         # Another version may have come since the form was looked up; `answer` looks again.
-        if not result.plain or form.native or result.tool != tool.ref:
+        if not result.is_simple or form.native or result.tool != tool.ref:
             return None
-        template = self._templates.known(tool.ref)
+        template = self._templates.get(tool.ref)
         if template is None:
-            template = self._templates.of(tool.ref, lambda one: self._told(REQUEST, own(one, form)))
+            template = self._templates.of(tool.ref, lambda one: self._response(REQUEST, own(one, form)))
         return Reply(200, template.fill(result, request_id))
 
     async def watched(
@@ -332,9 +334,9 @@ class McpRoute(Route):
         """A result as a response, in the form that the SDK would give it."""
         if not _plain(result):
             result = self._judge.put("tools/call", result)
-        return Reply(200, encode(self._told(request_id, result)))
+        return Reply(200, encode(self._response(request_id, result)))
 
-    def _told(self, request_id: int | str, result: Json) -> Json:
+    def _response(self, request_id: int | str, result: Json) -> Json:
         result["_meta"][_SERVER] = self._stamp
         return {"jsonrpc": "2.0", "id": request_id, "result": result}
 
@@ -377,7 +379,10 @@ class _Handler:
         if self._method is None:
             return route.to_sdk(caller, body)
         try:
-            request = await read_with(route.read, body, self._method)
+            if len(body) <= LARGE_INPUT:
+                request = route.read(body, self._method)
+            else:
+                request = await INPUTS.run(route.read, body, self._method)
             if self._method == "tools/list":
                 return route.listed(request, caller)
             params: Json = request["params"]

@@ -115,7 +115,7 @@ class _Handler:
             else:
                 result = await self._calls.invoke(ask, caller, door=DOOR)
                 trace_id = result.trace_id
-                if result.plain:
+                if result.is_simple:
                     reply = Reply(200, self._route.templates.of(result.tool, success).fill(result))
                 else:
                     reply = of_result(result)

@@ -122,7 +122,7 @@ class NewTickets:
             id=ticket_id(now_ms, self._clock.random_bytes(8)),
             call=call.id,
             scope=idempotency.scope_for(call.request, contract, call.input_hash),
-            tool=str(contract.id),
+            tool=contract.address,
             version=contract.version,
             operation=call.request.operation,
             tenant=caller.tenant,

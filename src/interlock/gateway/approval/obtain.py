@@ -104,7 +104,7 @@ class ApprovalRequests:
             self._journal.reader,
             tenant=call.request.caller.tenant,
             caller=call.request.caller.acting,
-            tool=str(tool.contract.id),
+            tool=tool.contract.address,
             version=tool.contract.version,
             arguments=checked.input,
             now_ms=self._clock.now_ms(),

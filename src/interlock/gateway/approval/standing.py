@@ -71,7 +71,7 @@ class StandingApprovals:
         approval = Standing(
             id=f"sta_{new_id(now_ms, self._clock.random_bytes(8))}",
             tenant=tenant or by.tenant,
-            tool=str(contract.id),
+            tool=contract.address,
             versions=versions or contract.version,
             arguments=dict(arguments),
             caller=caller,

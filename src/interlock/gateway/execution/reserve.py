@@ -68,7 +68,7 @@ class Reservations:
             window_s = max(window_s, self._settings.undo_days * 86_400)
         wanted = idempotency.KeyRequest(
             scope=idempotency.scope_for(request, contract, call.input_hash),
-            tool=str(contract.id),
+            tool=contract.address,
             version=contract.version,
             key=request.key,
             caller=request.caller.id,

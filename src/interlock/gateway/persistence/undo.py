@@ -70,4 +70,4 @@ class UndoStore:
 
 def _undo(requested: Requested, arguments: Json) -> Json:
     contract, session = requested.tool.contract, requested.request.session
-    return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
+    return {"tool": contract.address, "version": contract.version, "session": session, "arguments": arguments}

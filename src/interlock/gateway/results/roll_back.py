@@ -48,7 +48,7 @@ class Rollback:
             if call.more.held is not None:
                 call.more.held.release()  # the undo needs the locks of the call
             undo = Request(
-                tool=str(tool.contract.id), arguments={}, caller=call.request.caller, key=f"rollback-{call.id}",
+                tool=tool.contract.address, arguments={}, caller=call.request.caller, key=f"rollback-{call.id}",
                 trace_id=call.trace_id, operation="compensate", parent=call.id, door="gateway",
             )  # fmt: skip
             undone = (await self._invoke(undo)).ok

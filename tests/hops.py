@@ -1,0 +1,162 @@
+"""Trace one call over MCP from the socket to the tool and back. `python -m tests.hops` prints every function it passes.
+
+A hop is a call of a function of ours, on the thread of the event loop, between the bytes of a request and the bytes of
+its answer. A coroutine that continues is not called again, and a comprehension is no function. The read is a small
+async function; the write has an idempotency key, a context and a declared effect.
+
+The journal writes the records of all calls of a turn together, in a thread or, where nothing else waits, on the loop.
+That work is counted apart: it is done once for many calls. `test_hops.py` holds the numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import orjson
+
+from interlock import Interlock
+from interlock.api.service import Service
+from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
+from interlock.doors.server import Listening, serving
+from tests import sample
+from tests.house import SOURCE
+from tests.support.calls import admit
+from tests.support.identities import did_of
+
+WARM_UP, TRACED = 20, 20
+_OURS = f"{SOURCE}/"
+_PROTOCOL = "2026-07-28"
+_META = {
+    "io.modelcontextprotocol/protocolVersion": _PROTOCOL,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "hops", "version": "1"},
+}
+
+
+# Functions below this one write to the database.
+_COMMIT = "Journal._flush"
+
+Functions = Counter[tuple[str, str]]
+
+
+class Trace(NamedTuple):
+    """The functions that one call passes, in the order of their first call, and how often each is called."""
+
+    functions: Functions
+    committing: Functions
+
+    @property
+    def hops(self) -> int:
+        return self.functions.total()
+
+    @property
+    def files(self) -> int:
+        return len({file for file, _ in self.functions})
+
+
+async def read() -> Trace:
+    """Trace a read."""
+    return await _least("demo-add", lambda _: {"a": 1, "b": 2})
+
+
+async def write() -> Trace:
+    """Trace a write with an idempotency key."""
+    return await _least("demo-increment", lambda turn: {"name": "a", "by": 1, "idempotency_key": f"hops-{turn}"})
+
+
+async def _least(tool: str, arguments: Callable[[int], dict[str, Any]]) -> Trace:
+    """Return the trace with the fewest hops, because background tasks of the server may run during a call."""
+    with tempfile.TemporaryDirectory() as home:
+        async with Interlock.open(Path(home), housekeeping=False) as interlock:
+            await admit(interlock, sample.add, sample.increment)
+            interlock.issuer_keys.init("EdDSA")
+            await interlock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+            tools = [ToolGrant("*")]
+            token = await interlock.tokens.issue(subject=did_of("ann"), tools=tools, by=interlock.caller)
+            async with serving(Service(interlock), Listening(port=0, grpc_port=None)) as server:
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                client = _Client(reader, writer, token, tool)
+                for turn in range(WARM_UP):
+                    await client.call(arguments(turn))
+                traces = [await _traced(client, arguments(WARM_UP + turn)) for turn in range(TRACED)]
+                writer.close()
+                await writer.wait_closed()
+            return min(traces, key=lambda one: one.hops)
+
+
+async def _traced(client: _Client, arguments: dict[str, Any]) -> Trace:
+    trace = Trace(Counter(), Counter())
+    entered: set[FrameType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        # The set holds the frames, so that the frame of a coroutine is known again when it continues.
+        if event != "call" or not code.co_filename.startswith(_OURS) or frame in entered or _is_comprehension(frame):
+            return
+        entered.add(frame)
+        functions = trace.committing if _commits(frame) else trace.functions
+        functions[code.co_filename.removeprefix(_OURS), code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        await client.call(arguments)
+    finally:
+        sys.setprofile(None)
+    return trace
+
+
+def _is_comprehension(frame: FrameType) -> bool:
+    return frame.f_code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+
+
+def _commits(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_qualname != _COMMIT:
+        frame = frame.f_back
+    return frame is not None
+
+
+class _Client(NamedTuple):
+    """A client that calls one tool over one connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    token: str
+    tool: str
+
+    async def call(self, arguments: dict[str, Any]) -> None:
+        params = {"_meta": _META, "name": self.tool, "arguments": arguments}
+        body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+        headers = {
+            "host": "localhost", "authorization": f"Bearer {self.token}", "content-type": "application/json",
+            "accept": "application/json, text/event-stream", "mcp-protocol-version": _PROTOCOL,
+            "mcp-method": "tools/call", "mcp-name": self.tool, "content-length": str(len(body)),
+        }  # fmt: skip
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.writer.write(f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body)
+        answer = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(answer.partition("content-length:")[2].split("\r\n")[0])
+        result = orjson.loads(await self.reader.readexactly(length))
+        assert "result" in result, result
+        assert not result["result"].get("isError"), result
+
+
+async def _main() -> None:
+    for name, trace in (("a read", await read()), ("a write with an idempotency key", await write())):
+        print(
+            f"{name}: {trace.hops} hops in {trace.files} files, and {trace.committing.total()} in the journal's write"
+        )
+        for (file, function), count in trace.functions.items():
+            print(f"{count:4}  {file}  {function}")
+        print()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

@@ -321,7 +321,7 @@ LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
     "request": lambda w, m, r: m.setattr(w.lock.gateway._requests, "read", r),  # pyright: ignore[reportPrivateUsage]
     "validate": lambda w, m, r: m.setattr(w.lock.gateway._validator, "validate", r),  # pyright: ignore[reportPrivateUsage]
     "a hook before": lambda w, _, r: _hook(w.lock, "pre", r),
-    "authorize": lambda w, m, r: [m.setattr(w.lock.gateway._authorizer, n, r) for n in ("clear", "authorize")],  # pyright: ignore[reportPrivateUsage]
+    "authorize": lambda w, m, r: [m.setattr(w.lock.gateway._authorizer, n, r) for n in ("grant_read", "authorize")],  # pyright: ignore[reportPrivateUsage]
     "execute": lambda w, m, r: m.setattr(w.lock.gateway._execution, "run", r),  # pyright: ignore[reportPrivateUsage]
     "verify": lambda w, m, r: m.setattr(w.lock.gateway._verifier, "verify", r),  # pyright: ignore[reportPrivateUsage]
     "closing": lambda w, m, r: m.setattr(w.lock.gateway._finisher, "succeed", r),  # pyright: ignore[reportPrivateUsage]

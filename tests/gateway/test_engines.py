@@ -215,7 +215,7 @@ class _OneDecision:
     def __init__(self) -> None:
         self.decision = Decision(behavior="allow", reason="all of it", rules=("all",), policy="one")
 
-    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+    def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         return self.decision
 
     def cached(self, question: Question) -> Decision | None:

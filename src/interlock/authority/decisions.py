@@ -45,7 +45,7 @@ class Engine(Protocol):
     same. A decision is never changed once it was returned: another answer is another object.
     """
 
-    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+    def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """The cached decision for a caller and a tool that holds for every call, if there is one."""
         ...
 
@@ -101,7 +101,7 @@ class Memory:
         self._by_object: dict[tuple[Caller, str], Slot] = {}
         self._by_facts: dict[tuple[Any, ...], Slot] = {}
         # Decisions that hold for every call of a caller and a tool, with their end.
-        self.plain: dict[tuple[Caller, str], tuple[Decision, float]] = {}
+        self.for_every_call: dict[tuple[Caller, str], tuple[Decision, float]] = {}
 
     def slot(self, question: Question) -> Slot | None:
         """Return the slot of a caller and a tool, if there is one."""
@@ -123,8 +123,8 @@ class Memory:
         self._by_facts[(*caller_facts(caller), question.digest)] = slot
         return slot
 
-    def get(self, slot: Slot, key: bytes, now_ms: int, whatever: Question | None = None) -> Decision | None:
-        """Return the cached decision, as passed to `put`; `whatever` states that it holds for every call."""
+    def get(self, slot: Slot, key: bytes, now_ms: int, every_call: Question | None = None) -> Decision | None:
+        """Return the cached decision, as passed to `put`; `every_call` states that it holds for every call."""
         cached = slot.decisions.get(_short(key))
         if cached is None:
             return None
@@ -133,23 +133,23 @@ class Memory:
         # Two clocks: the token ends by the wall clock, and setting that back must not extend anything.
         if now_ms >= decision.expires_ms or self._monotonic() >= until:
             return None
-        if whatever is not None:
+        if every_call is not None:
             # By another object for the same caller: a token that is verified anew makes one every minute.
-            self.plain[(whatever.caller, whatever.digest)] = cached
+            self.for_every_call[(every_call.caller, every_call.digest)] = cached
         return decision
 
-    def put(self, slot: Slot, key: bytes, decision: Decision, whatever: Question | None = None) -> None:
-        """Cache a decision; with `whatever`, for every call of the question's caller and tool."""
+    def put(self, slot: Slot, key: bytes, decision: Decision, every_call: Question | None = None) -> None:
+        """Cache a decision; with `every_call`, for every call of the question's caller and tool."""
         self._tidy()
         self._count += 1
         remembered = (decision, self._monotonic() + REMEMBER_S)
         slot.decisions[_short(key)] = remembered
-        if whatever is not None:
-            self.plain[(whatever.caller, whatever.digest)] = remembered
+        if every_call is not None:
+            self.for_every_call[(every_call.caller, every_call.digest)] = remembered
 
     def forget(self, subjects: Collection[str] | None) -> None:
         self.epoch += 1
-        self.plain.clear()
+        self.for_every_call.clear()
         if subjects is None:
             self._clear()
             return
@@ -165,7 +165,7 @@ class Memory:
     def _clear(self) -> None:
         self._by_object.clear()
         self._by_facts.clear()
-        self.plain.clear()
+        self.for_every_call.clear()
         self._count = 0
 
 

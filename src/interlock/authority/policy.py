@@ -118,12 +118,12 @@ class Policies:
 
     # Deciding
 
-    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+    def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """The cached decision for a caller and a tool that holds for every call: if no rule reads the call."""
         loaded = self._loaded
         if loaded is None or now - self._looked_at >= LOOK_EVERY_S:
             return None
-        cached = loaded.memory.plain.get((caller, digest))
+        cached = loaded.memory.for_every_call.get((caller, digest))
         if cached is None:
             return None
         decision, until = cached
@@ -159,8 +159,8 @@ class Policies:
             context = context_of(question, prepared.rules)
         except Failure as failure:
             return _refused(question, loaded.rules, failure)
-        whatever = None if prepared.rules.reads else question
-        decision = memory.get(slot, context, question.now_ms, whatever)
+        every_call = None if prepared.rules.reads else question
+        decision = memory.get(slot, context, question.now_ms, every_call)
         if decision is None:
             self.evaluations += 1
             answer = prepared.rules.ask(prepared.entities, prepared.request, context)
@@ -173,7 +173,7 @@ class Policies:
                 expires_ms=expiry(question),
                 blocked_path=blocked or None,
             )
-            memory.put(slot, context, decision, whatever)
+            memory.put(slot, context, decision, every_call)
         return decision
 
     def forget(self, subjects: Collection[str] | None) -> None:

@@ -70,7 +70,7 @@ class Remote:
         self._memory = Memory(clock.monotonic)
         self.questions = 0
 
-    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+    def cached_for_every_call(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """Always None: a remote engine may read anything of a call."""
         return None
 

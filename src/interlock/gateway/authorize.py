@@ -70,7 +70,7 @@ class Authorizer:
         odd = self._loops.seen(caller, tool.ref, call.input_hash, call.started)
         if odd is not None:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
-        decision = self._plainly(checked, caller) or await self._decide(checked, caller)
+        decision = self._decision_for_every_call(checked, caller) or await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
             look = self._granted(checked, looking=True)
             found = await self._approvals.obtain(checked, decision, look)
@@ -105,7 +105,7 @@ class Authorizer:
         """Grant only the preview of a call, for a reviewer who decides on it."""
         return self._granted(checked, looking=True)
 
-    def clear(self, read: Read) -> Decision | None:
+    def grant_read(self, read: Read) -> Decision | None:
         """Grant a fast-path read that fits its contract. None, and no grant, if the regular phases must decide."""
         caller, tool = read.caller, read.tool
         capability = caller.capability
@@ -114,20 +114,20 @@ class Authorizer:
                 self._verifier.check(capability)
             if capability.constrained or self._covered.get((capability.digest, tool.digest)) is not False:
                 return None
-        decision = self._engine.plain(caller, tool.digest, read.started, read.started_ms)
+        decision = self._engine.cached_for_every_call(caller, tool.digest, read.started, read.started_ms)
         if decision is None or decision.behavior != "allow" or decision.obligations:
             return None
         read.decision, read.grant = decision, self._grant
         return decision
 
-    def granted(self, read: Read) -> Granted:
+    def as_granted(self, read: Read) -> Granted:
         """Return a fast-path read as a granted call, to continue it in the regular phases."""
         assert read.decision is not None
         call: Call = read.requested()
         call.grant = read.grant
         return cast("Granted", call)
 
-    def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
+    def _decision_for_every_call(self, checked: Checked, caller: Caller) -> Decision | None:
         """Return a decision that allows the call whatever its input is; None if there is none. Most reads end here."""
         requested = checked
         call, tool = requested, requested.tool
@@ -137,7 +137,7 @@ class Authorizer:
             return None
         if caller.capability is not None:
             self._tokens.check(checked, caller.capability)
-        decision = self._engine.plain(caller, tool.digest, call.started, call.started_ms)
+        decision = self._engine.cached_for_every_call(caller, tool.digest, call.started, call.started_ms)
         if decision is None or decision.behavior != "allow" or decision.obligations:
             return None
         call.decision = decision

@@ -117,7 +117,7 @@ class FastPath:
             now_ms, now = clock.now_ms(), clock.monotonic()
             self._quarantine.check(tool.digest, tool.ref, now)
             read = FastRead(request, caller, tool, given, now_ms, now)
-            decision = self._authorizer.clear(read)
+            decision = self._authorizer.grant_read(read)
             if decision is None:
                 return None
             rest = records.rest_of_read(decision, tool, caller, request.door, request.native)
@@ -126,16 +126,16 @@ class FastPath:
             read.model_input, read.own = taken
             read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
-            odd = self._loops.seen(caller, tool.ref, input_hash, now)
-            if odd is not None:
-                self._observer.alert("RUNAWAY_LOOP", read.requested(), what=odd)
+            loop = self._loops.seen(caller, tool.ref, input_hash, now)
+            if loop is not None:
+                self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)
             begun = self._start(read)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
         if begun.ended:
-            told = self._close(read, begun.output, rest)
-            if told is not None:
-                return told
+            result = self._close(read, begun.output, rest)
+            if result is not None:
+                return result
         read.written, read.begun = None, begun
         return read
 
@@ -146,8 +146,8 @@ class FastPath:
         try:
             if redactor is None or self._hooks.registered:
                 return None
-            plainly = tool.fits_fast
-            if (plainly is None or not plainly(value, self._large)) and (
+            fits = tool.fits_fast
+            if (fits is None or not fits(value, self._large)) and (
                 size_of(value, self._large) > self._large or not tool.contract.output.fits(value)
             ):
                 return None
@@ -174,9 +174,9 @@ class FastPath:
         metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
         result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
         read.written, read.result = written, result
-        return self.tell(read) if written is None else read
+        return self.finish(read) if written is None else read
 
-    def tell(self, read: FastRead) -> Result:
+    def finish(self, read: FastRead) -> Result:
         """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
         self._metrics.read(read.tool, result.metadata["latency_ms"])

@@ -129,13 +129,13 @@ class Gateway:
         if isinstance(read, Result):
             return read
         if read.written is None:
-            granted = self._authorizer.granted(read)
+            granted = self._authorizer.as_granted(read)
             return await self._answered(granted, self._continue(granted, read.begun))
         try:
             await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported like that of any other call
             return await self._answered(_recorded(read), _raise(error))
-        return self._fast_path.tell(read)
+        return self._fast_path.finish(read)
 
     async def _run(self, call: Call, turn: Turn | None) -> Result:
         """Run the six phases, one after the other."""

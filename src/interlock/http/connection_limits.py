@@ -14,47 +14,47 @@ from typing import Any, Protocol
 MOST_PER_PEER = 1024
 
 
-class Member(Protocol):
-    """A connection, as far as making room is concerned."""
+class Limited(Protocol):
+    """The part of a connection that the limits use."""
 
     @property
     def idle_since(self) -> float | None:
         """When the last answer ended, or the connection began; None while a request is being answered."""
         ...
 
-    def make_room(self) -> None:
+    def close_idle(self) -> None:
         """Close an idle connection."""
         ...
 
 
-class Crowd:
+class ConnectionLimits:
     """All connections of one server, by peer."""
 
     def __init__(self, most: int, most_per_peer: int) -> None:
         self._most = most
         self._most_per_peer = most_per_peer
-        self._peers: dict[str, dict[Member, None]] = {}
+        self._peers: dict[str, dict[Limited, None]] = {}
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def enter(self, member: Member, peer: str) -> bool:
-        """Count a new connection. False where there is no room for it, and none could be made."""
+    def enter(self, connection: Limited, peer: str) -> bool:
+        """Count a new connection. False if a limit is reached and no idle connection could be closed."""
         theirs = self._peers.setdefault(peer, {})
         room = True
         if len(theirs) >= self._most_per_peer:
             room = self._close_idlest(peer)
         elif self._size >= self._most:
             room = self._close_idlest(max(self._peers, key=lambda one: len(self._peers[one])))
-        self._peers.setdefault(peer, {})[member] = None
+        self._peers.setdefault(peer, {})[connection] = None
         self._size += 1
         return room
 
-    def leave(self, member: Member, peer: str) -> None:
-        """A connection has ended."""
+    def leave(self, connection: Limited, peer: str) -> None:
+        """Stop counting a connection that has ended."""
         theirs = self._peers.get(peer)
-        if theirs is not None and theirs.pop(member, self) is None:
+        if theirs is not None and theirs.pop(connection, self) is None:
             self._size -= 1
             if not theirs:
                 del self._peers[peer]
@@ -63,15 +63,15 @@ class Crowd:
         idle = [(since, one) for one in self._peers[peer] if (since := one.idle_since) is not None]
         if not idle:
             return False
-        member = min(idle, key=lambda one: one[0])[1]
-        self.leave(member, peer)
-        member.make_room()
+        connection = min(idle, key=lambda one: one[0])[1]
+        self.leave(connection, peer)
+        connection.close_idle()
         return True
 
 
-def crowd_of(server_state: Any, most: int, most_per_peer: int) -> Crowd:
-    """The crowd of a server, which is kept with its state."""
-    found: Crowd | None = getattr(server_state, "interlock_crowd", None)
+def limits_of(server_state: Any, most: int, most_per_peer: int) -> ConnectionLimits:
+    """The limits of a server, stored with its state."""
+    found: ConnectionLimits | None = getattr(server_state, "interlock_limits", None)
     if found is None:
-        found = server_state.interlock_crowd = Crowd(most, most_per_peer)
+        found = server_state.interlock_limits = ConnectionLimits(most, most_per_peer)
     return found

@@ -19,7 +19,7 @@ from interlock import Change, Failure
 from interlock.approvals.standing import Standing, range_faults
 from interlock.approvals.ticket import Step, chain_of
 from interlock.contract.manifest import Approval, ApprovalStep
-from interlock.gateway.preview_diff import broken_promises, promised
+from interlock.gateway.preview_diff import predicted_changes, preview_differences
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ANN, BEN, ask, opened
@@ -180,7 +180,7 @@ CHANGES = st.lists(
 @given(said=CHANGES, done=CHANGES)
 def test_a_promise_is_kept_by_the_same_changes_with_no_other_values(said: list[Change], done: list[Change]) -> None:
     preview = [{"resource": one.resource, "operation": one.operation, "after": one.after} for one in said]
-    found = broken_promises({"promised": promised({"predicted_effects": preview})}, done)
+    found = preview_differences({"promised": predicted_changes({"predicted_effects": preview})}, done)
     values: dict[tuple[str, str], set[int | None]] = {}
     for one in said:
         values.setdefault((one.resource, one.operation), set()).add(one.after)

@@ -54,9 +54,9 @@ class Chores:
         courier: Courier,
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
-        pay: Callable[[], Awaitable[None]],
+        write_unrecorded: Callable[[], Awaitable[None]],
         release_pieces: Callable[[Callable[[str], bool]], Awaitable[None]],
-        heed: Callable[[], Awaitable[None]],
+        cancel_requested: Callable[[], Awaitable[None]],
         alive: Callable[[str], bool],
         alerts: Alerts,
         supervisor: Supervisor,
@@ -70,9 +70,9 @@ class Chores:
         self._courier = courier
         self._upstreams = upstreams
         self._announce = announce
-        self._pay = pay
+        self._write_unrecorded = write_unrecorded
         self._release_pieces = release_pieces
-        self._heed = heed
+        self._cancel_requested = cancel_requested
         self._alive = alive
         self._condition = Condition(home, alerts, announce)
         if settings.housekeeping:
@@ -84,8 +84,8 @@ class Chores:
         The end of the journal is signed with the next write; where none comes, a job sees to it.
         """
         supervisor.every("housekeeping", HOUSE_EVERY_S, self._keep_house)
-        supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._pay)
-        supervisor.every("requests of other processes", TICKETS_EVERY_S, self._heed)
+        supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._write_unrecorded)
+        supervisor.every("requests of other processes", TICKETS_EVERY_S, self._cancel_requested)
         supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
         supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
         supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)

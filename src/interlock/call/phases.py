@@ -103,11 +103,44 @@ class More:
     """Fields that few calls need. `Call.extend` makes it; a call that needs none of them shares `NOTHING`."""
 
     __slots__ = (
-        "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes",
-        "compensation", "context", "detected", "files", "held", "hidden", "hook_outputs", "lease", "looking",
-        "mappings", "meter", "mutations", "noted", "pagination", "parts", "predicted", "progress", "promised",
-        "provenance", "redacted", "resources", "runs_on", "scope", "source", "span", "task", "used", "uses", "waiter",
-        "warnings", "why",
+        "agreed",
+        "approval",
+        "approval_outcome",
+        "artifacts",
+        "attestations",
+        "borrowed",
+        "changes",
+        "compensation",
+        "context",
+        "detected",
+        "files",
+        "held",
+        "hidden",
+        "hook_outputs",
+        "lease",
+        "looking",
+        "mappings",
+        "meter",
+        "mutations",
+        "noted",
+        "pagination",
+        "parts",
+        "predicted",
+        "previewed",
+        "progress",
+        "provenance",
+        "redacted",
+        "resources",
+        "runs_on",
+        "scope",
+        "source",
+        "span",
+        "task",
+        "used",
+        "uses",
+        "waiter",
+        "warnings",
+        "why",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -139,7 +172,7 @@ class More:
         self.approval: str | None = None
         self.approval_outcome: Json | None = None
         self.agreed: Json | None = None
-        self.promised: Json | None = None
+        self.previewed: Json | None = None
         # Actions that use up its approval, budgets and rate limits, run with its intent, and whether they have run.
         self.uses: list[Callable[[Any], None]] | None = None
         self.used = False

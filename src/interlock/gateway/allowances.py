@@ -149,7 +149,7 @@ class Allowances:
         if failure.code == "E3504" and failure.retry_after_ms and service is not None and not call.more.borrowed:
             self._journal.post(limits.suspend(service, self._now_ms() + failure.retry_after_ms))
 
-    def tell(self, call: Call, overrun: Sequence[Overrun]) -> None:
+    def alert_overrun(self, call: Call, overrun: Sequence[Overrun]) -> None:
         """Alert when a call cost more than a budget had left."""
         for one in overrun:
             self._observer.alert("BUDGET_OVERRUN", call, **one.document())

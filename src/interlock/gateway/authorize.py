@@ -133,7 +133,7 @@ class Authorizer:
         call, tool = requested, requested.tool
         if tool.writes or tool.tier or tool.required_scopes or tool.confined:
             return None
-        if call.decision is not None or self._observer.heard(call):
+        if call.decision is not None or self._observer.has_listeners(call):
             return None
         if caller.capability is not None:
             self._tokens.check(checked, caller.capability)
@@ -173,7 +173,7 @@ class Authorizer:
         if decision.blocked_path is not None and not self._tokens.can_name(call, decision.blocked_path):
             decision = replace(decision, blocked_path=None)
         call.decision = decision
-        if self._observer.heard(call):
+        if self._observer.has_listeners(call):
             self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
         if decision.obligations:
             self._fulfil(call, decision)

@@ -105,7 +105,7 @@ class Execution:
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._contexts.make(granted) if wanted else None
         call.move("running")
-        if self._observer.heard(call):
+        if self._observer.has_listeners(call):
             self._observer.emit("tool.invocation.started", call)
         if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
             call.extend().warnings.append("PROGRESS_UNSUPPORTED")

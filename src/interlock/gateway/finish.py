@@ -88,7 +88,7 @@ class Finisher:
                 persistence = replace(persistence, decision="link", reason=withheld)
         call.move("succeeded")
         self._observer.closed(call, metadata, call.more.source)
-        if self._observer.heard(call):
+        if self._observer.has_listeners(call):
             self._announce(call, persistence, redacted)
         # Positional on purpose: keyword construction costs about 50 % more here.
         return Result(

@@ -129,7 +129,7 @@ class Hooks:
             # INVARIANT: a hook gets a copy that it cannot write to, and no reference to model_input.
             seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
-            said = len(call.more.hook_outputs)
+            first = len(call.more.hook_outputs)
             result = await self._run(hook, call, seen, requested.deadline)
             if result.permission is not None:
                 call.decision = stricter(call.decision, _decision(hook, result.permission))
@@ -138,7 +138,7 @@ class Hooks:
                 changed = len(call.more.mutations)
                 arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input), reviewer)
                 _note(call, hook, "updated_input", pointers=[one.pointer for one in call.more.mutations[changed:]])
-            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
+            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
         return arguments
 
     async def after(self, requested: Requested, value: Any) -> None:
@@ -154,10 +154,10 @@ class Hooks:
         given = await _observed(call)
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            said = len(call.more.hook_outputs)
+            first = len(call.more.hook_outputs)
             seen = self._seen(call, given, shown)
             self._ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
         """Run the failure hooks. They can only observe: the call has failed already."""
@@ -165,7 +165,7 @@ class Hooks:
         given = await _observed(call) if chosen else None
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            said = len(call.more.hook_outputs)
+            first = len(call.more.hook_outputs)
             left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
             shown = failure.saying(failure.message, copy.deepcopy(failure.details))
             seen = self._seen(call, given, None, shown)
@@ -179,7 +179,7 @@ class Hooks:
                     task.add_done_callback(lambda _, end=end: end.cancel())
             except Failure as blocked:
                 call.extend().warnings.append(blocked.message)
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[first:])
 
     async def close(self) -> None:
         """Cancel the hooks that still run, and wait a moment for them to end."""
@@ -237,15 +237,15 @@ class Hooks:
             # A progress record has no other field for its source that every protocol carries.
             words = _note(call, hook, "progress", text=self._text(call, result.progress))["text"]
             self._progress.report(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
-        self._say(call, hook, "message", result.messages)
-        self._say(call, hook, "context", result.context)
+        self._add_texts(call, hook, "message", result.messages)
+        self._add_texts(call, hook, "context", result.context)
         if result.stop is not None:
             why = self._text(call, result.stop)
             _note(call, hook, "stop", text=why)
             raise Failure("E3211", f"hook `{hook.id}` stopped the call: {why}")
         return result
 
-    def _say(self, call: Call, hook: Hook, kind: Said, texts: Sequence[str]) -> None:
+    def _add_texts(self, call: Call, hook: Hook, kind: OutputKind, texts: Sequence[str]) -> None:
         """Pass on texts of a hook, as far as the call has room for them."""
         said = [one["text"] for one in call.more.hook_outputs if one["output"] in ("message", "context")]
         room = MOST_CHARACTERS - sum(map(len, said))
@@ -275,10 +275,10 @@ class Hooks:
         return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
 
 
-Said = Literal["message", "progress", "decision", "context", "updated_input", "stop"]
+OutputKind = Literal["message", "progress", "decision", "context", "updated_input", "stop"]
 
 
-def _note(call: Call, hook: Hook, kind: Said, **facts: Any) -> Json:
+def _note(call: Call, hook: Hook, kind: OutputKind, **facts: Any) -> Json:
     """Add something that a hook emitted to the hook outputs, under the hook's name."""
     output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
     call.extend().hook_outputs.append(output)

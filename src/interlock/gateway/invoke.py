@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from interlock.gateway.observe import Observer
     from interlock.gateway.persistence.storage import CallStorage
     from interlock.gateway.request import Requests
-    from interlock.gateway.results.owed import OwedOutcomes
     from interlock.gateway.results.roll_back import Rollback
+    from interlock.gateway.results.unrecorded import UnrecordedOutcomes
     from interlock.gateway.results.waiting import PendingResults
     from interlock.gateway.reviewer_view import ReviewerView
     from interlock.gateway.stored_checkpoints import StoredCheckpoints
@@ -78,7 +78,7 @@ class Gateway:
         rollback: Rollback,
         finisher: Finisher,
         failed: FailedCalls,
-        owed: OwedOutcomes,
+        unrecorded: UnrecordedOutcomes,
         hooks: Hooks,
         observer: Observer,
         failure_log: FailureLog,
@@ -105,7 +105,7 @@ class Gateway:
         self._rollback = rollback
         self._finisher = finisher
         self._failed = failed
-        self._owed = owed
+        self._unrecorded = unrecorded
         self.hooks = hooks
         self.observer = observer
         self.failure_log = failure_log
@@ -244,16 +244,16 @@ class Gateway:
             if self._tracer is not None:
                 self._tracer.end(call)
 
-    async def pay(self) -> None:
+    async def write_unrecorded(self) -> None:
         """Write the outcomes that could not be recorded before, as far as the journal takes them now."""
         # Cancelled between the commit and the removal from the list, an outcome would be written twice.
-        await asyncio.shield(self._owed.pay())
+        await asyncio.shield(self._unrecorded.write_all())
 
     async def close(self) -> None:
-        """End the calls that run, and write the outcomes that are owed."""
+        """End the calls that run, and write the outcomes that are not recorded yet."""
         await self._execution.close()
         await self.hooks.close()
-        await self.pay()
+        await self.write_unrecorded()
         await self.telemetry.close()
 
 

@@ -56,7 +56,7 @@ class Observer:
         now_ms = self._clock.now_ms()
         self._send(Event(id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=now_ms, data=data))
 
-    def heard(self, call: Call) -> bool:
+    def has_listeners(self, call: Call) -> bool:
         """Whether anybody listens to the events of a call."""
         return bool(self.listeners) or call.id in self.followers
 

@@ -30,7 +30,7 @@ class ProgressReporter:
         call.extend().progress += 1
         if (
             call.request.on_progress is None
-            and not self._observer.heard(call)
+            and not self._observer.has_listeners(call)
             and not isinstance(call.more.span, Recording)
         ):
             return  # nobody listens

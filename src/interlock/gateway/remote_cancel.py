@@ -1,8 +1,8 @@
 """Calls that other processes on this data directory run: which process it is, and how to ask it to end them.
 
 A process stops its own calls. For a call of another process it stores a request; every process periodically looks for
-requests addressed to it (`heed`), and its answer is the call's `cancel` record, as always. A request that nobody takes
-up, because that process does no background work or has died meanwhile, is withdrawn.
+requests addressed to it (`cancel_requested`), and its answer is the call's `cancel` record, as always. A request that
+no process takes up, because that process does no background work or has died meanwhile, is withdrawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interlock.store.port import Store, Unit
 
 EVERY_S = 0.05
 TRIES = 100
-_WISH = "cancel:"
+_REQUEST = "cancel:"
 
 
 class RemoteCancel:
@@ -45,37 +45,37 @@ class RemoteCancel:
         """Ask the process that runs a call to end it. Returns its answer, or `unsupported` if it gives none."""
         reader = self._journal.reader
         before = len(ledger.of_kind(reader, call_id, "cancel"))
-        await self._journal.commit(_wish(call_id, owner, reason))
+        await self._journal.commit(_request(call_id, owner, reason))
         for _ in range(TRIES):
-            heard = ledger.of_kind(reader, call_id, "cancel")[before:]
-            if heard:
-                return str(orjson.loads(heard[0])["answer"])
+            answers = ledger.of_kind(reader, call_id, "cancel")[before:]
+            if answers:
+                return str(orjson.loads(answers[0])["answer"])
             if self.runs(call_id) is None:
                 break
             await asyncio.sleep(EVERY_S)
         await self._journal.commit(_take(call_id, owner))
         return "finished" if self.runs(call_id) is None else "unsupported"
 
-    async def heed(self, cancel: Callable[[str, Reason], str]) -> None:
+    async def cancel_requested(self, cancel: Callable[[str, Reason], str]) -> None:
         """Cancel the calls that other processes asked this one to cancel."""
         mine = self._instance.id
-        asked = [_said(mine, reason) for reason in REASONS]
-        for name, said in facts.between_with(self._journal.reader, _WISH, "cancel;", asked):
-            call_id = name.removeprefix(_WISH)
+        asked = [_request_value(mine, reason) for reason in REASONS]
+        for name, value in facts.between_with(self._journal.reader, _REQUEST, "cancel;", asked):
+            call_id = name.removeprefix(_REQUEST)
             if await self._journal.commit(_take(call_id, mine)):
-                cancel(call_id, list(REASONS)[asked.index(said)])
+                cancel(call_id, list(REASONS)[asked.index(value)])
 
 
-def _said(owner: str, reason: Reason) -> str:
+def _request_value(owner: str, reason: Reason) -> str:
     """Return who requested a cancellation and why. A process of an older version sends only the former."""
     return owner if reason == "interruption" else f"{owner} {reason}"
 
 
-def _wish(call_id: str, owner: str, reason: Reason) -> Unit[None]:
-    return lambda transaction: facts.put(transaction, _WISH + call_id, _said(owner, reason))
+def _request(call_id: str, owner: str, reason: Reason) -> Unit[None]:
+    return lambda transaction: facts.put(transaction, _REQUEST + call_id, _request_value(owner, reason))
 
 
 def _take(call_id: str, owner: str) -> Unit[bool]:
     """Return a unit that takes up or withdraws a request. It returns whether the request was still there."""
-    said = [_said(owner, reason) for reason in REASONS]
-    return lambda transaction: facts.remove_with(transaction, _WISH + call_id, said)
+    value = [_request_value(owner, reason) for reason in REASONS]
+    return lambda transaction: facts.remove_with(transaction, _REQUEST + call_id, value)

@@ -41,7 +41,7 @@ class Executing:
         journal, clock, settings, instance = outside.journal, outside.clock, outside.settings, outside.instance
         observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
         allowances, storage, checkpoints = shared.allowances, shared.storage, shared.checkpoints
-        outputs, owed = returning.outputs, returning.owed
+        outputs, unrecorded = returning.outputs, returning.unrecorded
 
         def note_start(call: Call) -> None:
             journal.post(reconcile.begin(call.id, instance.id, records.started(call, clock.now_ms())))
@@ -67,7 +67,7 @@ class Executing:
             active=active,
             cancellation=self.cancellation,
             credentials=credentials,
-            late=LateOutcomes(clock, failure_log, allowances, storage, outputs, owed),
+            late=LateOutcomes(clock, failure_log, allowances, storage, outputs, unrecorded),
             checkpoints=checkpoints,
             connect=outside.connect,
         )
@@ -84,7 +84,7 @@ class Executing:
                 allowances=allowances,
                 storage=storage,
                 outputs=outputs,
-                owed=owed,
+                unrecorded=unrecorded,
             ),
             locks=ResourceLocks(outside.locks, self.audit, clock, failure_log),
             contexts=Contexts(

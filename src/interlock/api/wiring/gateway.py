@@ -91,7 +91,7 @@ def build_gateway(outside: Outside) -> Gateway:
         rollback=Rollback(observer, storage.undo, hooks, invoke),
         finisher=returning.finisher,
         failed=FailedCalls(failure_log, hooks, executing.cancellation, executing.execution, returning.failures),
-        owed=returning.owed,
+        unrecorded=returning.unrecorded,
         hooks=hooks,
         observer=observer,
         failure_log=failure_log,

@@ -6,10 +6,10 @@ from interlock.api.wiring.shared import Outside, Shared
 from interlock.gateway.finish import Finisher
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.owed import OwedOutcomes
 from interlock.gateway.results.record_failure import FailureWriter
 from interlock.gateway.results.record_success import SuccessWriter
 from interlock.gateway.results.replay import Replays
+from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.gateway.results.waiting import PendingResults
 from interlock.gateway.verify import ResultVerifier
 
@@ -22,7 +22,7 @@ class Returning:
         observer, redaction, failure_log = shared.observer, shared.redaction, shared.failure_log
         allowances, storage = shared.allowances, shared.storage
         self.outputs = outputs = Outputs(outside.redactor, settings, observer, redaction, clock.random_bytes)
-        self.owed = owed = OwedOutcomes(journal, clock, observer)
+        self.unrecorded = unrecorded = UnrecordedOutcomes(journal, clock, observer)
         metadata = ResultMetadata(clock, observer, redaction, outputs)
         replays = Replays(journal, clock, observer, storage, outputs, metadata)
         self.verifier = ResultVerifier(
@@ -44,7 +44,7 @@ class Returning:
             inputs=storage.inputs,
             outputs=outputs,
             metadata=metadata,
-            success=SuccessWriter(redaction, allowances, storage, outputs, metadata, owed),
+            success=SuccessWriter(redaction, allowances, storage, outputs, metadata, unrecorded),
             replays=replays,
         )
         self.failures = FailureWriter(
@@ -56,5 +56,5 @@ class Returning:
             storage=storage,
             outputs=outputs,
             metadata=metadata,
-            owed=owed,
+            unrecorded=unrecorded,
         )

@@ -15,7 +15,7 @@ from interlock.approvals.ticket import Shown, Ticket, chain_of, ticket_id
 from interlock.data.canonical import digest
 from interlock.gateway import idempotency
 from interlock.gateway.approval.waiting_call import WaitingCalls, content_of
-from interlock.gateway.preview_diff import promised
+from interlock.gateway.preview_diff import predicted_changes
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class NewTickets:
             return None
         preview = await self._preview(to_preview)
         # The predicted changes are encrypted too: a short value can be guessed from its digest.
-        content = {**content_of(checked, self._clock.monotonic()), "promised": promised(preview)}
+        content = {**content_of(checked, self._clock.monotonic()), "promised": predicted_changes(preview)}
         sealed = self._waiting.seal(content, ticket.id)
         shown = Shown(ticket.params, self._view.preview(call, preview)).sealed(self._box, ticket.id)
         ticket = replace(ticket, shown=shown, sealed=sealed)

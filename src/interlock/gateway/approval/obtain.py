@@ -86,7 +86,7 @@ class ApprovalRequests:
         assert ticket.sealed is not None
         agreed = self._waiting.unseal(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
         # An edited input has a preview of its own, and the preview of the original input does not apply to it.
-        call.extend().promised = {"promised": agreed["promised"]}
+        call.extend().previewed = {"promised": agreed["promised"]}
         if ticket.edited is None:
             return Obtained()
         return Obtained(edited=agreed["arguments"], by=ticket.resolved_by or "", agreed=agreed.get("agreed"))

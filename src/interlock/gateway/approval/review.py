@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 from interlock.gateway import token_checks
 from interlock.gateway.allowances import uses_of
 from interlock.gateway.approval.waiting_call import WaitingCalls, stored_caller
-from interlock.gateway.preview_diff import promised
+from interlock.gateway.preview_diff import predicted_changes
 from interlock.store.tickets import any_open
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Reviews:
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
         _refuse_overruled(call, names)
         preview, seen = await self._gateway.foresee(checked)
-        whole = {"arguments": arguments, "agreed": digest(agreed), "promised": promised(preview)}
+        whole = {"arguments": arguments, "agreed": digest(agreed), "promised": predicted_changes(preview)}
         shown = self._view.input(call, agreed)
         changed = self._waiting.seal_edit(ticket.id, shown, names, seen)
         return Edit(self._waiting.seal(whole, ticket.id), changed, digest(agreed), names)

@@ -17,8 +17,8 @@ from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.map_output import is_small, map_output
 from interlock.gateway.results.outcome import stored
 from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.owed import OwedOutcomes
 from interlock.gateway.results.placement import payload_ref, persistence_of, result_hash
+from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.store import idempotency as idempotency_rows
 from interlock.store import records
 
@@ -39,14 +39,14 @@ class LateOutcomes:
         allowances: Allowances,
         storage: CallStorage,
         outputs: Outputs,
-        owed: OwedOutcomes,
+        unrecorded: UnrecordedOutcomes,
     ) -> None:
         self._clock = clock
         self._failure_log = failure_log
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
-        self._owed = owed
+        self._unrecorded = unrecorded
         self._settling: set[asyncio.Task[None]] = set()
 
     def watch(self, granted: Granted, tool: Unfinished) -> None:
@@ -74,7 +74,7 @@ class LateOutcomes:
         task.add_done_callback(settled)
 
     async def _record(self, granted: Granted, done: Unfinished) -> None:
-        """Record the outcome of a write that was cut off. If it cannot be written now, it is owed like any closing."""
+        """Record the outcome of a write that was cut off; later, like any closing, if it cannot be written now."""
         call, scope, caller, storage = granted, granted.more.scope, granted.request.caller, self._storage
         assert scope is not None
         assert caller is not None
@@ -117,11 +117,11 @@ class LateOutcomes:
 
         try:
             ahead = await storage.payloads.write_ahead(caller, bodies, strict=False)
-            await self._owed.write(call, lambda transaction: unit(transaction, ahead))
+            await self._unrecorded.write(call, lambda transaction: unit(transaction, ahead))
         except Failure as failure:
             if failure.code != "E3409":
                 raise  # `settled` logs it; the outcome stays unknown, and its idempotency key blocked
-            # The closing is owed, and that has been logged.
+            # The closing is written later, and that has been logged.
         finally:
             storage.payloads.abandon(bodies)
 

@@ -15,7 +15,7 @@ from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.owed import OwedOutcomes
+from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
@@ -41,7 +41,7 @@ class Reservations:
         allowances: Allowances,
         storage: CallStorage,
         outputs: Outputs,
-        owed: OwedOutcomes,
+        unrecorded: UnrecordedOutcomes,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -51,7 +51,7 @@ class Reservations:
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
-        self._owed = owed
+        self._unrecorded = unrecorded
         # Calls of this process that hold a key, for which others may wait.
         self._holders: dict[str, asyncio.Future[None]] = {}
 
@@ -80,9 +80,9 @@ class Reservations:
         )
         # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
         self._storage.outcomes.check_key()
-        if self._owed.owes:
+        if self._unrecorded.waiting:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
-            await asyncio.shield(self._owed.pay())
+            await asyncio.shield(self._unrecorded.write_all())
         while True:
             found = await self._committed(call, wanted)
             if isinstance(found, idempotency.Reserved):
@@ -146,7 +146,7 @@ class Reservations:
                     transaction.append("settled", wanted.call, idempotency.given_back(call, wanted, transaction.now_ms))
             self._allowances.give_back(transaction, call)
 
-        self._owed.commit_or_owe(call, unit)
+        self._unrecorded.commit_or_retry(call, unit)
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
         """Wait for the call that holds the key, within the deadline of this call."""

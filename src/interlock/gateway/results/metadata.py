@@ -11,7 +11,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.gateway.observe import Observer
-from interlock.gateway.preview_diff import broken_promises
+from interlock.gateway.preview_diff import preview_differences
 from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.outputs import Outputs
 from interlock.privacy.scrub import holds
@@ -80,8 +80,8 @@ class ResultMetadata:
 
     def compare_with_preview(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
         """Compare what the call did with the preview that its reviewer was shown, and alert if they differ."""
-        assert call.more.promised is not None
-        differences = broken_promises(call.more.promised, changes)
+        assert call.more.previewed is not None
+        differences = preview_differences(call.more.previewed, changes)
         if differences:
             metadata["previewDifferences"] = [
                 self._redaction.redact_text(call, difference) for difference in differences

@@ -94,7 +94,7 @@ def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
     return _CAUSE.get(failure.code, "timeout" if state == "timed_out" else "user_interruption")
 
 
-def told(call: Call, failure: Failure, cause: str | None) -> Failure:
+def with_cause(call: Call, failure: Failure, cause: str | None) -> Failure:
     """Return a failure with the hook outputs and the cause in its details, as every protocol carries them."""
     more: Json = {} if cause is None else {"synthetic_cause": cause}
     if call.more.hook_outputs:
@@ -134,4 +134,4 @@ def left_nothing(call: Call, metadata: Json) -> bool:
     """Whether a read with a context has changed nothing and attached nothing."""
     context, more = call.more.context, call.more
     changed = context is not None and isinstance(context.session, SessionState) and context.session.changed
-    return not (changed or more.changes or more.detected or more.promised or "handoffs" in metadata)
+    return not (changed or more.changes or more.detected or more.previewed or "handoffs" in metadata)

@@ -16,7 +16,7 @@ from interlock.gateway.results import outcome
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outcome import stored, unsettled
 from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.owed import OwedOutcomes
+from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FailureWriter:
         storage: CallStorage,
         outputs: Outputs,
         metadata: ResultMetadata,
-        owed: OwedOutcomes,
+        unrecorded: UnrecordedOutcomes,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -58,7 +58,7 @@ class FailureWriter:
         self._storage = storage
         self._outputs = outputs
         self._metadata = metadata
-        self._owed = owed
+        self._unrecorded = unrecorded
 
     async def fail(self, call: Call, failure: Failure, state: State) -> Result:
         """Record a failure, then return it as a result."""
@@ -121,13 +121,13 @@ class FailureWriter:
 
         written, failure = await self._record_failure(call, failure, unit)
         self._storage.inputs.abandon(sent)
-        self._allowances.tell(call, written.overrun)
+        self._allowances.alert_overrun(call, written.overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)
         if settlement == "unknown" and not written.ended_before:
-            self._owed.tell_unknown(call)
+            self._unrecorded.alert_unknown(call)
         self._observer.closed(call, metadata, source, failure)
-        if self._observer.heard(call):
+        if self._observer.has_listeners(call):
             event = _EVENT_OF_STATE.get(state, "failed")
             self._observer.emit(f"tool.invocation.{event}", call, error_code=failure.code)
             self._observer.emit("tool.result.created", call)
@@ -138,7 +138,7 @@ class FailureWriter:
             created_ms=now_ms,
             trace_id=call.trace_id,
             metadata=metadata,
-            error=outcome.told(call, failure, cause),
+            error=outcome.with_cause(call, failure, cause),
             source=source,
         )
 
@@ -179,7 +179,7 @@ class FailureWriter:
         if "failed" in MOVES[call.state]:
             call.move("failed")
         if settlement == "unknown" and not written.ended_before:
-            self._owed.tell_unknown(call)
+            self._unrecorded.alert_unknown(call)
         metadata: Json = {"latency_ms": latency_ms}
         return Result(
             invocation_id=call.id,
@@ -194,11 +194,11 @@ class FailureWriter:
     async def _record_failure(self, call: Call, failure: Failure, unit: Unit[_Written]) -> tuple[_Written, Failure]:
         """Commit the record of a failure. Returns the failure to report: this one, or that it could not be written."""
         if failure.code == "E3409" and call.more.scope is not None:
-            # The closing that failed is owed already, and will say how the call really ended.
+            # The closing that failed is written later, and will say how the call really ended.
             return _Written(ended_before=False), failure
         try:
             if call.more.scope is not None:
-                written = await self._owed.write(call, unit)
+                written = await self._unrecorded.write(call, unit)
             else:
                 written = await self._journal.commit(unit)
         except Failure as unwritten:

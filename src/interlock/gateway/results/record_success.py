@@ -22,8 +22,8 @@ from interlock.gateway.persistence.storage import CallStorage
 from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.results.metadata import ResultMetadata
 from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.owed import OwedOutcomes
 from interlock.gateway.results.placement import payload_ref, result_hash
+from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class SuccessWriter:
         storage: CallStorage,
         outputs: Outputs,
         metadata: ResultMetadata,
-        owed: OwedOutcomes,
+        unrecorded: UnrecordedOutcomes,
     ) -> None:
         self._redaction = redaction
         self._allowances = allowances
         self._storage = storage
         self._outputs = outputs
         self._metadata = metadata
-        self._owed = owed
+        self._unrecorded = unrecorded
 
     async def write(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> str:
         """Record a success. Returns why its payloads were withheld, or an empty string."""
@@ -142,7 +142,7 @@ class SuccessWriter:
             withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
         finally:
             storage.inputs.abandon(sent)
-        self._allowances.tell(call, overrun)
+        self._allowances.alert_overrun(call, overrun)
         return withheld
 
     def _session_of(self, verified: Verified) -> SessionState | None:
@@ -159,11 +159,11 @@ class SuccessWriter:
         call, more = verified, verified.more
         reported = (*more.changes, *(() if session is None else session.changes()))
         changes = self._outputs.writable(call, (*reported, *more.detected))
-        if more.promised is not None and more.context is not None:
+        if more.previewed is not None and more.context is not None:
             # Values of detected changes are descriptions, which no preview contains.
             detected = (replace(one, after=None) for one in more.detected)
-            promised = self._outputs.writable(call, (*reported, *detected))
-            self._metadata.compare_with_preview(call, promised, metadata)
+            made = self._outputs.writable(call, (*reported, *detected))
+            self._metadata.compare_with_preview(call, made, metadata)
         reports = more.context is not None and not verified.tool.remote
         if more.scope is not None and reports and not changes and verified.request.operation == "invoke":
             # A tool without a context cannot report changes, so an empty report of such a tool means nothing.
@@ -179,7 +179,7 @@ class SuccessWriter:
         try:
             ahead = await self._storage.payloads.write_ahead(caller, bodies, strict=call.more.scope is None)
             call.recorded = True
-            return await self._owed.write(call, lambda transaction: unit(transaction, ahead))
+            return await self._unrecorded.write(call, lambda transaction: unit(transaction, ahead))
         except BaseException:
             self._storage.payloads.abandon(bodies)
             raise
@@ -209,5 +209,5 @@ async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # it has been told: what could not be recorded is owed
+            task.exception()  # logged already; the outcome is recorded later
         raise

@@ -22,31 +22,31 @@ T = TypeVar("T")
 _log = logging.getLogger("interlock.gateway")
 
 
-class OwedOutcomes:
+class UnrecordedOutcomes:
     """Commits closings. Those that could not be written are committed first at the next opportunity."""
 
     def __init__(self, journal: Store, clock: Clock, observer: Observer) -> None:
         self._journal = journal
         self._clock = clock
         self._observer = observer
-        self._owed: list[tuple[Call, Unit[Any]]] = []
-        self._paying = asyncio.Lock()
+        self._waiting: list[tuple[Call, Unit[Any]]] = []
+        self._writing = asyncio.Lock()
 
     async def write(self, call: Call, unit: Unit[T]) -> T:
         """Commit the closing of a call that may have changed something. Returns what its unit returned.
 
-        If it cannot be written now, the effect stands and its record is owed: it is kept and goes first next time, and
-        the caller is told that the outcome is not on record, not that all is well. An error that the store did not
+        If it cannot be written now, the effect stands and the closing is kept, to be written before the next one. The
+        caller gets a failure that says that the outcome is not on record. An error that the store did not
         raise is raised again when a second attempt meets it too: what the tool reported cannot be written at all.
         """
         try:
-            if self._owed:
-                await asyncio.shield(self.pay())
+            if self._waiting:
+                await asyncio.shield(self.write_all())
             return await self._twice(call, unit)
         except Failure as failure:
             if failure.code == "E3410" or call.more.scope is None:
                 raise
-            self._owed.append((call, unit))
+            self._waiting.append((call, unit))
             _log.error("the outcome of call %s could not be recorded: %s", call.id, failure.message)
             raise Failure(
                 "E3409",
@@ -64,25 +64,25 @@ class OwedOutcomes:
             _log.error("the closing of call %s failed", call.id, exc_info=error)
             return await self._journal.submit(unit)
 
-    def commit_or_owe(self, call: Call, unit: Unit[Any]) -> None:
-        """Commit a unit without waiting for it. If it cannot be written now, it is owed like a closing."""
+    def commit_or_retry(self, call: Call, unit: Unit[Any]) -> None:
+        """Commit a unit without waiting for it. If it cannot be written now, it is written later, like a closing."""
 
         def note(written: asyncio.Future[Any]) -> None:
             if not written.cancelled() and written.exception() is not None:
-                self._owed.append((call, unit))
+                self._waiting.append((call, unit))
 
         asyncio.ensure_future(self._journal.commit(unit)).add_done_callback(note)
 
     @property
-    def owes(self) -> bool:
+    def waiting(self) -> bool:
         """Whether there are outcomes that could not be recorded yet."""
-        return bool(self._owed)
+        return bool(self._waiting)
 
-    async def pay(self) -> None:
-        """Write the closings that are owed, oldest first, for as long as the journal takes them."""
-        async with self._paying:
-            while self._owed:
-                call, unit = self._owed[0]
+    async def write_all(self) -> None:
+        """Write the closings that were kept, oldest first, for as long as the journal takes them."""
+        async with self._writing:
+            while self._waiting:
+                call, unit = self._waiting[0]
                 try:
                     await self._twice(call, unit)
                 except Exception as error:  # noqa: BLE001 - one closing that cannot be written must not keep the rest
@@ -91,10 +91,10 @@ class OwedOutcomes:
                     # Its session has moved on, or its closing cannot be written at all. What it did stands, and a
                     # person must look.
                     if await self._journal.commit(_as_unknown(call, self._clock)):
-                        self.tell_unknown(call)
-                del self._owed[0]
+                        self.alert_unknown(call)
+                del self._waiting[0]
 
-    def tell_unknown(self, call: Call) -> None:
+    def alert_unknown(self, call: Call) -> None:
         """Alert that nobody can say whether a call took effect."""
         self._observer.alert("OUTCOME_UNKNOWN", call, reason=reconcile.advice(call.id))
 

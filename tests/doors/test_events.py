@@ -182,14 +182,14 @@ async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_
 async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
     here: Place, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[weakref.ref[progress.Trail]] = []
+    begun: list[weakref.ref[progress.EventHistory]] = []
 
-    class Watched(progress.Trail):
+    class Watched(progress.EventHistory):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             begun.append(weakref.ref(self))
 
-    monkeypatch.setattr(progress, "Trail", Watched)
+    monkeypatch.setattr(progress, "EventHistory", Watched)
     monkeypatch.setattr(progress, "MOMENT_S", 0.0)
     for _ in range(3):
         async with following(here, call) as frames:

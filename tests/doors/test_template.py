@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from interlock.call.results import Result
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
-from interlock.doors.mcp.calling import own
+from interlock.doors.mcp.calling import own_result
 from interlock.doors.mcp.listing import Form
 from interlock.doors.response_template import REQUEST, Template, Templates
 from interlock.doors.rest.answers import success
@@ -35,8 +35,10 @@ def _asked(put: Callable[[Result], Json]) -> Callable[[Result, Any], Json]:
 WORDINGS: dict[str, Callable[[Result, Any], Json]] = {
     "REST": lambda result, _: success(result),
     "JSON-RPC": _asked(Result.document),
-    "MCP": _asked(lambda result: own(result, Form(native=False, wraps=False, headers=False, keyed=False))),
-    "MCP, wrapped": _asked(lambda result: own(result, Form(native=False, wraps=True, headers=False, keyed=False))),
+    "MCP": _asked(lambda result: own_result(result, Form(native=False, wraps=False, headers=False, keyed=False))),
+    "MCP, wrapped": _asked(
+        lambda result: own_result(result, Form(native=False, wraps=True, headers=False, keyed=False))
+    ),
 }
 
 

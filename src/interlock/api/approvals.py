@@ -39,7 +39,7 @@ class Approvals:
         late = undelivered(self._parts.journal, ticket=ticket.id)
         return {
             **_ticket_document(ticket),
-            "told": told(self._parts.journal, ticket),
+            "told": notified_channels(self._parts.journal, ticket),
             "undelivered": [{"channel": one.channel, "attempts": one.attempts, "error": one.error} for one in late],
         }
 
@@ -165,7 +165,7 @@ def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
     return parts.ownership.reaches(by, facts)
 
 
-def told(journal: Store, ticket: Ticket) -> list[str]:
+def notified_channels(journal: Store, ticket: Ticket) -> list[str]:
     """The channels by which people were notified of a ticket."""
     return notifications.sent_channels(journal.reader, ticket.id)
 

@@ -39,8 +39,8 @@ HOUSE_EVERY_S = 600.0
 CONDITION_EVERY_S = 10.0
 
 
-class Chores:
-    """The chores of one process on a home. `upstreams` gives them when they are first looked at."""
+class BackgroundTasks:
+    """The background tasks of one process on a data directory. `upstreams` returns the upstreams on first use."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class Chores:
 
         The end of the journal is signed with the next write; where none comes, a job sees to it.
         """
-        supervisor.every("housekeeping", HOUSE_EVERY_S, self._keep_house)
+        supervisor.every("housekeeping", HOUSE_EVERY_S, self._maintain_if_due)
         supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._write_unrecorded)
         supervisor.every("requests of other processes", TICKETS_EVERY_S, self._cancel_requested)
         supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
         supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
-        supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)
+        supervisor.every("tickets", TICKETS_EVERY_S, self._sweep_tickets)
         if self._settings.resume_approved:
             supervisor.every("approved calls", TICKETS_EVERY_S, self._approved_calls.resume_all)
-        supervisor.every("signing of the journal", TICKETS_EVERY_S, self._keep_signed)
+        supervisor.every("signing of the journal", TICKETS_EVERY_S, self._sign_journal)
         supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
-        supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._keep_watch, at_once=False)
+        supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._probe_upstreams, at_once=False)
 
     async def maintain(self) -> list[Milestone]:
-        """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
+        """Remove expired data and retire versions that are due. Runs by itself once an hour."""
         for evict, at_once in _EVICTIONS:
             while await self._journal.commit(evict) == at_once:
                 pass
@@ -120,7 +120,7 @@ class Chores:
             retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping")
             retention.shrink(self._home)
 
-    async def _keep_house(self) -> None:
+    async def _maintain_if_due(self) -> None:
         if await self._journal.commit(_maintenance_due):
             await self.maintain()
 
@@ -131,15 +131,15 @@ class Chores:
         await self._release_pieces(self._alive)
         await remove_pieces(self._journal)
 
-    async def _keep_tickets(self) -> None:
+    async def _sweep_tickets(self) -> None:
         await self._approvals.sweep()
         self._courier.wake()
 
-    async def _keep_signed(self) -> None:
+    async def _sign_journal(self) -> None:
         if self._journal.unsigned:
             await self._journal.commit(_sign)
 
-    async def _keep_watch(self) -> None:
+    async def _probe_upstreams(self) -> None:
         await self._upstreams().probe_all()
 
 
@@ -162,7 +162,7 @@ def _sign(_: Transaction) -> None:
 
 
 def _maintenance_due(transaction: Transaction) -> bool:
-    """Whether an hour has passed since any process on this home kept house; if so, it is this one's turn."""
+    """Whether an hour has passed since any process on this data directory ran maintenance; if so, this one does."""
     return _turn(transaction, "maintained_ms", 3_600_000)
 
 

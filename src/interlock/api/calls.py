@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.call_records import CallRecords
 from interlock.api.call_views import evidence, inputs_for_auditors, span_on_record
-from interlock.api.progress import Trails
+from interlock.api.progress import EventHistories
 from interlock.api.rights import require
 from interlock.call.connector import Interaction
 from interlock.call.phases import REASONS, Reason, Request
@@ -77,8 +77,8 @@ class Calls:
         self._parts = parts
         self._records = CallRecords(parts)
         self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
-        self._kept: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
-        self._trails = Trails(parts.listen)
+        self._results: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
+        self._histories = EventHistories(parts.listen)
 
     # Making
 
@@ -127,7 +127,7 @@ class Calls:
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
         self._running[call_id] = caller, ask, task
-        task.add_done_callback(lambda done: self._keep(call_id, caller, done))
+        task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
         return call_id
 
     def _check_room(self, caller: Caller) -> None:
@@ -146,23 +146,23 @@ class Calls:
                 words = f"{count} calls {whose} run in the background already, and `{name}` allows no more"
                 raise Failure("E3701", words, retry_after_ms=1000)
 
-    def _keep(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
+    def _store_result(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
         del self._running[call_id]
         if done.cancelled() or done.exception() is not None:
             return
         owner = _owner(caller)
-        self._kept[call_id] = caller, done.result()
-        theirs = [one for one, (by, _) in self._kept.items() if _owner(by) == owner]
+        self._results[call_id] = caller, done.result()
+        theirs = [one for one, (by, _) in self._results.items() if _owner(by) == owner]
         if len(theirs) > KEPT_EACH:
-            del self._kept[theirs[0]]
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+            del self._results[theirs[0]]
+        if len(self._results) > KEPT:
+            self._results.popitem(last=False)
 
     # Following
 
     def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
-        by, result = self._kept.get(call_id, (None, None))
+        by, result = self._results.get(call_id, (None, None))
         if by is None or result is None or _owner(by) != _owner(caller):
             return None
         tool, _, version = result.tool.partition("@")
@@ -321,24 +321,24 @@ class Calls:
         _, _, task = self._running.get(call_id, (None, None, None))
         status = await self.find(call_id, caller)  # also: whether it is theirs
         at = after or 0
-        with self._trails.followed(call_id, task) as (trail, anew):
-            if trail is not None:
+        with self._histories.followed(call_id, task) as (history, anew):
+            if history is not None:
                 # Without a place to go on from, it is heard from now on.
-                at = trail.count if anew or after is None else min(at, trail.count)
+                at = history.count if anew or after is None else min(at, history.count)
             if anew and after is not None:
                 yield None, _missed(call_id, None)
-            while trail is not None:
-                before, events = trail.behind(at)
+            while history is not None:
+                before, events = history.behind(at)
                 if before > at:
-                    yield None, _missed(call_id, before - at if at >= trail.began else None)
+                    yield None, _missed(call_id, before - at if at >= history.began else None)
                 for number, event in enumerate(events, before + 1):
                     yield number, event
                 at = before + len(events)
-                if at < trail.count:
+                if at < history.count:
                     continue
                 if task is None or task.done():
                     break
-                await trail.news(task)
+                await history.changed(task)
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
             status = self.status(call_id, caller)
@@ -361,10 +361,10 @@ class Calls:
         if await self._parts.approvals.withdraw(call_id, by=caller):
             return "canceled"
         answer = await self._records.call_off(call_id, why)
-        kept = self._kept.get(call_id)
+        kept = self._results.get(call_id)
         if kept is not None and why == "discard" and kept[1].ok:
             gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
-            self._kept[call_id] = kept[0], replace(kept[1], value=None, persistence=gone)
+            self._results[call_id] = kept[0], replace(kept[1], value=None, persistence=gone)
         return answer
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
@@ -383,7 +383,7 @@ class Calls:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        self._trails.close()
+        self._histories.close()
 
 
 def _refuse_long(ask: Ask) -> None:

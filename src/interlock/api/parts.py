@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.api import demonstration
 from interlock.api.authority import Authority
-from interlock.api.background import Chores, open_sandbox
+from interlock.api.background import BackgroundTasks, open_sandbox
 from interlock.api.storage import Storage
 from interlock.api.wiring.gateway import Outside, build_gateway
 from interlock.api.wiring.reviewing import Reviewing
@@ -124,7 +124,7 @@ class Parts:
             attempt_s=settings.notify_timeout_s,
             alert=self._channel_fails,
         )
-        self.background = Chores(
+        self.background = BackgroundTasks(
             home=home,
             journal=self.journal,
             clock=clock,

@@ -1,8 +1,8 @@
 """Events of calls for their followers, kept so that a follower can reconnect and get what it missed.
 
-A trail begins when a call that runs is first followed, and holds the latest events, numbered. It outlives its last
-follower by a moment, in which whoever lost the connection comes back and goes on behind the last event it has. Nothing
-is heard, and so nothing costs anything, of calls that nobody follows.
+A history begins when a running call is first followed, and holds the latest events, numbered. It is kept for a while
+after its last follower has gone, so that a client that lost its connection can continue after the last event that it
+has. Calls that nobody follows cost nothing.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Listen(Protocol):
     def __call__(self, listener: Listener, *, call: str) -> Callable[[], None]: ...
 
 
-class Trail:
+class EventHistory:
     """The latest events of one call."""
 
     def __init__(self, call_id: str, count: int, listen: Listen) -> None:
-        # The number of the latest event, and of the last that was not heard.
+        # The number of the latest event, and of the last one before this history.
         self.count = self.began = count
         self.followers = 0
         self.until: asyncio.TimerHandle | None = None
         self._events: deque[Json] = deque(maxlen=EVENTS)
-        self._news = asyncio.Event()
-        self._deaf: Callable[[], None] | None = listen(self._hear, call=call_id)
+        self._changed = asyncio.Event()
+        self._unsubscribe: Callable[[], None] | None = listen(self._on_event, call=call_id)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._events.append(event.document())
         self.count += 1
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def behind(self, number: int) -> tuple[int, list[Json]]:
         """The number before the first event that is kept behind another, and all that are."""
@@ -54,80 +54,80 @@ class Trail:
         before = max(number, gone)
         return before, list(islice(self._events, before - gone, None))
 
-    async def news(self, task: asyncio.Task[Result]) -> None:
+    async def changed(self, task: asyncio.Task[Result]) -> None:
         """Wait for an event, or the end of the task that makes them."""
-        heard = asyncio.ensure_future(self._news.wait())
+        waiting = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait({heard, task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            heard.cancel()
+            waiting.cancel()
 
     def end(self) -> None:
-        """Hear no more; what was heard is kept."""
-        if self._deaf is not None:
-            self._deaf()
-            self._deaf = None
+        """End the subscription. The events so far are kept."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
 
 
-class Trails:
-    """The trails of calls that are followed, or were a moment ago."""
+class EventHistories:
+    """The histories of calls that are followed, or were a moment ago."""
 
     def __init__(self, listen: Listen) -> None:
         self._listen = listen
-        self._trails: dict[str, Trail] = {}
-        # Of calls that run and were ever followed: the latest number when a trail was let go of.
+        self._histories: dict[str, EventHistory] = {}
+        # The latest number of running calls whose histories were removed.
         self._numbers: dict[str, int] = {}
 
     @contextmanager
-    def followed(self, call_id: str, task: asyncio.Task[Result] | None) -> Generator[tuple[Trail | None, bool]]:
-        """The trail of a call, which is kept meanwhile and a moment longer, and whether nothing was kept before.
+    def followed(self, call_id: str, task: asyncio.Task[Result] | None) -> Generator[tuple[EventHistory | None, bool]]:
+        """The history of a call, which is kept meanwhile and a moment longer, and whether nothing was kept before.
 
         Where none is kept it begins now, if the call has a task that runs.
         """
-        trail = self._trails.get(call_id)
-        anew = trail is None
-        if trail is None and task is not None:
-            trail = self._trails[call_id] = self._begin(call_id, task)
-        if trail is None:
+        history = self._histories.get(call_id)
+        anew = history is None
+        if history is None and task is not None:
+            history = self._histories[call_id] = self._begin(call_id, task)
+        if history is None:
             yield None, anew
             return
-        trail.followers += 1
-        if trail.until is not None:
-            trail.until.cancel()
+        history.followers += 1
+        if history.until is not None:
+            history.until.cancel()
         try:
-            yield trail, anew
+            yield history, anew
         finally:
-            trail.followers -= 1
-            if not trail.followers:
-                self._leave(call_id, trail)
+            history.followers -= 1
+            if not history.followers:
+                self._leave(call_id, history)
 
-    def _begin(self, call_id: str, task: asyncio.Task[Result]) -> Trail:
-        # INVARIANT: a number is given once in a call. Between two trails one is left out, for all that nobody heard.
+    def _begin(self, call_id: str, task: asyncio.Task[Result]) -> EventHistory:
+        # INVARIANT: a number is given once in a call. Between two histories one is left out, for all events in between.
         if call_id not in self._numbers:
             self._numbers[call_id] = -1
             task.add_done_callback(lambda _: self._end(call_id))
-        return Trail(call_id, self._numbers[call_id] + 1, self._listen)
+        return EventHistory(call_id, self._numbers[call_id] + 1, self._listen)
 
     def _end(self, call_id: str) -> None:
         self._numbers.pop(call_id, None)
-        if call_id in self._trails:
-            self._trails[call_id].end()
+        if call_id in self._histories:
+            self._histories[call_id].end()
 
-    def _leave(self, call_id: str, trail: Trail) -> None:
-        trail.until = asyncio.get_running_loop().call_later(MOMENT_S, self._forget, call_id)
-        left = [name for name, one in self._trails.items() if not one.followers]
+    def _leave(self, call_id: str, history: EventHistory) -> None:
+        history.until = asyncio.get_running_loop().call_later(MOMENT_S, self._forget, call_id)
+        left = [name for name, one in self._histories.items() if not one.followers]
         if len(left) > LEFT:
             self._forget(left[0])
 
     def _forget(self, call_id: str) -> None:
-        trail = self._trails.pop(call_id, None)
-        if trail is not None:
-            trail.end()
+        history = self._histories.pop(call_id, None)
+        if history is not None:
+            history.end()
             if call_id in self._numbers:
-                self._numbers[call_id] = trail.count
-            if trail.until is not None:
-                trail.until.cancel()
+                self._numbers[call_id] = history.count
+            if history.until is not None:
+                history.until.cancel()
 
     def close(self) -> None:
-        for call_id in list(self._trails):
+        for call_id in list(self._histories):
             self._forget(call_id)

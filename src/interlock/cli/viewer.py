@@ -81,9 +81,9 @@ class Local:
         return any(lock.instance.alive(other) for other in others)
 
     def told(self, ticket: Ticket) -> list[str]:
-        from interlock.api.approvals import told
+        from interlock.api.approvals import notified_channels
 
-        return told(self._lock.journal, ticket)
+        return notified_channels(self._lock.journal, ticket)
 
     def undelivered(self, ticket: Ticket) -> list[Json]:
         from interlock.approvals.notify import undelivered

@@ -214,7 +214,7 @@ class JsonRpcDoor(Route):
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
             if result.is_simple and not quiet:
-                return self._templates.of(result.tool, _told).fill(result, request_id)
+                return self._templates.of(result.tool, _success).fill(result, request_id)
             result = result.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
 
@@ -415,7 +415,7 @@ class _Place(NamedTuple):
         return asyncio.current_task() in self.turns.overlapped
 
 
-def _told(result: Result) -> Json:
+def _success(result: Result) -> Json:
     return {"jsonrpc": "2.0", "id": REQUEST, "result": result.document()}
 
 

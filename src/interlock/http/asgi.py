@@ -22,6 +22,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 4 << 20
+# A larger body is read in a thread.
+LARGE_BODY = LARGE_INPUT
 MOST_COMING = 256 << 20
 _JSON = (b"content-type", b"application/json")
 
@@ -115,7 +117,7 @@ async def read_document(body: bytes, most_values: int) -> Any:
 
 async def read_with(read: Callable[Concatenate[bytes, P], T], body: bytes, *args: P.args, **named: P.kwargs) -> T:
     """Read a body, beside the event loop where it is large."""
-    if len(body) <= LARGE_INPUT:
+    if len(body) <= LARGE_BODY:
         return read(body, *args, **named)
     return await INPUTS.run(read, body, *args, **named)
 

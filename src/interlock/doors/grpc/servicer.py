@@ -246,7 +246,7 @@ class Servicer:
         return messages.tool(version, tools.availability(version), tools.timeout(version)["class"])
 
     async def invoke(self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc) -> wire.CallResult:
-        return _told(await self._invoke(request, caller, rpc))
+        return _call_result(await self._invoke(request, caller, rpc))
 
     async def _invoke(
         self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc, call_id: str | None = None
@@ -279,7 +279,7 @@ class Servicer:
 
     async def resume(self, request: wire.ResumeRequest, caller: Caller, _: Rpc) -> wire.CallResult:
         # It goes on whether or not this client waits for it: others may.
-        return _told(await self._service.calls.resume(request.invocation_id, caller))
+        return _call_result(await self._service.calls.resume(request.invocation_id, caller))
 
     # Long-running calls
 
@@ -314,7 +314,7 @@ class Servicer:
             self._ears.close(stream)
         if call.cancelled():
             raise stream.refused or Failure("E3703", f"the call of `{first.start.tool_id}` was cancelled by its caller")
-        await context.write(wire.RunEvent(result=_told(call.result())).SerializeToString())
+        await context.write(wire.RunEvent(result=_call_result(call.result())).SerializeToString())
 
     async def _obey(self, context: Context, stream: Stream) -> None:
         """Do what later messages say, until there are none."""
@@ -398,7 +398,7 @@ class Ears:
             stream.put(told)
 
 
-def _told(result: Result) -> wire.CallResult:
+def _call_result(result: Result) -> wire.CallResult:
     """A result as a message. A failure ends the RPC, but for the diagnostics that the table gives the status OK."""
     if result.error is not None and not result.pending and result.error.row.grpc != "OK":
         raise Unsuccessful(result, result.error)

@@ -128,7 +128,7 @@ class McpDoor(Route):
             self._names,
             self._listing,
             self._calling,
-            judge=sdk,
+            sdk_rules=sdk,
             sdk=sdk.handle,
             stamp=sdk.server.server_info_stamp,
             max_body=self._max_body,

@@ -40,7 +40,7 @@ MISSING_CAPABILITY = -32021
 # What a client may say of a call in `_meta`, and of which type it is.
 _KEY, _SESSION, _VERSION, _DRY_RUN = "interlock/key", "interlock/session", "interlock/version", "interlock/dryRun"
 _TIMEOUT = "interlock/timeoutMs"
-_SAID: Mapping[str, type] = {
+_META_TYPES: Mapping[str, type] = {
     _KEY: str,
     _SESSION: str,
     _VERSION: str,
@@ -94,7 +94,7 @@ class Wanted:
         return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
 
 
-class CallUnderWay:
+class RunningCall:
     """A call that was started, and may be given up on."""
 
     __slots__ = ("_cancel", "task")
@@ -132,10 +132,10 @@ class Calling:
             call.give_up()
             raise
         except Failure as failure:
-            return unmade(wanted, failure)
+            return not_made(wanted, failure)
         return await self.answer(wanted, result)
 
-    def begin(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> CallUnderWay:
+    def begin(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> RunningCall:
         """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
         ask, lock = self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
@@ -144,12 +144,12 @@ class Calling:
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return CallUnderWay(task, partial(lock.cancel, call_id))
+        return RunningCall(task, partial(lock.cancel, call_id))
 
     def call_here(self, wanted: Wanted, caller: Caller, tool: Prepared) -> Coroutine[Any, Any, Result]:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
         meta, arguments, address = wanted.meta, wanted.arguments, wanted.address
-        if address is not None and _SAID.keys().isdisjoint(meta) and KEY not in arguments:
+        if address is not None and _META_TYPES.keys().isdisjoint(meta) and KEY not in arguments:
             calls = self._service.calls
             return calls.invoke_simple(address, arguments, caller, DOOR, wanted.native, wanted.trace, tool)
         return self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
@@ -189,12 +189,12 @@ class Calling:
 
     def _without_key(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
-        if _SAID.keys().isdisjoint(meta):
+        if _META_TYPES.keys().isdisjoint(meta):
             return Ask(
                 address, wanted.arguments, None, None, "", None, False, None, wanted.trace, wanted.interaction,
                 wanted.native,
             )  # fmt: skip
-        for name, kind in _SAID.items():
+        for name, kind in _META_TYPES.items():
             if name in meta and not _is(meta[name], kind):
                 words = f"_meta[{name!r}] must be {_WORDS[kind]}"
                 raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
@@ -220,17 +220,17 @@ class Calling:
         if result.error is not None:
             # A tool that was found has a version; what it could not find is its own affair.
             if result.error.code == "E3101" and "@" not in result.tool:
-                return unmade(wanted, result.error, result.trace_id)
+                return not_made(wanted, result.error, result.trace_id)
             asked = questions(wanted.answers, result.error)
             if asked is not None:
                 return {**asked, "_meta": _about(result)}
             return _failed(result.error, result.trace_id, _about(result))
         if result.source == "preview":
-            return _instead(result.text(), "preview", result.value, _about(result))
+            return _described(result.text(), "preview", result.value, _about(result))
         if result.persistence.ref is not None:
-            return _kept(result)
+            return _stored(result)
         form = self._form(wanted, result)
-        return _native(result) if form.native else own(result, form)
+        return _native(result) if form.native else own_result(result, form)
 
     def _form(self, wanted: Wanted, result: Result) -> Form:
         """The form of the results of the version that was called. Another may have come since it was looked up."""
@@ -243,7 +243,7 @@ class Calling:
         pending: Json = result.metadata["pending"]
         ticket = await self._service.lock.approvals.show(pending["ticketId"])
         groups = " or ".join(f"`{group}`" for group in ticket.approvers)
-        return _instead(
+        return _described(
             f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
             f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "
             f"or {pending['pollEndpoint']}.\n"
@@ -285,7 +285,7 @@ def no_trace() -> str:
     return os.urandom(16).hex()
 
 
-def unmade(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> Json:
+def not_made(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> Json:
     """The answer to a call that came to nothing before there was a tool to make it of."""
     trace_id = trace_id or (no_trace() if wanted.trace is None else wanted.trace[3:35])
     if failure.code == "E3101":
@@ -303,7 +303,7 @@ def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
     }
 
 
-def own(result: Result, form: Form) -> Json:
+def own_result(result: Result, form: Form) -> Json:
     """The result of one of our own tools."""
     value = {"result": result.value} if form.wraps else result.value
     return {
@@ -322,9 +322,9 @@ def _native(result: Result) -> Json:
     return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
 
 
-def _kept(result: Result) -> Json:
+def _stored(result: Result) -> Json:
     ref, size = result.persistence.ref, result.persistence.size
-    answer = _instead(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
+    answer = _described(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
     answer["content"] += [{**link, "size": size}, *_items(result)]
     return answer
@@ -361,7 +361,7 @@ def _files(result: Result) -> list[Json]:
     return [{"type": "resource_link", "uri": one.ref, "name": one.path, "size": one.size} for one in result.artifacts]
 
 
-def _instead(text: str, what: str, of: Any, about: Json) -> Json:
+def _described(text: str, what: str, of: Any, about: Json) -> Json:
     """An answer that is not the tool's result: see `INSTEAD` in listing.py."""
     return {
         "content": [_text(text)],

@@ -24,8 +24,6 @@ from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.threads import INPUTS
-from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
 from interlock.doors.ids import usable
@@ -33,17 +31,17 @@ from interlock.doors.mcp.calling import (
     INVALID_PARAMS,
     MISSING_CAPABILITY,
     Calling,
-    CallUnderWay,
     Fault,
+    RunningCall,
     Wanted,
     fault_of,
-    own,
-    unmade,
+    not_made,
+    own_result,
 )
 from interlock.doors.mcp.listing import EXPECTS, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import Receive, Scope, Send, check_body, header, replay
+from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay
 from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
 from interlock.telemetry.w3c import joined
 
@@ -72,8 +70,8 @@ _KNOWN = 1000
 _BRIEF = 1024
 
 
-class Judge(Protocol):
-    """The SDK's opinion of parts of a request that repeat: asked once for each, and remembered."""
+class SdkRules(Protocol):
+    """The checks of the SDK for parts of a request that repeat: made once for each, and remembered."""
 
     async def admits(self, host: str | None, origin: str | None) -> bool: ...
 
@@ -96,7 +94,7 @@ class McpRoute(Route):
         listing: Listing,
         calling: Calling,
         *,
-        judge: Judge,
+        sdk_rules: SdkRules,
         sdk: Handle,
         stamp: Json,
         max_body: int,
@@ -110,12 +108,12 @@ class McpRoute(Route):
         self.refuse = refuse
         self._names = names
         self._listing = listing
-        self._judge = judge
+        self._sdk_rules = sdk_rules
         self._sdk = sdk
-        self._stamp = stamp
-        self._stamped = orjson.dumps({_SERVER: stamp})
+        self._server_info = stamp
+        self._encoded_server_info = orjson.dumps({_SERVER: stamp})
         self._decided: dict[tuple[bytes | None, ...], bool] = {}
-        self._introduced: set[bytes] = set()
+        self._known_clients: set[bytes] = set()
         self._templates = Templates()
 
     async def prepare(self, head: Scope) -> _Handler | Reply | Stream:
@@ -166,7 +164,7 @@ class McpRoute(Route):
             and method in _METHODS
             and (content or b"").lower().startswith(b"application/json")
             and _takes_both(accept or b"")
-            and await self._judge.admits(_latin(host), _latin(origin))
+            and await self._sdk_rules.admits(_latin(host), _latin(origin))
         )
 
     def read(self, body: bytes, method: str) -> Json:
@@ -187,33 +185,33 @@ class McpRoute(Route):
             or not isinstance(params, dict)
         ):
             raise _ForSdk
-        said = cast("Json", params)
-        meta, arguments = said.get("_meta"), said.get("arguments", _NOTHING)
-        usual = orjson.dumps(meta) in self._introduced
+        members = cast("Json", params)
+        meta, arguments = members.get("_meta"), members.get("arguments", _NOTHING)
+        usual = orjson.dumps(meta) in self._known_clients
         # The two parsers read a long number differently; what came out as a whole one was none.
         exact = usual and arguments.__class__ is dict and _EXACT.issuperset(map(type, arguments.values()))
         if not exact and may_hold_long_number(body):
             raise _ForSdk
         if not usual:
-            self._introduce(meta)
+            self._check_client(meta)
         return one
 
-    def _introduce(self, meta: Any) -> None:
+    def _check_client(self, meta: Any) -> None:
         """Check how the client introduces itself. Few clients differ, so each introduction is judged once."""
         if not isinstance(meta, dict):
             raise _ForSdk
-        said = cast("Json", meta)
-        if said.get(_VERSION) != MODERN or _CAPABILITIES not in said or "progressToken" in said:
+        members = cast("Json", meta)
+        if members.get(_VERSION) != MODERN or _CAPABILITIES not in members or "progressToken" in members:
             raise _ForSdk
-        known = {name: said[name] for name in said if name.startswith(_RESERVED)}
+        known = {name: members[name] for name in members if name.startswith(_RESERVED)}
         if not known.keys() <= {_VERSION, _CAPABILITIES, _INFO}:
             raise _ForSdk
         introduction = orjson.dumps(known)
-        if introduction not in self._introduced:
-            if not self._judge.fits("tools/list", {"_meta": known}):
+        if introduction not in self._known_clients:
+            if not self._sdk_rules.fits("tools/list", {"_meta": known}):
                 raise _ForSdk
-            if len(self._introduced) < _KNOWN and len(introduction) <= _BRIEF:
-                self._introduced.add(introduction)
+            if len(self._known_clients) < _KNOWN and len(introduction) <= _BRIEF:
+                self._known_clients.add(introduction)
 
     def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
         """The tool that is called, the form of its results, and its address."""
@@ -261,7 +259,7 @@ class McpRoute(Route):
             b",".join([one.encoded for one in described]),
             b'],"ttlMs":0,"cacheScope":"private","resultType":"complete",',
             b"" if more is None else b'"nextCursor":' + orjson.dumps(more) + b",",
-            b'"_meta":', self._stamped, b"}}",
+            b'"_meta":', self._encoded_server_info, b"}}",
         ))  # fmt: skip
 
     async def called(self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form) -> Reply:
@@ -270,8 +268,8 @@ class McpRoute(Route):
             try:
                 result = await self.calling.call_here(wanted, caller, tool)
             except Failure as failure:
-                return self._put(request_id, unmade(wanted, failure))
-            return self._from_template(request_id, result, tool, form) or self._put(
+                return self._reply(request_id, not_made(wanted, failure))
+            return self._from_template(request_id, result, tool, form) or self._reply(
                 request_id, await self.calling.answer(wanted, result)
             )
         except Fault as fault:
@@ -286,7 +284,7 @@ class McpRoute(Route):
             return None
         template = self._templates.get(tool.ref)
         if template is None:
-            template = self._templates.of(tool.ref, lambda one: self._response(REQUEST, own(one, form)))
+            template = self._templates.of(tool.ref, lambda one: self._response(REQUEST, own_result(one, form)))
         return Reply(200, template.fill(result, request_id))
 
     async def watched(
@@ -306,23 +304,23 @@ class McpRoute(Route):
             call.give_up()
             raise
         if ended:
-            return await self._worded(request_id, wanted, call, tool, form)
+            return await self._answer_of(request_id, wanted, call, tool, form)
 
         async def app(_: Scope, receive: Receive, send: Send) -> None:
-            await _watched(call, partial(self._worded, request_id, wanted, call, tool, form), receive, send)
+            await _watched(call, partial(self._answer_of, request_id, wanted, call, tool, form), receive, send)
 
         return Stream(guarded(app))
 
-    async def _worded(
-        self, request_id: int | str, wanted: Wanted, call: CallUnderWay, tool: Prepared, form: Form
+    async def _answer_of(
+        self, request_id: int | str, wanted: Wanted, call: RunningCall, tool: Prepared, form: Form
     ) -> Reply:
         """The answer to a call that has ended."""
         try:
             try:
                 result = call.task.result()
             except Failure as failure:
-                return self._put(request_id, unmade(wanted, failure))
-            return self._from_template(request_id, result, tool, form) or self._put(
+                return self._reply(request_id, not_made(wanted, failure))
+            return self._from_template(request_id, result, tool, form) or self._reply(
                 request_id, await self.calling.answer(wanted, result)
             )
         except Fault as fault:
@@ -330,14 +328,14 @@ class McpRoute(Route):
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, fault_of(error))
 
-    def _put(self, request_id: int | str, result: Json) -> Reply:
+    def _reply(self, request_id: int | str, result: Json) -> Reply:
         """A result as a response, in the form that the SDK would give it."""
-        if not _plain(result):
-            result = self._judge.put("tools/call", result)
+        if not _is_our_own_form(result):
+            result = self._sdk_rules.put("tools/call", result)
         return Reply(200, encode(self._response(request_id, result)))
 
     def _response(self, request_id: int | str, result: Json) -> Json:
-        result["_meta"][_SERVER] = self._stamp
+        result["_meta"][_SERVER] = self._server_info
         return {"jsonrpc": "2.0", "id": request_id, "result": result}
 
 
@@ -379,10 +377,10 @@ class _Handler:
         if self._method is None:
             return route.to_sdk(caller, body)
         try:
-            if len(body) <= LARGE_INPUT:
+            if len(body) <= LARGE_BODY:
                 request = route.read(body, self._method)
             else:
-                request = await INPUTS.run(route.read, body, self._method)
+                request = await read_with(route.read, body, self._method)
             if self._method == "tools/list":
                 return route.listed(request, caller)
             params: Json = request["params"]
@@ -427,7 +425,7 @@ async def _ends(task: asyncio.Task[Any], within_s: float) -> bool:
     return task.done()
 
 
-async def _watched(call: CallUnderWay, worded: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
+async def _watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
     """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
     gone = asyncio.ensure_future(receive())
     streaming = False
@@ -442,7 +440,7 @@ async def _watched(call: CallUnderWay, worded: Callable[[], Awaitable[Reply]], r
             await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
         if not call.task.done():
             return
-        made = await worded()
+        made = await answer()
         if streaming:
             await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + made.body + b"\r\n\r\n"})
         else:
@@ -479,7 +477,7 @@ def _takes_both(accept: bytes) -> bool:
     return json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
 
 
-def _plain(result: Json) -> bool:
+def _is_our_own_form(result: Json) -> bool:
     """Whether an answer holds nothing but our own words, whose form is known."""
     for block in result["content"]:
         if block["type"] not in ("text", "resource_link") or not block.keys() <= _OURS:

@@ -74,25 +74,25 @@ class Changes:
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may be others: an upstream comes and goes with all that it has."""
         for kind in _LISTS:
-            await self._tell_of(kind)
+            await self._notify_all(kind)
 
     def _list_changed(self, kind: str) -> None:
         """Tell clients of a list that an upstream changed. Tools change when the registry does, which tells itself."""
         if kind != "tools" and kind not in self._untold:
             self._untold.add(kind)
-            task = self._supervisor.spawn(f"telling of changed {kind}", self._tell_of(kind))
+            task = self._supervisor.spawn(f"telling of changed {kind}", self._notify_all(kind))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 
-    async def _tell_of(self, kind: str) -> None:
+    async def _notify_all(self, kind: str) -> None:
         self._untold.discard(kind)
         event, send = _LISTS[kind]
         await self._bus.publish(event())
         for session in list(self._sessions):
-            await self._told(send(session))
+            await self._sent(send(session))
 
     @staticmethod
-    async def _told(telling: Coroutine[Any, Any, None]) -> None:
+    async def _sent(telling: Coroutine[Any, Any, None]) -> None:
         try:
             await telling
         except Exception:  # noqa: BLE001 - a client that went away must not keep the others from hearing
@@ -147,7 +147,7 @@ class Changes:
         await self._bus.publish(ResourceUpdated(uri))
         for session in list(self._sessions):
             if uri in state(session).get(_WATCHED, {}):
-                await self._told(session.send_resource_updated(uri))
+                await self._sent(session.send_resource_updated(uri))
 
     def close(self) -> None:
         """Watch nothing any more, and end what listens."""

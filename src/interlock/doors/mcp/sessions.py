@@ -64,7 +64,7 @@ class Sessions:
 
         async def note(message: Message) -> None:
             nonlocal full
-            ready = opening.hear(message)
+            ready = opening.filter(message)
             if opening.greeted and ready and ready[0]["type"] == "http.response.start":
                 try:
                     await self._make_room(caller, scope)
@@ -131,7 +131,7 @@ class _Opening:
         self._held: list[Message] = []
         self._decided = False
 
-    def hear(self, message: Message) -> list[Message]:
+    def filter(self, message: Message) -> list[Message]:
         """The messages that can be sent on by now."""
         if self._decided:
             return [message]
@@ -142,10 +142,10 @@ class _Opening:
                 self.session = named[0]
                 return []
         else:
-            told = _told(message.get("body", b""))
-            if told is None and message.get("more_body"):
+            answer = _message_in(message.get("body", b""))
+            if answer is None and message.get("more_body"):
                 return []
-            self.greeted = bool(self.session) and told is not None and "result" in told
+            self.greeted = bool(self.session) and answer is not None and "result" in answer
         self._decided = True
         if not self.greeted:
             start = self._held[0]
@@ -153,7 +153,7 @@ class _Opening:
         return self._held
 
 
-def _told(body: bytes) -> Json | None:
+def _message_in(body: bytes) -> Json | None:
     """The message in a piece of an event stream; None where the piece holds none."""
     for line in body.splitlines():
         if line.startswith(b"data:") and line[5:].strip():

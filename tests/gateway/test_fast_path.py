@@ -27,7 +27,7 @@ import interlock
 from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
-from interlock.call.phases import Read
+from interlock.call.phases import FastRead
 from interlock.call.prepared import Prepared
 from interlock.core.clock import Clock
 from interlock.executors.function import make
@@ -171,7 +171,7 @@ class Taken:
     """What the line did with each request it was offered."""
 
     whole: int = 0
-    begun: int = 0
+    started: int = 0
     left: int = 0
     kinds: list[str] = field(default_factory=list[str])
 
@@ -188,7 +188,7 @@ def watch(lock: Interlock) -> Taken:
         elif isinstance(found, Result) or found.written is not None:
             seen.whole += 1
         else:
-            seen.begun += 1
+            seen.started += 1
         return found
 
     line.take = take
@@ -250,7 +250,7 @@ async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_p
         seen = watch(lock)
         first, second = [await lock.call("line.divide", a=3, b=2) for _ in range(2)]
         await lock.journal.drain()
-        assert (seen.left, seen.whole, seen.begun) == (1, 1, 0)
+        assert (seen.left, seen.whole, seen.started) == (1, 1, 0)
         assert (first.unwrap(), second.unwrap()) == (1.5, 1.5)
         told = [records(lock, one.invocation_id)[0] for one in (first, second)]
         own = ("call", "timestamp", "traceId", "latencyMs")
@@ -298,7 +298,7 @@ async def test_budgets_limits_prices_and_traces_keep_every_call_off_the_line(lin
             seen = watch(lock)
             for _ in range(3):
                 assert (await lock.call("line.divide", a=3, b=2)).ok
-            assert (seen.left, seen.whole, seen.begun) == (3, 0, 0)
+            assert (seen.left, seen.whole, seen.started) == (3, 0, 0)
 
 
 # That nobody can tell
@@ -348,7 +348,7 @@ async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | No
         metrics = [one for one in lock.gateway.telemetry.metrics.render().splitlines() if b'"memory"' not in one]
         rows = lock.journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq", ())
         alerts = sorted(lock.gateway.telemetry.metrics.signals.items())
-        assert seen.whole + seen.begun == 0 if aside else seen.left + seen.whole + seen.begun == len(made)
+        assert seen.whole + seen.started == 0 if aside else seen.left + seen.whole + seen.started == len(made)
     return told, metrics, rows, alerts
 
 
@@ -392,7 +392,7 @@ async def test_a_function_is_called_once_however_it_ends(
 async def test_an_argument_that_cannot_be_made_is_no_success(lock: Interlock) -> None:
     seen = watch(lock)
     assert code(await lock.call("line.choose", choice={"letter": "c"})) == "E3401"
-    assert (seen.begun, seen.whole) == (1, 0)
+    assert (seen.started, seen.whole) == (1, 0)
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -407,7 +407,7 @@ async def test_a_function_may_return_a_task_in_place_of_a_coroutine(
     monkeypatch.setattr(pause, "function", schedule)
     seen = watch(lock)
     assert (await lock.call("line.pause", turns=turns)).unwrap() == turns
-    assert seen.begun == 1
+    assert seen.started == 1
 
 
 @pytest.mark.parametrize("inline_s", [0.0, 3600.0])
@@ -613,7 +613,7 @@ async def test_a_read_that_cannot_be_recorded_is_no_success(
 
 async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
     prepared = lock.catalog.prepared("line.tell", None)
-    read = Read(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
+    read = FastRead(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
     for executor in (make(site()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:
             executor.start(read)
@@ -624,10 +624,10 @@ def test_only_the_authorizer_grants_and_only_the_executor_begins() -> None:
     """A static look at the whole package."""
     granters: set[str] = set()
     beginners: set[str] = set()
-    for name, node in source.nodes_with(".grant", "Begun("):
+    for name, node in source.nodes_with(".grant", "StartedFunction("):
         if isinstance(node, ast.Attribute) and node.attr == "grant" and isinstance(node.ctx, ast.Store):
             granters.add(name)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Begun":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "StartedFunction":
             beginners.add(name)
     assert granters == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
     assert beginners == {"executors/function.py"}

@@ -4,7 +4,7 @@
 
 Each can only be made from the one before it. An executor takes `Granted`, whose grant only the Authorize phase can set,
 so a tool that was not validated and authorized cannot run. Reads on the fast path take the first three steps at once,
-as a `Read` that carries the grant.
+as a `FastRead` that carries the grant.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ else:
     Requested = Checked = Granted = Ran = Verified = Call
 
 
-class Read:
+class FastRead:
     """1 to 3 in one: a read on the fast path, from its request to the start of its function.
 
     Only the Authorize phase can grant it: it sets `decision` and `grant` together.

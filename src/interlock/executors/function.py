@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.call.context import Context
 from interlock.call.executor import Executor, not_granted
-from interlock.call.phases import Call, Granted, Read
+from interlock.call.phases import Call, FastRead, Granted
 from interlock.contract.declare import Tool
 from interlock.contract.hints import convert
 from interlock.core.errors import Failure
@@ -50,19 +50,19 @@ class FunctionExecutor(Executor):
     def loads(self) -> Mapping[str, Callable[[], float]]:
         return {"hung tool threads": lambda: len(self._hung) / MOST_HUNG}
 
-    def start(self, read: Read) -> Begun:
+    def start(self, read: FastRead) -> StartedFunction:
         """Begin a read at once. Most end without waiting for anything."""
         if read.grant is not self._grant:
             raise not_granted()
         own, read.own = read.own, None  # used by its function only from here on, and released as soon as that has ended
-        return Begun(read.tool.bound, read.arguments, own)
+        return StartedFunction(read.tool.bound, read.arguments, own)
 
-    async def resume(self, granted: Granted, begun: Begun) -> Any:
-        """Continue a function that has begun."""
+    async def resume(self, granted: Granted, started: StartedFunction) -> Any:
+        """Continue a function that was started."""
         if granted.grant is not self._grant:
             raise not_granted()
         try:
-            return await begun
+            return await started
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
@@ -148,7 +148,7 @@ def _ends_the_process(call: Call) -> Failure:
     return Failure("E3404", f"{call.request.tool} tried to end the process")
 
 
-class Begun:
+class StartedFunction:
     """An async function that was started, and its progress: its value, an error, or what it waits for.
 
     Awaiting it continues from there, as if the awaiter had started it.

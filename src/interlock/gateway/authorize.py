@@ -15,7 +15,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.approval_gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.call.context import Caller
-from interlock.call.phases import Call, Checked, Decision, Granted, Read
+from interlock.call.phases import Call, Checked, Decision, FastRead, Granted
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 from interlock.gateway.allowances import Allowances
@@ -105,7 +105,7 @@ class Authorizer:
         """Grant only the preview of a call, for a reviewer who decides on it."""
         return self._granted(checked, looking=True)
 
-    def grant_read(self, read: Read) -> Decision | None:
+    def grant_read(self, read: FastRead) -> Decision | None:
         """Grant a fast-path read that fits its contract. None, and no grant, if the regular phases must decide."""
         caller, tool = read.caller, read.tool
         capability = caller.capability
@@ -120,7 +120,7 @@ class Authorizer:
         read.decision, read.grant = decision, self._grant
         return decision
 
-    def as_granted(self, read: Read) -> Granted:
+    def as_granted(self, read: FastRead) -> Granted:
         """Return a fast-path read as a granted call, to continue it in the regular phases."""
         assert read.decision is not None
         call: Call = read.requested()

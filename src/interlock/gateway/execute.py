@@ -28,7 +28,7 @@ from interlock.resilience.services import Services
 
 if TYPE_CHECKING:
     from interlock.call.context import Context
-    from interlock.executors.function import Begun
+    from interlock.executors.function import StartedFunction
 
 
 class Execution:
@@ -113,13 +113,13 @@ class Execution:
             self._progress.report(call, {"message": "started", "percent": 0})
         return await self.carry_out(granted, context)
 
-    async def carry_out(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Ran:
-        """Run the tool and check its effects. `begun` is a function that was started on the fast path."""
+    async def carry_out(self, granted: Granted, context: Context | None, started: StartedFunction | None = None) -> Ran:
+        """Run the tool and check its effects. `started` is a function that was started on the fast path."""
         call = granted
         before = await self._audit.before() if self._audit.active else None
         # INVARIANT: the effects of a tool that fails, or is cut off, are checked like those of one that succeeds.
         try:
-            output = await self._runner.run(granted, context, begun)
+            output = await self._runner.run(granted, context, started)
         except Failure:
             await self._check_effects(call, context, before)
             raise

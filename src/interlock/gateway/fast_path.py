@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.call.phases import Read, Request
+from interlock.call.phases import FastRead, Request
 from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
 from interlock.data.canonical import canonical
-from interlock.executors.function import Begun
+from interlock.executors.function import StartedFunction
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from interlock.call.prepared import Prepared
 
 
-class FastRead(Read):
+class RunningRead(FastRead):
     """A read on the fast path: with its result, while that is being written, or with its started function."""
 
-    __slots__ = ("begun", "result", "written")
+    __slots__ = ("function", "result", "written")
 
-    begun: Begun
+    function: StartedFunction
     result: Result
     written: asyncio.Future[None] | None
 
@@ -60,7 +60,7 @@ class FastPath:
         catalog: Catalog,
         quarantine: Quarantine,
         authorizer: Authorizer,
-        start: Callable[[Read], Begun],
+        start: Callable[[FastRead], StartedFunction],
         hooks: Hooks,
         observer: Observer,
         telemetry: Telemetry,
@@ -85,7 +85,7 @@ class FastPath:
         self._loops = loops
         self._batched = batched
 
-    def take(self, request: Request, tool: Prepared | None = None) -> Result | FastRead | None:
+    def take(self, request: Request, tool: Prepared | None = None) -> Result | RunningRead | None:
         """Return the result of a simple read, or a read that is not done yet. None: nothing has happened.
 
         `tool` is what the catalog has for the request at this moment, if its caller has looked already.
@@ -116,7 +116,7 @@ class FastPath:
                     return None
             now_ms, now = clock.now_ms(), clock.monotonic()
             self._quarantine.check(tool.digest, tool.ref, now)
-            read = FastRead(request, caller, tool, given, now_ms, now)
+            read = RunningRead(request, caller, tool, given, now_ms, now)
             decision = self._authorizer.grant_read(read)
             if decision is None:
                 return None
@@ -129,17 +129,17 @@ class FastPath:
             loop = self._loops.seen(caller, tool.ref, input_hash, now)
             if loop is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)
-            begun = self._start(read)
+            function = self._start(read)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
-        if begun.ended:
-            result = self._close(read, begun.output, rest)
+        if function.ended:
+            result = self._close(read, function.output, rest)
             if result is not None:
                 return result
-        read.written, read.begun = None, begun
+        read.written, read.function = None, function
         return read
 
-    def _close(self, read: FastRead, value: Any, rest: str) -> Result | FastRead | None:
+    def _close(self, read: RunningRead, value: Any, rest: str) -> Result | RunningRead | None:
         """Verify the output and write its record. None if the regular phases must do that."""
         tool, written = read.tool, None
         redactor = tool.redactor
@@ -176,7 +176,7 @@ class FastPath:
         read.written, read.result = written, result
         return self.finish(read) if written is None else read
 
-    def finish(self, read: FastRead) -> Result:
+    def finish(self, read: RunningRead) -> Result:
         """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
         self._metrics.read(read.tool, result.metadata["latency_ms"])

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from interlock.approvals.ticket import Ticket
-from interlock.call.phases import Call, Checked, Granted, Lease, Ran, Read, Request
+from interlock.call.phases import Call, Checked, FastRead, Granted, Lease, Ran, Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.gateway import open_call
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
-    from interlock.executors.function import Begun
+    from interlock.executors.function import StartedFunction
     from interlock.gateway.approval.waiting_call import WaitingCalls
     from interlock.gateway.authorize import Authorizer
     from interlock.gateway.execute import Execution
@@ -130,7 +130,7 @@ class Gateway:
             return read
         if read.written is None:
             granted = self._authorizer.as_granted(read)
-            return await self._answered(granted, self._continue(granted, read.begun))
+            return await self._answered(granted, self._continue(granted, read.function))
         try:
             await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported like that of any other call
@@ -164,9 +164,9 @@ class Gateway:
         granted.deadline = granted.deadline + waited if limit is None else min(granted.deadline + waited, limit.at)
         self._authorizer.check_again(granted)
 
-    async def _continue(self, granted: Granted, begun: Begun) -> Result:
+    async def _continue(self, granted: Granted, started: StartedFunction) -> Result:
         """Continue a fast-path read in the regular phases, from Execute on."""
-        return await self._verify_and_finish(await self._execution.carry_out(granted, None, begun))
+        return await self._verify_and_finish(await self._execution.carry_out(granted, None, started))
 
     async def _verify_and_finish(self, ran: Ran) -> Result:
         try:
@@ -257,7 +257,7 @@ class Gateway:
         await self.telemetry.close()
 
 
-def _recorded(read: Read) -> Call:
+def _recorded(read: FastRead) -> Call:
     """Return the call of a fast-path read whose success is being written."""
     call = read.requested()
     call.phases += ("verify", "return")

@@ -27,9 +27,9 @@ from interlock.store import records
 if TYPE_CHECKING:
     from interlock.call.connector import Connector
     from interlock.call.context import Context
-    from interlock.call.phases import Call, Granted, Read
+    from interlock.call.phases import Call, FastRead, Granted
     from interlock.core.clock import Clock
-    from interlock.executors.function import Begun, FunctionExecutor
+    from interlock.executors.function import FunctionExecutor, StartedFunction
     from interlock.settings import Settings
     from interlock.store.home import Instance
     from interlock.store.port import Store
@@ -81,24 +81,24 @@ class ToolRunner:
         self._executors = make_executors(site)
         # The fast path starts functions by itself, and hands them over if they have to wait.
         functions = cast("FunctionExecutor", self._executors[kind_of("function").module])
-        self.start: Callable[[Read], Begun] = functions.start
+        self.start: Callable[[FastRead], StartedFunction] = functions.start
         self._resume = functions.resume
 
-    async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
-        """Run the tool of a call and return its output. `begun` is a function that was started on the fast path."""
+    async def run(self, granted: Granted, context: Context | None, started: StartedFunction | None = None) -> Any:
+        """Run the tool of a call and return its output. `started` is a function that was started on the fast path."""
         call, tool = granted, granted.tool
         call.extend().context = context
-        if begun is None and call.deadline <= self._clock.monotonic():
+        if started is None and call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         self._cancellation.check(call)
         active = self.active
         run = active.run_here if tool.computes else active.run_apart
         call.launched = True
         try:
-            if begun is None:
+            if started is None:
                 output = await run(call, self._executors[tool.executor].run(granted, context))
             else:
-                output = await run(call, self._resume(granted, begun))
+                output = await run(call, self._resume(granted, started))
             call.returned = True
             return output
         except Failure as failure:

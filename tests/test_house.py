@@ -9,7 +9,7 @@ MOST_IMPORTED = 15
 LONGEST_FILE = 700
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE: dict[str, int] = {}
-MOST_LARGE_CLASSES = 11
+MOST_LARGE_CLASSES = 10
 
 
 def test_no_module_imports_itself_through_others():

@@ -359,8 +359,8 @@ GRANT: Json = {"tool": "demo.add", "caller": "local:x", "arguments": {"a": "1"},
 BEHIND: dict[str, tuple[Callable[[Wires], list[tuple[Any, str]]], list[tuple[str, str, Json | None]], list[str]]] = {
     "approvals": (
         lambda w: [
-            (w.lock.approvals, name)
-            for name in ("list", "show", "approve", "deny", "standing", "agree_in_advance", "take_back")
+            *((w.lock.approvals, name) for name in ("list", "show", "approve", "deny")),
+            *((w.lock.standing_approvals, name) for name in ("list", "grant", "revoke")),
         ],
         [
             ("GET", "/v1/approvals", None), ("GET", TICKET, None), ("POST", f"{TICKET}/approve", {}),
@@ -432,7 +432,9 @@ async def test_a_fault_in_approvals_or_tokens_during_a_call_is_an_envelope_at_ev
         await admit(wires.lock, sample.send)
         log_each_in_full(wires)
         owner, name = (
-            (wires.lock.gateway.asking, "seek") if part == "approvals" else (wires.lock.tokens.verifier, "check")
+            (wires.lock.gateway._authorizer._approvals, "obtain")  # pyright: ignore[reportPrivateUsage]
+            if part == "approvals"
+            else (wires.lock.tokens.verifier, "check")
         )
         monkeypatch.setattr(owner, name, how)
         for door in WIRES if part == "approvals" else ("rest", "jsonrpc", "grpc"):

@@ -64,7 +64,7 @@ class World:
         return next(one for (body,) in rows if (one := orjson.loads(body)).get("approvalTicketId") == ticket)
 
     def story(self, call: str) -> str:
-        return " ".join(explain(find(self.lock.journal, call, None, self.lock.gateway.asking.opened)))
+        return " ".join(explain(find(self.lock.journal, call, None, self.lock.gateway.waiting_calls.open)))
 
     async def check(self, told: Json | None, expected: Json, words: str) -> None:
         """The result, the record and the explanation say the same."""

@@ -173,7 +173,7 @@ async def decided(lock: Interlock, number: int, said: Json) -> Json:
     everywhere = NetworkPolicy.model_validate({"allowed_domains": ["service.example"]})
     egress = EgressPolicy(agent=everywhere, manifest=contract.manifest.network_policy)
     return {
-        "alone": not await may_overlap(lock.gateway, lock.catalog, request),
+        "alone": not await may_overlap(lock.catalog, request),
         "behavior": lock.policy.judge(asked).behavior,
         "network": egress.objection("service.example", 443) is None,
     }

@@ -39,6 +39,8 @@ async def _listed(place: Place) -> dict[str, Any]:
         "library": place.lock.availability(place.lock.catalog.resolve("bank.rate").row),
         "rest list": _of(rest["tools"]),
         "rest show": shown["availability"],
+        "rest interface": _enabled(shown),
+        "jsonrpc interface": _enabled((await place.rpc("tools.describe", {"tool_id": "bank.rate"}))["result"]),
         "jsonrpc list": _of(rpc),
         "jsonrpc describe": (await place.rpc("tools.describe", {"tool_id": "bank.rate"}))["result"]["availability"],
         "grpc list": next(one.availability for one in discovered.tools if one.tool_id == "bank.rate"),
@@ -51,6 +53,10 @@ async def _listed(place: Place) -> dict[str, Any]:
     return found
 
 
+def _enabled(shown: Json) -> str:
+    return "AVAILABLE" if shown["interface"]["availability"]["is_enabled"] else "UNAVAILABLE"
+
+
 def _of(tools: list[Json]) -> str:
     (found,) = [one["availability"] for one in tools if one["tool_id"] == "bank.rate"]
     others = {one["availability"] for one in tools if one["tool_id"] != "bank.rate"}
@@ -58,7 +64,7 @@ def _of(tools: list[Json]) -> str:
     return found
 
 
-@pytest.mark.proves("REG-11")
+@pytest.mark.proves("REG-11", "CONTRACT-11")
 async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(home: Path) -> None:
     async with opened(home) as place, HttpServer.open() as server:
         upstreams = place.lock.upstreams

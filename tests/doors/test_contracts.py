@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, ConfigDict
 
-from interlock import Context, Field, Hook, Interlock, Sandboxing, tool
+from interlock import Caller, Context, Field, Hook, Interlock, Sandboxing, tool
+from interlock.api.service import Service
 from interlock.call.connector import RemoteCall
 from interlock.call.results import ENVELOPE_SCHEMA
 from interlock.contract.contract import ERROR_SCHEMA, contract_of, parse_contract
@@ -27,6 +28,8 @@ from interlock.data.schema import Schema
 from interlock.doors.server import Gate, Listening
 from interlock.http.route import Application
 from interlock.privacy.redact import safe_log
+from interlock.registry import quarantine
+from interlock.registry.retirement import deprecate, move
 from interlock.registry.source import load
 from interlock.telemetry.logs import JsonLines
 from tests import sample
@@ -708,6 +711,36 @@ async def test_the_interface_of_a_tool_is_served_with_its_nine_concerns(wires: W
         assert served["safety"]["is_open_world"] is True, "nothing was said of it"
         assert "hint" not in str(served), "fields of the runtime are not shown"
         assert served["persistence"]["preview_chars"] == 1000
+        ready: Json = {"is_enabled": True, "setup_state": "ready", "feature_gates": [], "required_credentials": []}
+        assert served["availability"] == {**ready, "model_support": ["*"], "deferred": False}
+
+
+@pytest.mark.proves("CONTRACT-11")
+async def test_the_interface_of_a_version_that_cannot_be_called_is_not_enabled(wires: Wires) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="c")
+    async def leaving(text: sample.Text) -> str:
+        """Say it again."""
+        return text
+
+    await admit(wires.lock, leaving)
+    lock, name = wires.lock, "c.leaving"
+    tools = Service(lock).tools
+
+    def enabled() -> bool:
+        lock.gateway.quarantine.look()
+        return tools.interface(lock.catalog.versions(name)["1.0.0"])["availability"]["is_enabled"]
+
+    digest = lock.catalog.resolve(name).row.digest
+    assert enabled()
+    await lock.journal.commit(quarantine.impose(digest, f"{name}@1.0.0", "a-call", "a test"))
+    assert not enabled()
+    person = Caller(id="local:admin", scopes=frozenset({"tools:admin"}))
+    await lock.journal.commit(quarantine.lift(digest, by=person, reason="looked at"))
+    assert enabled()
+    await lock.journal.commit(deprecate(name, "1.0.0", by="ann"))
+    assert enabled()
+    await lock.journal.commit(move(name, "1.0.0", "sunset", by="ann"))
+    assert not enabled()
 
 
 @pytest.mark.proves("TEST-09")

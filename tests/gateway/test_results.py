@@ -267,7 +267,7 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
 
 @pytest.mark.proves("LIFE-16")
 @pytest.mark.proves("LIFE-20", "CONTRACT-19")
-@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True)])
+@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True), (1001, True), (5000, True)])
 async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
     events: list[Any] = []
     results.listen(events.append)
@@ -296,7 +296,11 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
             await results.read_payload(ref, caller=Caller(id="local:other"))
         assert on_record is not None
         assert (on_record["decision"], on_record["ref"], on_record["size"]) == ("preview", ref, size + 2)
-        assert document["content"][0]["preview"].startswith("x" * size)
+        # INVARIANT: the answer refers to the payload and shows a part of it, never the whole.
+        assert str(document).count("x" * 50) > 0
+        assert "x" * 51 not in str(document)
+        assert document["content"][0]["preview"].startswith("x" * 50)
+        assert document["model_facing_content"][0]["text"].startswith("x" * 50)
         # A tool that reads payloads has opted out, so that nothing is kept a second time.
         before = results.journal.reader.all("SELECT count(*) FROM payload")
         readers[:] = [results.read_payload]

@@ -50,7 +50,7 @@ def declared(provider: Provider, name: str, schema: Json, **flags: bool) -> Json
             return {"functionDeclarations": [{**facts, "parametersJsonSchema": schema}]}
 
 
-@pytest.mark.proves("EXEC-12")
+@pytest.mark.proves("EXEC-12", "CONTRACT-11")
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_functions_of_a_provider_are_registered_called_and_exported_with_their_flags(
     tmp_path: Path, provider: Provider
@@ -74,6 +74,8 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
         assert record["phases"] == SIX
         assert record["externalMappings"][0]["function_name"] == "forecast"
         providers = Service(lock).providers
+        served = Service(lock).tools.interface(lock.catalog.resolve("fns.forecast"))
+        assert served["availability"]["deferred"] is bool(flags)
         for target in PROVIDERS:
             (told,), _ = providers.declarations(target, lock.caller)
             inner = told.get("function", told)

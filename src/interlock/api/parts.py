@@ -24,7 +24,7 @@ from interlock.effects.locks import Locks
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.gateway.remote_cancel import RemoteCancel
-from interlock.registry.catalog import Catalog, Row
+from interlock.registry.catalog import Catalog, Row, Version
 from interlock.registry.latency import Latencies, measure
 
 if TYPE_CHECKING:
@@ -179,6 +179,11 @@ class Parts:
         """
         upstream = row.origin.removeprefix("upstream:")
         return "AVAILABLE" if upstream == row.origin or self.upstreams.answers(upstream) else "UNAVAILABLE"
+
+    def enabled(self, version: Version) -> bool:
+        """Whether a version can be called now: it is not retired, not in quarantine, and its upstream answers."""
+        retired = version.gone(self.clock.now_ms()) or self.gateway.quarantine.holds(version.row.digest)
+        return not retired and self.availability(version.row) == "AVAILABLE"
 
     def listen(self, listener: Listener, *, call: str | None = None) -> Callable[[], None]:
         """Hear of every event as it happens, or of those of one call. Returns a function that ends it."""

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.context import Caller
+from interlock.contract.standard.export import interface
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, compile_validator
@@ -133,6 +134,10 @@ class Tools:
     def availability(self, version: Version) -> str:
         """AVAILABLE, or UNAVAILABLE while the upstream that serves the tool does not answer."""
         return self._parts.availability(version.row)
+
+    def interface(self, version: Version) -> Json:
+        """The tool_interface of a version for callers, with its state in the registry."""
+        return interface(version.contract, enabled=self._parts.enabled(version), for_callers=True).document()
 
     def timeout(self, version: Version) -> Json:
         """The timeout class of a version, where it comes from, and what was measured."""

@@ -29,6 +29,7 @@ class Persistence:
     size: int = 0
     reason: str = ""
     private: bool = False
+    shown: int = PREVIEW_CHARS  # characters of its preview
 
     def document(self, invocation_id: str) -> Json:
         return {
@@ -184,19 +185,19 @@ class Result:
 
     def _original(self) -> str:
         """The value as text, or its beginning with a reference."""
-        stored, value = self.persistence.ref is not None, self.value
+        stored, value, shown = self.persistence.ref is not None, self.value, self.persistence.shown
         if stored and self.persistence.private:
             at = self.persistence.reason if self.persistence.decision == "link" else f"kept as {self.persistence.ref}"
             return f"(private: {self.persistence.size} characters, {at})"
         if stored:
             # Only its beginning is shown. Further characters or values cannot be among so many characters of JSON.
-            value = Shortener(characters=PREVIEW_CHARS, values=PREVIEW_CHARS).shorten(value)
+            value = Shortener(characters=shown, values=shown).shorten(value)
         rendered = value if isinstance(value, str) else encode(value).decode()
         if not stored:
             return rendered
         if self.persistence.decision == "link":
-            return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, {self.persistence.reason})"
-        return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, kept as {self.persistence.ref})"
+            return f"{rendered[:shown]}… ({self.persistence.size} characters, {self.persistence.reason})"
+        return f"{rendered[:shown]}… ({self.persistence.size} characters, kept as {self.persistence.ref})"
 
     def summary(self) -> str:
         """One line for people."""

@@ -262,7 +262,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "declaration": declaration(contract, row.state).document(),
         "execution_profile": execution_profile(contract).document(),
         "permission_profile": permission_profile(contract).document(),
-        "interface": interface(contract).document(),
+        "interface": interface(contract, enabled=lock.enabled(version)).document(),
         "known_pairs": len(contract.manifest.known_pairs),
         "timeout": lock.latencies.describe(contract),
     }

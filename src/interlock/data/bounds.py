@@ -25,7 +25,7 @@ from interlock.data.canonical import compiled, may_hold_long_number
 
 MARGIN: Final = 1024
 LONGEST_NAME: Final = 600
-# Characters of a result that its preview shows.
+# Characters of a result that its preview shows at most.
 PREVIEW_CHARS: Final = 1000
 # About the most that is parsed in 50 ms, whatever the values are.
 MOST_VALUES: Final = 100_000
@@ -58,6 +58,11 @@ SMALL_INPUT: Final = 1 << 12
 
 class TooManyValues(Exception):  # noqa: N818 - a finding about the other side
     """A document has more values than is allowed."""
+
+
+def preview_chars(max_inline: int) -> int:
+    """Return how many characters the preview of a result shows that is longer than `max_inline`: a part, never all."""
+    return min(PREVIEW_CHARS, max_inline // 2)
 
 
 def plain_text(text: str, most: int) -> str:

@@ -18,7 +18,6 @@ from interlock.api.listing import LEADS, Wanted, moment
 from interlock.api.service import Ask, Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.results import Result
-from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
 from interlock.core.turns import Turn, Turns
 from interlock.data.canonical import encode
@@ -267,7 +266,7 @@ class JsonRpcDoor(Route):
             **self._brief(found),
             "input_schema": contract.input.model_facing,
             "output_schema": contract.delivers,
-            "interface": interface(contract, for_callers=True).document(),
+            "interface": self._service.tools.interface(found),
             "timeout": self._service.tools.timeout(found),
         }
 

@@ -23,7 +23,7 @@ from interlock.contract.standard import (
     ToolOutputContract,
     ToolPermissionProfile,
 )
-from interlock.data.bounds import PREVIEW_CHARS
+from interlock.data.bounds import preview_chars
 from interlock.data.schema import Json
 from interlock.data.subschemas import COMMAND, HOST, PATH, URL
 
@@ -178,7 +178,7 @@ def output_contract(contract: Contract) -> ToolOutputContract:
     )
 
 
-def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface:
+def interface(contract: Contract, *, enabled: bool = True, for_callers: bool = False) -> ToolInterface:
     """The tool_interface of a version: the safety facts its contract states, and the unsafe value for all others.
 
     With `for_callers`, fields that callers may not set are not in it.
@@ -207,12 +207,12 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
                 }
             ),
             "availability": {
-                "is_enabled": manifest.lifecycle_state in ("active", "deprecated"),
+                "is_enabled": enabled,
                 "setup_state": "ready",  # admission is the setup; besides, a tool only needs its credentials
                 "feature_gates": [],
                 "required_credentials": list(profile.credentials or ()),
                 "model_support": ["*"],
-                "deferred": False,
+                "deferred": manifest.execution is not None and manifest.execution.native.get("defer_loading") is True,
             },
             "validation": {
                 "parses_schema": True,
@@ -253,7 +253,7 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
                     "max_inline_chars": manifest.max_inline_chars,
                     "opt_out": not manifest.persist_output,
                     **({} if manifest.persist_output else {"opt_out_reason": "persist_output is false"}),
-                    "preview_chars": PREVIEW_CHARS,
+                    "preview_chars": preview_chars(manifest.max_inline_chars),
                     "redaction": profile.redaction,
                 }
             ),

@@ -6,7 +6,7 @@ from interlock.call.phases import Call, Verified
 from interlock.call.prepared import Prepared
 from interlock.call.results import INLINE, Persistence, without_private_fields
 from interlock.core.threads import WALKS
-from interlock.data.bounds import LARGE
+from interlock.data.bounds import LARGE, preview_chars
 from interlock.data.canonical import digest
 
 
@@ -24,7 +24,8 @@ def _stored(call_id: str, size: int, tool: Prepared) -> Persistence:
         return Persistence(
             decision="persist", ref=ref, size=size, reason="results of this tool are private", private=True
         )
-    return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars")
+    shown = preview_chars(tool.contract.manifest.max_inline_chars)
+    return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars", shown=shown)
 
 
 def payload_ref(call: Call, persistence: Persistence, size: int) -> str | None:

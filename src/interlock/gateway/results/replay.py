@@ -10,7 +10,7 @@ from interlock.call.results import Persistence, Result
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
-from interlock.data.bounds import LARGE
+from interlock.data.bounds import LARGE, preview_chars
 from interlock.data.canonical import decode
 from interlock.data.schema import Json
 from interlock.gateway.idempotency import Replay
@@ -118,7 +118,12 @@ class Replays:
             value=verified.value,
             source="replay",
             persistence=Persistence(
-                decision=decision, ref=ref, size=size, reason=reason, private=ref is not None and tool.private
+                decision=decision,
+                ref=ref,
+                size=size,
+                reason=reason,
+                private=ref is not None and tool.private,
+                shown=preview_chars(tool.contract.manifest.max_inline_chars),
             ),
             redacted=verified.more.redacted,
             artifacts=verified.more.artifacts,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
 from interlock.api.tools import Tools
-from interlock.contract.standard.export import interface, shown
+from interlock.contract.standard.export import shown
 from interlock.core.clock import iso
 from interlock.data.schema import Json
 from interlock.doors.rest import models
@@ -90,9 +90,7 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
     found = ask.service.tools.find(tool_id, query.version, ask.caller)
-    return json(
-        {**_tool(ask.service.tools, found), "interface": interface(found.contract, for_callers=True).document()}
-    )
+    return json({**_tool(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))

@@ -13,7 +13,10 @@ import pytest
 
 from tests.cli.conftest import Cli
 
-REST = "a tool that runs in process can read the server's memory and files, and reach the metadata address"
+REST = (
+    "a tool that runs in process can read the server's memory, its files, and the variables of its environment whose"
+    " names do not look like credentials, and reach the metadata address"
+)
 CANARY = "canary-88213"
 TOOLS = '''
 import os

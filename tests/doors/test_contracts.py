@@ -102,6 +102,21 @@ EARLY: dict[str, tuple[str, Any, bool]] = {
     "something else, to be used": ("yielded", "7654321", False),
     "no data": ("partial", {7654321}, False),
 }
+LISTED: dict[str, tuple[str, Any, bool]] = {
+    "an element": ("partial", 9, True),
+    "elements": ("partial", [9, 8], True),
+    "elements, to be used": ("yielded", [9, 8], True),
+    "an element, to be used": ("yielded", 9, False),
+    "an element that does not fit": ("partial", "7654321", False),
+    "elements that do not fit": ("partial", [9, "7654321"], False),
+}
+WORDED: dict[str, tuple[str, Any, bool]] = {
+    "a piece": ("partial", "he", True),
+    "a text, to be used": ("yielded", "hello", True),
+    "no text": ("partial", 7654321, False),
+    "pieces": ("partial", ["7654321"], False),
+    "no text, to be used": ("yielded", 7654321, False),
+}
 
 
 class NamedBox(Box):
@@ -115,9 +130,31 @@ class NamedBox(Box):
 @tool(version="1.0.0", mutation_class="read_only", namespace="c")
 async def early(ctx: Context, what: sample.Text) -> NamedBox:
     """Send something before the result."""
-    way, value, _ = EARLY[what]
-    (ctx.partial if way == "partial" else ctx.yield_result)(value)
+    _send(ctx, EARLY[what])
     return NamedBox(number=1, name="last")
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def listed(ctx: Context, what: sample.Text) -> list[int]:
+    """Send something before the list."""
+    _send(ctx, LISTED[what])
+    return [1]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def worded(ctx: Context, what: sample.Text) -> str:
+    """Send something before the text."""
+    _send(ctx, WORDED[what])
+    return "last"
+
+
+def _send(ctx: Context, case: tuple[str, Any, bool]) -> None:
+    way, value, _ = case
+    (ctx.partial if way == "partial" else ctx.yield_result)(value)
+
+
+# Tools that send something early: what, and their result.
+SENDERS = {"c.early": (EARLY, {"number": 1, "name": "last"}), "c.listed": (LISTED, [1]), "c.worded": (WORDED, "last")}
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="c")
@@ -158,7 +195,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
     async with opened(home) as made:
         for one in TOOLS:
             made.lock.catalog.attach(one)
-        await admit(made.lock, routed, raises, boxed, early, explodes, choosy, rows)
+        await admit(made.lock, routed, raises, boxed, early, listed, worded, explodes, choosy, rows)
         yield made
 
 
@@ -634,19 +671,24 @@ async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_it
 
 
 @pytest.mark.proves("CONTRACT-01")
+@pytest.mark.parametrize("name", SENDERS)
 @pytest.mark.parametrize("door", WIRES)
-async def test_nothing_is_sent_before_the_result_that_is_no_part_of_one_by_its_schema(wires: Wires, door: str) -> None:
+async def test_nothing_is_sent_before_the_result_that_is_no_part_of_one_by_its_schema(
+    wires: Wires, door: str, name: str
+) -> None:
     """A part holds what the result may hold; what can be used as it is fits as a whole."""
     heard: list[Any] = []
     wires.lock.listen(heard.append)
-    for what, (way, value, fits) in EARLY.items():
+    cases, last = SENDERS[name]
+    for what, (way, value, fits) in cases.items():
         heard.clear()
-        told = await wires.call(door, "c.early", {"what": what})
+        told = await wires.call(door, name, {"what": what})
         kind = "tool.invocation.partial_result" if way == "partial" else "tool.invocation.yielded"
         sent = [event.data["value"] for event in heard if event.type == kind]
         alerts = [event.data["alert"] for event in heard if event.type == "tool.alert"]
         if fits:
-            assert (told.data, sent, alerts) == ({"number": 1, "name": "last"}, [value], []), what
+            wrapped = door.startswith("mcp") and not isinstance(last, dict)  # structuredContent is an object
+            assert (told.data, sent, alerts) == ({"result": last} if wrapped else last, [value], []), what
         else:
             assert told.triple == ("E3303", "INTERNAL_TOOL_ERROR", "schema_validation_failed", False), what
             assert (sent, len(alerts)) == ([], 1), what

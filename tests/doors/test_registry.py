@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import grpc
@@ -350,13 +351,16 @@ async def test_a_service_that_failed_five_times_is_asked_by_no_door(tmp_path: Pa
         assert (len(server.got), lent.asked) == (asked, lent_before)
         assert Failure("E3501").row.http == 503
 
-        took: list[float] = []
+        took, worked = list[float](), list[float]()
         for _ in range(30):
-            began = time.perf_counter()
+            began, began_work = time.perf_counter(), time.process_time()
             result = await clients.lock.call("bank.rate", {})
             took.append(time.perf_counter() - began)
+            worked.append(time.process_time() - began_work)
             assert result.error is not None
-        assert min(took) < 0.010  # the least of many: what else the machine does meanwhile is not the point
+        # What else the machine does meanwhile is not the point: the least time, and the usual time of the processor.
+        assert min(took) < 0.010
+        assert median(worked) < 0.010
         assert len(server.got) == asked
 
 

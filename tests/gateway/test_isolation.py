@@ -113,7 +113,8 @@ async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> N
 
 @pytest.mark.part_of(
     "AUTH-09",
-    rest="a tool that runs in process can read the server's memory and files, and reach the metadata address",
+    rest="a tool that runs in process can read the server's memory, its files, and the variables of its environment"
+    " whose names do not look like credentials, and reach the metadata address",
 )
 async def test_no_right_of_the_server_reaches_the_tool(lock: Interlock) -> None:
     seen = (await lock.call("cell.attempt", what="environment")).unwrap()
@@ -225,6 +226,13 @@ async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
 # Tiers
 
 
+WRITES: dict[str, Any] = {
+    "mutation_class": "write_irreversible",
+    "effects": [{"resource": "file:/srv/data", "operation": "CREATE"}],
+    "required_permissions": ["filesystem:write:/srv/data"],
+}
+
+
 @pytest.mark.proves("EXEC-02")
 @pytest.mark.parametrize(
     ("said", "tier"),
@@ -235,6 +243,9 @@ async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
         ({"sandbox": {"reads": {"hosts": "/etc/hosts"}}}, 1),
         ({"sandbox": {"tier": 2, "reads": {"hosts": "/etc/hosts"}}}, 1),
         ({"execution": {"env": {"LANG": "C"}}}, 1),
+        ({"required_permissions": ["filesystem:read:/srv/data"]}, 1),
+        (WRITES, 1),
+        ({"required_permissions": ["network:https://a.example"]}, 2),
         ({"network_policy": {"allowed_domains": ["a.example"]}}, 2),
         ({"network_policy": {"allowed_domains": ["a.example"], "deny_all_egress": True}}, 0),
         ({"network_policy": {"allowed_domains": ["a.example"]}, "sandbox": {"tier": 3}}, 3),
@@ -260,14 +271,16 @@ def test_a_tool_gets_the_lowest_tier_that_covers_what_it_asks_for(
 @pytest.mark.proves("EXEC-02")
 async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> None:
     register = Service(lock).registration.register
-    for number, said in enumerate(
-        (
-            {"execution": {"env": {"LANG": "C"}}},
-            {"network_policy": {"allowed_domains": ["a.example"]}},
-            {"sandbox": {"reads": {"hosts": "/etc/hosts"}}},
-            {"sandbox": {"tier": 3}},
-        )
-    ):
+    wishes: tuple[dict[str, Any], ...] = (
+        {"execution": {"env": {"LANG": "C"}}},
+        {"network_policy": {"allowed_domains": ["a.example"]}},
+        {"sandbox": {"reads": {"hosts": "/etc/hosts"}}},
+        {"sandbox": {"tier": 3}},
+        {"required_permissions": ["filesystem:read:/srv/data"]},
+        {"required_permissions": ["filesystem:write:/srv/data"]},
+        {"required_permissions": ["network:https://a.example"]},
+    )
+    for number, said in enumerate(wishes):
         with pytest.raises(Failure, match="on the machine"):
             await register(manifest(f"one{number}", ["true"], **said), by=lock.caller)
     await register(manifest("plain", ["printf", "x"]), by=lock.caller)

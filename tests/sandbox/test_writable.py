@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.supports("EXEC-02", "EXEC-03")
 @pytest.mark.parametrize(
     ("backend", "user"),
     [("zygote", 0), ("zygote", ORDINARY), ("bubblewrap", 0), ("bubblewrap", ORDINARY), ("gvisor", 0)],

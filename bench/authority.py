@@ -39,7 +39,7 @@ async def run(plan: Plan) -> list[Table]:
         return [
             _added(calls, cached),
             goals(await _against_peers(lock, token, plan), ", with a token of three links"),
-            *_decisions(lock, plan),
+            *await _decisions(lock, plan),
             await _rates(plan),
         ]
 
@@ -86,7 +86,7 @@ async def _calls(lock: Interlock, token: str, plan: Plan) -> dict[str, Figure]:
 
 async def _cached(lock: Interlock, token: str, plan: Plan) -> Figure:
     """The token found and checked, and the decision found: all that authority does in a call that came before."""
-    contract = lock.catalog.resolve("bench.add", None).contract
+    contract = (await lock.catalog.resolve("bench.add", None)).contract
     caller = await lock.caller_of(token)
 
     async def decide() -> Any:
@@ -117,8 +117,8 @@ def _added(calls: dict[str, Figure], cached: Figure) -> Table:
     return Table("What authority adds", ("", "CPU µs", "quartiles", "goal", ""), rows)
 
 
-def _decisions(lock: Interlock, plan: Plan) -> list[Table]:
-    contract = lock.catalog.resolve("bench.add", None).contract
+async def _decisions(lock: Interlock, plan: Plan) -> list[Table]:
+    contract = (await lock.catalog.resolve("bench.add", None)).contract
     rows: list[tuple[str, ...]] = []
     for count in (10, 100, 1_000, 10_000):
         with tempfile.TemporaryDirectory(prefix="interlock-bench-") as directory:

@@ -37,7 +37,7 @@ async def run(plan: Plan) -> list[Table]:
 
 def _ways(lock: Interlock, size: int) -> list[Contender]:
     async def call_anew(tool: str) -> object:
-        lock.catalog.forget()
+        await lock.catalog.forget()
         return await lock.call(tool, SMALL.arguments)
 
     def cold(way: str, tool: str) -> Contender:

@@ -61,7 +61,7 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
     result = await whole.call()
     await lock.journal.drain()
     [(body,)] = lock.journal.reader.all("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
-    tool = lock.catalog.prepared(f"bench.{payload.function.__name__}", None)
+    tool = await lock.catalog.prepared(f"bench.{payload.function.__name__}", None)
     redactor = Redactor().for_schema(tool.contract.output.document)
     given, given_back = payload.arguments, payload.expected
     return [

@@ -153,6 +153,12 @@ def mutable_state() -> list[str]:
     return found
 
 
+def synchronous_reads(module: Module) -> int:
+    """How often a module uses the store's synchronous reader, `journal.reader`, or an attribute that it keeps it in."""
+    names = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+    return names.count("reader") + names.count("_reader") if "reader" in names else 0
+
+
 def table() -> list[tuple[str, str, str]]:
     """The table: what is measured, what it was before the source was put in order, and what it is now."""
     sizes = [one.lines for one in modules().values() if one.lines > 1]

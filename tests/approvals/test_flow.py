@@ -260,7 +260,7 @@ async def test_a_call_sent_again_while_it_waits_is_the_same_call(lock: Interlock
     again = await asyncio.gather(*(lock.call("demo.mail", to="carl", key="k") for _ in range(5)))
     assert {one.invocation_id for one in again} == {first.invocation_id}
     assert {ticket_of(one) for one in again} == {ticket_of(first)}
-    assert len(lock.approvals.list()) == 1
+    assert len(await lock.approvals.list()) == 1
 
 
 @pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks, which do not exist yet")
@@ -278,7 +278,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, c
         assert all(one.pending for one in batch)
         nested = await lock.call("demo.forward", to="e", key="3")
         assert code(nested) == "E3208"
-        assert len(lock.approvals.list()) == 5
+        assert len(await lock.approvals.list()) == 5
         assert outbox.sent == []
 
 
@@ -778,7 +778,7 @@ async def test_hooks_see_a_reviewers_edit_and_what_they_make_of_it_is_shown_and_
     assert result.unwrap() == "dora"
     assert outbox.sent == [("dora", "quarterly!")]
     assert "previewDifferences" not in result.metadata
-    found = lock.inputs(result.invocation_id)
+    found = await lock.inputs(result.invocation_id)
     assert found.model_input == {"to": "carl", "note": "quarterly"}
     assert (found.permission_input["to"], found.permission_input["note"]) == ("carl", "quarterly!")
     assert (found.call_input["to"], found.call_input["note"]) == ("dora", "quarterly!")
@@ -825,7 +825,7 @@ async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_
     await lock.approvals.approve(ticket_of(same), by=BEN, edit={"to": "dora"})
     ran = await lock.approved_calls.resume(ticket_of(same))
     assert outbox.sent == [("dora", "x")]
-    sources = {one["pointer"]: one["source"] for one in lock.inputs(ran.invocation_id).changes}
+    sources = {one["pointer"]: one["source"] for one in (await lock.inputs(ran.invocation_id)).changes}
     assert (sources["/to"], sources["/note"]) == ("reviewer:local:ben", "reviewer:local:ben+hook:changes")
     outbox.sent.clear()
     pending = await lock.call("demo.mail", to="carl", note="a", key="k")
@@ -904,7 +904,7 @@ async def test_whoever_goes_on_at_the_same_time_after_the_rules_changed_is_told_
         lock.call("demo.mail", to="carl", key="k"),
     )
     assert len({ticket_of(result) for result in results} - {ticket}) == 1
-    assert len(lock.approvals.list()) == 1
+    assert len(await lock.approvals.list()) == 1
     assert outbox.sent == []
 
 
@@ -929,7 +929,7 @@ async def test_a_call_whose_own_call_waits_is_sent_again_and_goes_through(lock: 
     outer = await lock.call("demo.forward", to="carl", key="k")
     assert outer.error is not None
     assert (outer.error.code, outer.error.retryable, outbox.sent) == ("E3208", True, [])
-    [inner] = lock.approvals.list()
+    [inner] = await lock.approvals.list()
     assert inner.tool == "demo.mail"
     await lock.approvals.approve(inner.id, by=BEN)
     assert (await lock.call("demo.forward", to="carl", key="k")).unwrap() == "carl"
@@ -989,7 +989,7 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
     own = Caller(id=ANN, groups=frozenset({"approvers"}))
     for by in (own, BOT, EVE):
         assert (await refusal(lock.standing_approvals.grant("demo.mail", by=by, **bounds))).code == "E3206"
-    assert lock.standing_approvals.list() == []
+    assert await lock.standing_approvals.list() == []
 
 
 @pytest.mark.supports("HITL-09")
@@ -1011,7 +1011,7 @@ async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
         assert asked.pending or not asked.ok
     assert outbox.sent == []
     assert (await lock.call("demo.mail", to=f"{inside}/a/./b", key="in")).ok
-    assert [(found.id, found.used) for found in lock.standing_approvals.list()] == [(standing.id, 1)]
+    assert [(found.id, found.used) for found in await lock.standing_approvals.list()] == [(standing.id, 1)]
 
 
 @pytest.mark.proves("HITL-09")
@@ -1030,7 +1030,7 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
     results = await asyncio.gather(*map(one, range(50)))
     assert sum(result.ok for result in results) == len(outbox.sent) == 20
     assert sum(result.pending for result in results) == 30
-    assert [found.used for found in lock.standing_approvals.list()] == [20]
+    assert [found.used for found in await lock.standing_approvals.list()] == [20]
     intents = records(lock, "intent")
     closed = [record for record in records(lock, "closed") if record["status"] == "SUCCESS"]
     for cited in (intents, closed):
@@ -1053,7 +1053,7 @@ async def test_a_use_whose_tool_fails_cites_the_standing_approval_too(lock: Inte
     assert (failed.state, code(failed)) == ("failed", "E3411")
     told = (*records(lock, "intent"), *records(lock, "closed"))
     assert [(one["call"], one["approvalTicketId"]) for one in told] == [(failed.invocation_id, standing.id)] * 2
-    assert [found.used for found in lock.standing_approvals.list()] == [1]
+    assert [found.used for found in await lock.standing_approvals.list()] == [1]
 
 
 @pytest.mark.proves("HITL-09")
@@ -1070,7 +1070,7 @@ async def test_a_read_that_a_person_must_agree_to_cites_the_standing_approval(
     assert result.ok, result
     (closed,) = [one for one in records(lock, "closed") if one["call"] == result.invocation_id]
     assert closed["approvalTicketId"] == standing.id
-    assert [found.used for found in lock.standing_approvals.list()] == [1]
+    assert [found.used for found in await lock.standing_approvals.list()] == [1]
 
 
 @pytest.mark.proves("HITL-09")
@@ -1083,7 +1083,7 @@ async def test_an_approval_without_patterns_covers_calls_without_arguments_alone
     )
     assert (await lock.call("demo.postless", to="carl", key="1")).pending
     assert (await lock.call("demo.postless", to=None, key="2")).pending
-    assert [found.used for found in lock.standing_approvals.list()] == [0]
+    assert [found.used for found in await lock.standing_approvals.list()] == [0]
     assert standing.fits(ANN, "demo.postless", "1.0.0", {}, clock.now_ms, lambda patterns, given: (patterns, given))
 
 
@@ -1094,7 +1094,7 @@ async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_i
     lock: Interlock, clock: FakeClock, goes_on: str, answered: bool
 ) -> None:
     pending = await lock.call("demo.mail", to="carl", key="k")
-    (ticket,) = lock.approvals.list()
+    (ticket,) = await lock.approvals.list()
     if answered:
         await lock.approvals.approve(ticket.id, by=BEN)
     await lock.standing_approvals.grant(
@@ -1334,12 +1334,12 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     # The records hold how the check ended, and the status of a call tells it to whoever made the call.
     calls = Calls(lock)
     for call, documents in found.items():
-        told = calls.status(call, lock.caller)["permission_decisions"]
+        told = (await calls.status(call, lock.caller))["permission_decisions"]
         assert [one["decision_id"] for one in told] == [one["decision_id"] for one in documents]
         assert all(set(one) == DECISION_FIELDS for one in told)
         assert all(one["invocation_id"] == call for one in told)
     looked = await lock.call("demo.mail", to="carl", dry_run=True)
-    (look,) = calls.status(looked.invocation_id, lock.caller)["permission_decisions"]
+    (look,) = (await calls.status(looked.invocation_id, lock.caller))["permission_decisions"]
     assert look["mode"] == "dry_run"
 
 
@@ -1353,7 +1353,7 @@ DECISION_FIELDS = {
 
 @pytest.mark.proves("AUTH-10")
 async def test_the_facts_that_a_check_judges_are_stored_apart_with_the_version(lock: Interlock) -> None:
-    for contract in (one.contract for one in lock.catalog.everything()):
+    for contract in (one.contract for one in await lock.catalog.everything()):
         profile = permission_profile(contract).document()
         ToolPermissionProfile.parse(profile)
         assert shown(contract)["permission_profile"] == profile
@@ -1363,10 +1363,10 @@ async def test_the_facts_that_a_check_judges_are_stored_apart_with_the_version(l
             "schema_version", "profile_id", "risk", "data_access", "write_effects", "network_scope", "credentials",
             "requires_approval", "redaction", "policy_refs",
         }  # fmt: skip
-    mail = permission_profile(lock.catalog.resolve("demo.mail", None).contract).document()
+    mail = permission_profile((await lock.catalog.resolve("demo.mail", None)).contract).document()
     assert (mail["risk"], mail["requires_approval"]) == ("write_irreversible", True)
     assert mail["write_effects"]
-    add = permission_profile(lock.catalog.resolve("demo.add", None).contract).document()
+    add = permission_profile((await lock.catalog.resolve("demo.add", None)).contract).document()
     assert (add["risk"], add["requires_approval"], add["write_effects"]) == ("read_only", False, [])
 
 

@@ -79,10 +79,10 @@ async def _withdrawn(lock: Interlock, _: FakeClock, pending: Result) -> None:
 
 
 async def _passed_over(lock: Interlock, clock: FakeClock, pending: Result) -> None:
-    patterns = {"to": f"{_asked(lock, pending)['to'][0]}*", "note": "*"}
+    patterns = {"to": f"{(await _asked(lock, pending))['to'][0]}*", "note": "*"}
     until = clock.now_ms + 60_000
     await lock.standing_approvals.grant("demo.mail", by=BEN, caller=ANN, arguments=patterns, uses=1, expires_ms=until)
-    assert (await lock.call("demo.mail", _asked(lock, pending), key="k")).ok
+    assert (await lock.call("demo.mail", await _asked(lock, pending), key="k")).ok
 
 
 async def _given_up(lock: Interlock, clock: FakeClock, pending: Result) -> None:
@@ -106,8 +106,8 @@ ENDS: dict[str, tuple[End, str]] = {
 }
 
 
-def _asked(lock: Interlock, pending: Result) -> Json:
-    return lock.inputs(pending.invocation_id).model_input
+async def _asked(lock: Interlock, pending: Result) -> Json:
+    return (await lock.inputs(pending.invocation_id)).model_input
 
 
 @pytest.mark.proves("LIFE-05")
@@ -123,7 +123,7 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
     async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
         _notes(lock)
         pending = await lock.call("demo.mail", sent, key="k")
-        waiting = lock.inputs(pending.invocation_id)
+        waiting = await lock.inputs(pending.invocation_id)
         await how(lock, clock, pending)
         (closed,) = records(lock, pending.invocation_id)
         assert closed["error_code"] == expected
@@ -132,7 +132,7 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
             {"source": "hook:notes", "pointer": "/note"},
         ]
         assert CANARY not in str(closed)
-        found = lock.inputs(pending.invocation_id)
+        found = await lock.inputs(pending.invocation_id)
         assert found.model_input == waiting.model_input == sent
         assert found.changes == waiting.changes
         assert found.observable_input == {**sent, "note": "none"}
@@ -157,9 +157,9 @@ async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_wi
     async with opened(tmp_path / "home", clock, keep_inputs="always") as lock:
         pending = await lock.call("demo.mail", sent, key="k")
         await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
-        assert lock.inputs(pending.invocation_id).call_input == {**sent, "note": "none"}
+        assert (await lock.inputs(pending.invocation_id)).call_input == {**sent, "note": "none"}
         assert (await lock.approved_calls.resume(ticket_of(pending))).ok
-        found = lock.inputs(pending.invocation_id)
+        found = await lock.inputs(pending.invocation_id)
         assert (found.model_input, found.permission_input["to"]) == (sent, sent["to"])
         assert found.call_input == {"to": "dora", "note": "none"}
         assert outbox.sent == [("dora", "none")]
@@ -193,9 +193,9 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
         requests.read = refusing
         for _ in range(2):
             assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3003"
-            assert lock.inputs(pending.invocation_id).model_input == LARGE
+            assert (await lock.inputs(pending.invocation_id)).model_input == LARGE
         assert (await lock.approved_calls.resume(ticket_of(pending))).ok
-        assert lock.inputs(pending.invocation_id).model_input == LARGE
+        assert (await lock.inputs(pending.invocation_id)).model_input == LARGE
 
 
 @pytest.mark.proves("LIFE-05")
@@ -212,9 +212,9 @@ async def test_the_other_modes_hold_for_calls_that_wait_too(
         hooked = await lock.call("demo.mail", SENT, key="hooked")
         for pending in (plain, hooked):
             await lock.approvals.deny(ticket_of(pending), by=BEN)
-        assert lock.inputs(plain.invocation_id).model_input is None, "a default stands in the contract"
-        assert lock.inputs(plain.invocation_id).changes == (FILLED,)
-        assert lock.inputs(hooked.invocation_id).model_input == (SENT if kept else None)
+        assert (await lock.inputs(plain.invocation_id)).model_input is None, "a default stands in the contract"
+        assert (await lock.inputs(plain.invocation_id)).changes == (FILLED,)
+        assert (await lock.inputs(hooked.invocation_id)).model_input == (SENT if kept else None)
 
 
 @pytest.mark.proves("LIFE-05")
@@ -227,7 +227,7 @@ async def test_where_a_quota_has_no_room_the_closing_record_of_a_denied_call_say
         await lock.approvals.deny(ticket_of(pending), by=BEN)
         (closed,) = records(lock, pending.invocation_id)
         assert "payload_bytes" in closed["inputsWithheld"]
-        found = lock.inputs(pending.invocation_id)
+        found = await lock.inputs(pending.invocation_id)
         assert (found.model_input, found.withheld) == (None, closed["inputsWithheld"])
         await lock.maintain()
         assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]

@@ -99,7 +99,7 @@ class Approvals(RuleBasedStateMachine):
         return lock
 
     def _tickets(self) -> list[Ticket]:
-        return sorted(self.lock.approvals.list(every=True), key=lambda ticket: ticket.id)
+        return sorted(self._do(self.lock.approvals.list(every=True)), key=lambda ticket: ticket.id)
 
     def _pick(self, number: int, *states: str) -> Ticket | None:
         """A ticket, rather one in these states than another."""
@@ -258,7 +258,7 @@ class Approvals(RuleBasedStateMachine):
                 assert run.to.startswith(agreement.to)
         counts = Counter(approval for _, approval in cited)
         assert all(count <= self.uses.get(approval, 1) for approval, count in counts.items())
-        assert {one.id: one.used for one in self.lock.standing_approvals.list()} == {
+        assert {one.id: one.used for one in self._do(self.lock.standing_approvals.list())} == {
             one: counts[one] for one in self.standing
         }
         used = {ticket.id for ticket in tickets.values() if ticket.state == "USED"}

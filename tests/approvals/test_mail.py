@@ -170,7 +170,7 @@ async def test_approvers_of_each_step_are_told_by_mail(desk: Desk) -> None:
     await desk.lock.approvals.sweep()
     await desk.lock.courier.deliver_due()
     assert [one[1] for one in desk.smtp.mail] == [["desk@example.org"], ["boss@example.org"]]
-    assert undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.lock.journal) == []
 
 
 async def test_mail_that_is_refused_is_tried_again_and_seen(desk: Desk) -> None:
@@ -178,20 +178,20 @@ async def test_mail_that_is_refused_is_tried_again_and_seen(desk: Desk) -> None:
     await desk.ask()
     await desk.lock.courier.deliver_due()
     assert desk.smtp.mail == []
-    (failed,) = undelivered(desk.lock.journal)
+    (failed,) = await undelivered(desk.lock.journal)
     assert (failed.channel, failed.state, failed.attempts) == ("mail", "retry", 1)
     assert failed.error.startswith("E3704 ")
     assert "127.0.0.1" not in failed.error
     desk.clock.advance(30)
     await desk.lock.courier.deliver_due()
     assert len(desk.smtp.mail) == 1
-    assert undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.lock.journal) == []
 
 
 async def test_a_mail_server_that_hangs_does_not_delay_the_denial(desk: Desk) -> None:
     desk.smtp.hang = asyncio.Event()
     pending = await desk.ask()
-    desk.lock.courier.wake()
+    await desk.lock.courier.wake()
     async with asyncio.timeout(30):
         await desk.smtp.reached.wait()
     desk.clock.advance(TIMEOUT_S + 1)

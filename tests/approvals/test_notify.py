@@ -204,7 +204,7 @@ async def test_a_failing_channel_is_tried_again_and_seen(post: Post, receiver: R
     pauses: list[int] = []
     for attempt in (1, 2):
         await courier.deliver_due()
-        [waiting] = undelivered(post.journal, ticket="T1")
+        [waiting] = await undelivered(post.journal, ticket="T1")
         assert (waiting.channel, waiting.state, waiting.attempts) == ("hook", "retry", attempt)
         assert waiting.error == f"E3704 the receiver answered {500 if attempt == 1 else 503}"
         assert await courier.deliver_due() == 0, "not before its time"
@@ -213,7 +213,7 @@ async def test_a_failing_channel_is_tried_again_and_seen(post: Post, receiver: R
     assert 0 <= pauses[0] <= 5_000
     assert 0 <= pauses[1] <= 20_000
     await courier.deliver_due()
-    assert (post.states(), undelivered(post.journal)) == (["sent"], [])
+    assert (post.states(), await undelivered(post.journal)) == (["sent"], [])
     assert [(act["act"], act["attempts"]) for act in post.acts()] == [("notified", 3)]
     assert len({got.headers["webhook-id"] for got in receiver.got}) == 1, "a receiver can tell it is the same"
 
@@ -227,7 +227,7 @@ async def test_after_eight_attempts_it_is_given_up_for_all_to_see(post: Post, re
         await courier.deliver_due()
         post.time.advance(3600)
     assert len(receiver.got) == 8
-    [failed] = undelivered(post.journal)
+    [failed] = await undelivered(post.journal)
     assert (failed.state, failed.attempts) == ("failed", 8)
     assert [(act["act"], act["attempts"]) for act in post.acts()] == [("notification_failed", 8)]
 
@@ -237,7 +237,7 @@ async def test_a_receiver_that_asks_for_a_pause_gets_it(post: Post, receiver: Re
     receiver.answers = [Answer(429, "retry-after: 600\r\n")]
     await post.write("hook")
     await courier.deliver_due()
-    [waiting] = undelivered(post.journal)
+    [waiting] = await undelivered(post.journal)
     assert waiting.next_ms == START_MS + 600_000
     post.time.advance(600)
     assert await courier.deliver_due() == 1
@@ -261,7 +261,7 @@ async def test_nobody_is_told_of_a_ticket_that_was_decided(post: Post, receiver:
     await post.write("hook")
     await post.set("UPDATE ticket SET state = 'APPROVED'")
     assert await courier.deliver_due() == 0
-    assert (post.states(), receiver.got, undelivered(post.journal)) == (["dropped"], [], [])
+    assert (post.states(), receiver.got, await undelivered(post.journal)) == (["dropped"], [], [])
     assert [act["act"] for act in post.acts()] == ["notification_dropped"]
 
 
@@ -290,16 +290,16 @@ async def test_a_channel_that_hangs_delays_no_other(
         courier = post.courier(hook(receiver), hook(silent, "stuck"))
         for number in range(6):
             await post.write("stuck", ticket=f"S{number}")
-        courier.wake()
+        await courier.wake()
         await silent.has_got(1)
         for number in range(6):
             await post.write("hook", ticket=f"T{number}")
-        courier.wake()
+        await courier.wake()
         await receiver.has_got(6)
         assert set(post.states()[:6]) <= {"sending", "due", "retry"}
         await courier.deliver_due()
     assert (post.states().count("sent"), post.states().count("retry")) == (6, 6)
-    assert {one.error for one in undelivered(post.journal)} == {"E3704 no answer in time"}
+    assert {one.error for one in await undelivered(post.journal)} == {"E3704 no answer in time"}
 
 
 async def test_what_an_operator_can_mend_is_tried_again(post: Post, receiver: Receiver, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ async def test_what_an_operator_can_mend_is_tried_again(post: Post, receiver: Re
     for name in ("nameless", "fileless", "mistyped"):
         await post.write(name)
     await courier.deliver_due()
-    assert {one.channel: one.error.split()[0] for one in undelivered(post.journal)} == {
+    assert {one.channel: one.error.split()[0] for one in await undelivered(post.journal)} == {
         "nameless": "E3602", "fileless": "E3602", "mistyped": "E3004",
     }  # fmt: skip
     file.write_text(f"{SECRET}\n{OLDER}\n")
@@ -326,7 +326,7 @@ async def test_a_channel_that_is_no_longer_in_the_settings_is_seen(post: Post) -
     courier = post.courier()
     await post.write("removed")
     await courier.deliver_due()
-    [failed] = undelivered(post.journal)
+    [failed] = await undelivered(post.journal)
     assert failed.error == "E3004 there is no channel `removed` in the settings"
 
 
@@ -376,7 +376,7 @@ async def test_what_was_on_its_way_when_the_courier_stopped_is_sent_by_the_next(
     receiver.silent = True
     first = post.courier(hook(receiver))
     await post.write("hook")
-    first.wake()
+    await first.wake()
     await receiver.has_got(1)
     await first.close()
     assert post.states() == ["sending"]
@@ -403,12 +403,12 @@ async def test_what_was_taken_over_meanwhile_is_noted_by_whoever_took_it(
     receiver.silent = True
     courier = post.courier(hook(receiver))
     await post.write("hook")
-    courier.wake()
+    await courier.wake()
     await receiver.has_got(1)
     other = Instance(post.home, "Z" * 26)
     await post.set("UPDATE notification SET owner = ?", other.id)
     await courier.deliver_due()
-    assert (post.states(), undelivered(post.journal)) == (["sending"], [])
+    assert (post.states(), await undelivered(post.journal)) == (["sending"], [])
     other.close()
 
 
@@ -416,12 +416,12 @@ async def test_what_was_taken_over_meanwhile_is_noted_by_whoever_took_it(
 async def test_word_that_comes_while_a_lane_ends_is_not_left_lying(post: Post, receiver: Receiver, turns: int) -> None:
     courier = post.courier(hook(receiver))
     await post.write("hook")
-    courier.wake()
+    await courier.wake()
     await receiver.has_got(1)
     for _ in range(turns):
         await asyncio.sleep(0)
     await post.write("hook", ticket="T2")
-    courier.wake()
+    await courier.wake()
     await receiver.has_got(2)
 
 
@@ -458,7 +458,7 @@ async def test_whatever_happens_every_message_has_one_end_and_is_sent_no_more_af
                     await post.open[running[int(facts[0])]][0].deliver_due()
                 case "die":
                     courier, _, instance = post.open[running[int(facts[0])]]
-                    courier.wake()
+                    await courier.wake()
                     for _ in range(facts[1]):
                         await asyncio.sleep(0)
                     await courier.close()
@@ -505,7 +505,7 @@ async def test_a_channel_to_a_private_network_is_refused_and_not_tried_again(
     courier = post.courier(Channel.model_validate({"name": "inner", **address}), resolve=Names(["10.0.0.1"]))
     await post.write("inner")
     await courier.deliver_due()
-    [failed] = undelivered(post.journal)
+    [failed] = await undelivered(post.journal)
     assert (failed.state, failed.error.split()[0]) == ("failed", "E3406")
     assert [act["act"] for act in post.acts()] == ["notification_failed"]
 
@@ -595,7 +595,7 @@ async def test_a_service_that_hangs_is_killed_and_the_next_message_is_sent(post:
     courier = post.courier(_service(receiver), attempt_s=1.0)
     await post.write("ops")
     await courier.deliver_due()
-    assert [(one.state, one.error) for one in undelivered(post.journal)] == [("retry", "E3704 no answer in time")]
+    assert [(one.state, one.error) for one in await undelivered(post.journal)] == [("retry", "E3704 no answer in time")]
     assert _senders() == []
     receiver.silent = False
     post.time.advance(60)
@@ -680,7 +680,7 @@ async def test_a_name_that_changes_its_address_after_the_check_leads_nowhere_els
     assert (post.states(), names.asked) == (["sent"], 1), "nobody but us resolves it"
     await post.write("ops", ticket="T2")
     await courier.deliver_due()
-    assert [one.error.split()[0] for one in undelivered(post.journal)] == ["E3406"]
+    assert [one.error.split()[0] for one in await undelivered(post.journal)] == ["E3406"]
 
 
 async def test_datagrams_and_sockets_of_this_machine_are_held_to_the_same_rule(post: Post) -> None:
@@ -688,14 +688,14 @@ async def test_datagrams_and_sockets_of_this_machine_are_held_to_the_same_rule(p
     courier = post.courier(channel)
     await post.write("ops")
     await courier.deliver_due()
-    assert [one.error.split()[0] for one in undelivered(post.journal)] == ["E3406"]
+    assert [one.error.split()[0] for one in await undelivered(post.journal)] == ["E3406"]
 
 
 async def test_a_courier_that_is_closed_leaves_no_sending_process(post: Post, receiver: Receiver) -> None:
     receiver.silent = True
     courier = post.courier(_service(receiver))
     await post.write("ops")
-    courier.wake()
+    await courier.wake()
     async with asyncio.timeout(60), receiver.arrived:
         await receiver.arrived.wait_for(lambda: receiver.got)
     assert len(_senders()) == 1

@@ -85,14 +85,14 @@ async def test_approvers_of_each_step_are_told_by_signed_webhooks(desk: Desk) ->
     assert told["type"] == "approval.escalated"
     assert (told["data"]["ticket"], told["data"]["group"]) == (ticket, "managers")
     assert desk.acts("notified") == [("bosses", ticket, 1), ("hook", ticket, 0)]
-    assert undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.lock.journal) == []
 
 
 async def test_a_webhook_that_fails_is_sent_again_and_seen(desk: Desk) -> None:
     desk.first.answers = [Answer(503)]
     ticket = await desk.ask()
     await desk.lock.courier.deliver_due()
-    (failed,) = undelivered(desk.lock.journal)
+    (failed,) = await undelivered(desk.lock.journal)
     assert (failed.channel, failed.state, failed.attempts) == ("hook", "retry", 1)
     assert "127.0.0.1" not in failed.error
     assert desk.acts("notified") == []
@@ -100,14 +100,14 @@ async def test_a_webhook_that_fails_is_sent_again_and_seen(desk: Desk) -> None:
     await desk.lock.courier.deliver_due()
     first, again = desk.first.got
     assert first.headers["webhook-id"] == again.headers["webhook-id"]
-    assert undelivered(desk.lock.journal) == []
+    assert await undelivered(desk.lock.journal) == []
     assert desk.acts("notified") == [("hook", ticket, 0)]
 
 
 async def test_a_webhook_that_does_not_answer_does_not_delay_the_denial(desk: Desk) -> None:
     desk.first.silent = True
     ticket = await desk.ask()
-    desk.lock.courier.wake()
+    await desk.lock.courier.wake()
     async with asyncio.timeout(30), desk.first.arrived:
         await desk.first.arrived.wait_for(lambda: bool(desk.first.got))
     desk.clock.advance(TIMEOUT_S + 1)

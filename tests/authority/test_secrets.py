@@ -97,7 +97,9 @@ async def test_what_was_set_is_what_is_fetched(store: Secrets, time: FakeClock) 
     assert credential.reveal() == "ghp_second"
     assert (credential.name, credential.slot, credential.version) == ("github/token", "main", str(time.now_ms))
     assert credential.expires_ms == time.now_ms + 5000
-    assert [tuple(kept) for kept in store.names()] == [("github/token", "main", time.now_ms, time.now_ms + 5000, 0)]
+    assert [tuple(kept) for kept in await store.names()] == [
+        ("github/token", "main", time.now_ms, time.now_ms + 5000, 0)
+    ]
 
 
 @pytest.mark.supports("EXEC-08")
@@ -182,7 +184,7 @@ async def test_a_rest_is_never_shortened_and_never_for_ever(store: Secrets, time
     await store.set("api", "key-main", by="me")
     await store.rest("api", "main", 10**15)
     await store.rest("api", "main", 1)
-    assert store.names()[0].resting_until_ms == time.now_ms + module.LONGEST_REST_MS
+    assert (await store.names())[0].resting_until_ms == time.now_ms + module.LONGEST_REST_MS
     await store.set("api", "key-new", by="me")
     assert (await store.fetch("api")).reveal() == "key-new", "a new value has met no limit yet"
 
@@ -198,7 +200,7 @@ async def test_removing_forgets_a_slot_or_all(store: Secrets) -> None:
     for slot in ("a", "b", "c"):
         await store.set("api", f"key-{slot}", by="me", slot=slot)
     assert await store.remove("api", by="me", slot="b") == 1
-    assert [kept.slot for kept in store.names()] == ["a", "c"]
+    assert [kept.slot for kept in await store.names()] == ["a", "c"]
     assert await store.remove("api", by="me") == 2
     for slot in (None, "a"):
         with pytest.raises(Failure) as caught:
@@ -246,7 +248,7 @@ async def test_what_cannot_be_stored_is_refused_without_being_quoted(
         await store.set(name, value, by="me", **options)
     assert caught.value.code == "E3004"
     assert "private" not in caught.value.message
-    assert store.names() == []
+    assert await store.names() == []
 
 
 # Changing the key
@@ -301,7 +303,7 @@ async def test_credentials_set_and_read_while_keys_change_are_all_readable(store
         assert (await other.fetch("steady")).reveal() == "value-steady"
 
     await asyncio.gather(*(write(number) if number % 4 else store.rotate_key(by="me") for number in range(20)))
-    for kept in store.names():
+    for kept in await store.names():
         assert (await other.fetch(kept.name)).reveal() == kept.name.replace("name", "value").replace(
             "steady", "value-steady"
         )

@@ -733,7 +733,7 @@ async def test_identities_are_registered_updated_and_revoked_for_good(world: Wor
     assert gone.value.code == "E3207"
     assert await world.issue_refusal(subject=AGENT) == "E3207"
     assert [act["act"] for act in world.acts()][-2:] == ["identity.updated", "identity.revoked"]
-    assert {one.did: one.state for one in world.identities.all()}[AGENT] == "revoked"
+    assert {one.did: one.state for one in await world.identities.all()}[AGENT] == "revoked"
 
 
 @pytest.mark.parametrize(

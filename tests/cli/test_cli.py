@@ -974,11 +974,11 @@ async def test_a_call_settled_after_its_window_is_still_replayed_for_a_whole_win
                 (now - 90_000, now - 30_000),
             )
         )
-        assert [one.call for one in reconcile.unknown_calls(lock.journal)] == ["call-1"]
+        assert [one.call for one in await reconcile.unknown_calls(lock.journal)] == ["call-1"]
         seal = lock.gateway.storage.outcomes.seal
         await reconcile.reconcile(lock.journal, lock.caller, "call-1", seal=seal, happened=True, value=7)
         assert lock.journal.reader.all("SELECT state, expires_ms FROM reservation") == [("done", now + 60_000)]
-        assert reconcile.unknown_calls(lock.journal) == []
+        assert await reconcile.unknown_calls(lock.journal) == []
         with pytest.raises(Failure) as caught:
             await reconcile.reconcile(lock.journal, lock.caller, "call-1", seal=seal, happened=False)
         assert caught.value.code == "E3702"

@@ -269,7 +269,7 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
         words = (await asyncio.to_thread(fresh, "upstream", "show", "ledger")).out
         assert "ledger is no upstream, but a service that tools name" in words
         assert "breaker of ledger: open; no call for " in words
-        over_rest = Service(lock).upstreams.all(by=Caller(id="local:root", scopes=frozenset({"tools:admin"})))
+        over_rest = await Service(lock).upstreams.all(by=Caller(id="local:root", scopes=frozenset({"tools:admin"})))
         assert [(one["service"], one["state"]) for one in over_rest["services"]] == [("ledger", "open")]
         findings = (await asyncio.to_thread(fresh.ask, "doctor"))["findings"]
         (found,) = [one for one in findings if one["name"] == "services"]

@@ -62,9 +62,9 @@ class Scene:
         assert len(made) == len(set(made)), "an effect was made twice"
         return made
 
-    def states(self, lock: Interlock) -> dict[str, str]:
+    async def states(self, lock: Interlock) -> dict[str, str]:
         """The state of each name's ticket; there is never more than one."""
-        found = [(ticket.params["name"], ticket.state) for ticket in lock.approvals.list(every=True)]
+        found = [(ticket.params["name"], ticket.state) for ticket in await lock.approvals.list(every=True)]
         assert len(found) == len(dict(found))
         return dict(found)
 
@@ -90,7 +90,7 @@ async def judge(scene: Scene) -> None:
     made = scene.made()
     async with opening(str(scene.home), FakeClock(BASE_MS, seed="judge")) as lock:
         lock.catalog.attach(stamp)
-        before = scene.states(lock)
+        before = await scene.states(lock)
         assert scene.acknowledged("ask") <= before.keys(), "a ticket was lost"
         decided = {name for name, state in before.items() if state in ("APPROVED", "USED")}
         assert scene.acknowledged("approve") <= decided, "a decision was lost"
@@ -154,8 +154,8 @@ async def test_a_kill_at_an_escalation_neither_skips_a_step_nor_repeats_one(scen
     assert len(scene.turns) == 3 * len(ESCALATION)
     for _ in range(2):
         async with opening(str(scene.home), FakeClock(BASE_MS + 3_601_000, seed="judge")) as lock:
-            assert set(scene.names) == scene.states(lock).keys()
-            for ticket in lock.approvals.list():
+            assert set(scene.names) == (await scene.states(lock)).keys()
+            for ticket in await lock.approvals.list():
                 told = lock.journal.reader.all(
                     "SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket.id,)
                 )

@@ -32,7 +32,7 @@ async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_o
     told = await asyncio.to_thread(_killed, home, way)
     async with Interlock.open(home, caller="local:ann") as lock:
         ((call,),) = lock.journal.reader.all("SELECT DISTINCT call FROM checkpoint")
-        saved = lock.checkpoints(call)
+        saved = await lock.checkpoints(call)
         assert len(saved) >= told >= 5
         assert [one.state for one in saved] == [{"at": step} for step in range(len(saved))]
         assert len(records(lock, call, "checkpoint")) == len(saved)

@@ -166,7 +166,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
             "OUTCOME_UNKNOWN", "critical", "demo.mark@1.0.0", call,
         )  # fmt: skip
         assert f"interlock calls reconcile {call}" in caplog.text
-        assert b'interlock_signal_count{signal="OUTCOME_UNKNOWN"} 1' in lock.gateway.telemetry.metrics.render()
+        assert b'interlock_signal_count{signal="OUTCOME_UNKNOWN"} 1' in await lock.gateway.telemetry.metrics.render()
     async with Interlock.open(home) as later:
         assert "OUTCOME_UNKNOWN" not in later.gateway.observer.metrics
     assert heard.empty()

@@ -119,18 +119,18 @@ async def test_each_tenant_of_a_home_has_a_secret_of_its_own(tmp_path: Path) -> 
     tenants = ("local", "acme", "acme2", "globex", "")
     callers = {tenant: Caller(id="user:ann", tenant=tenant) for tenant in tenants}
 
-    def keys(lock: Interlock) -> dict[str, str]:
+    async def keys(lock: Interlock) -> dict[str, str]:
         given: Json = {"tool": "demo.add", "step": "step-1", "params": {"a": 1}, "session": "s"}
-        return {tenant: lock.key_for(**given, caller=caller) for tenant, caller in callers.items()}
+        return {tenant: await lock.key_for(**given, caller=caller) for tenant, caller in callers.items()}
 
     async with Interlock.open(tmp_path / "home") as lock:
-        first = keys(lock)
+        first = await keys(lock)
         assert len(set(first.values())) == len(tenants)
-        assert lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first[lock.caller.tenant]
+        assert await lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first[lock.caller.tenant]
         lock.act_as(callers["acme"])
-        assert lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first["acme"]
+        assert await lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first["acme"]
     async with Interlock.open(tmp_path / "home") as lock:
-        assert keys(lock) == first
+        assert await keys(lock) == first
 
 
 @pytest.mark.proves("IDEM-02")
@@ -148,12 +148,12 @@ def test_a_key_is_hmac_sha256_over_delimited_parts_and_json(
 @pytest.mark.proves("IDEM-02")
 async def test_a_home_gives_the_same_key_for_the_same_step_after_a_restart(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path / "one") as lock:
-        first = lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s")
+        first = await lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s")
     async with Interlock.open(tmp_path / "one") as lock:
-        assert lock.key_for("demo.add", "step-1", {"b": 2.0, "a": 1}, session="s") == first
-        assert lock.key_for("demo.add", "step-2", {"a": 1, "b": 2}, session="s") != first
+        assert await lock.key_for("demo.add", "step-1", {"b": 2.0, "a": 1}, session="s") == first
+        assert await lock.key_for("demo.add", "step-2", {"a": 1, "b": 2}, session="s") != first
     async with Interlock.open(tmp_path / "two") as lock:
-        assert lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s") != first
+        assert await lock.key_for("demo.add", "step-1", {"a": 1, "b": 2}, session="s") != first
 
 
 # What makes no difference

@@ -36,7 +36,7 @@ async def _listed(place: Place) -> dict[str, Any]:
     described = await stub.Describe(wire.DescribeRequest(tool_id="bank.rate"), metadata=metadata)
     discovered = await stub.Discover(wire.DiscoverRequest(page_size=1000), metadata=metadata)
     found: dict[str, Any] = {
-        "library": place.lock.availability(place.lock.catalog.resolve("bank.rate").row),
+        "library": place.lock.availability((await place.lock.catalog.resolve("bank.rate")).row),
         "rest list": _of(rest["tools"]),
         "rest show": shown["availability"],
         "rest interface": _enabled(shown),
@@ -70,7 +70,7 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         upstreams = place.lock.upstreams
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
         await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
-        registered = place.lock.catalog.resolve("bank.rate").row
+        registered = (await place.lock.catalog.resolve("bank.rate")).row
         assert set((await _listed(place)).values()) == {"AVAILABLE"}
         server.otherwise = lambda _: Answer(status=0)  # connections are closed without an answer
         assert await upstreams.probe("bank") == "unavailable"
@@ -85,7 +85,7 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         server.otherwise = lambda _: json_answer({"rate": 1})
         assert await upstreams.probe("bank") == "available"
         assert set((await _listed(place)).values()) == {"AVAILABLE"}
-        assert place.lock.catalog.resolve("bank.rate").row == registered, "and nothing was registered anew"
+        assert (await place.lock.catalog.resolve("bank.rate")).row == registered, "and nothing was registered anew"
         for door, way in place.ways.items():
             assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
@@ -149,7 +149,7 @@ async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lif
     async with opened(home) as place:
         lock = place.lock
         async with _hearing(place, mode) as session:
-            digest = lock.catalog.resolve("demo.add").row.digest
+            digest = (await lock.catalog.resolve("demo.add")).row.digest
             await lock.journal.commit(quarantine.impose(digest, "demo.add@1.0.0", "a-call", "a test"))
             assert await session.after("demo-add") is None
             await lock.journal.commit(quarantine.lift(digest, by=lock.caller, reason="a test"))

@@ -348,14 +348,14 @@ async def test_who_holds_a_bound_token_hears_of_their_own_calls_even_where_those
         call_id = started["invocation_id"]
         await until(lambda call_id=call_id: world.lock.ownership.history(call_id))
         fresh = Service(world.lock).calls
-        assert fresh.status(call_id, await world.caller("enough"))["error_code"] == code
+        assert (await fresh.status(call_id, await world.caller("enough")))["error_code"] == code
         with pytest.raises(Failure, match="no call"):
-            fresh.status(call_id, await world.caller("elsewhere"))
+            await fresh.status(call_id, await world.caller("elsewhere"))
 
 
 async def test_a_resource_that_holds_a_credential_is_not_recorded(world: World) -> None:
     secret = "ghp_" + "a1B2" * 9
     made = await world.invoke("demo.note", {"name": f"{secret}"[:40], "text": f"/x/{secret}"}, idempotency_key="k")
-    records = orjson.dumps([one.get("resources") for one in world.lock.ownership.history(made["invocation_id"])])
+    records = orjson.dumps([one.get("resources") for one in await world.lock.ownership.history(made["invocation_id"])])
     assert secret.encode() not in records
     assert await ABOUT_CALLS["calls.status"](world, Target(made["invocation_id"]), "elsewhere") == "E3702"

@@ -347,7 +347,7 @@ async def _cancelled(world: World) -> httpx.Response:
     asked = asyncio.create_task(world.invoke("demo.stepwise", {"steps": 1}))
     await until(lambda: sample.world.runs)
     (running,) = world.lock.gateway.runner.active._calls  # pyright: ignore[reportPrivateUsage] - nobody is told the id of a call that waits
-    assert world.lock.cancel(running) == "canceled"
+    assert await world.lock.cancel(running) == "canceled"
     return await asked
 
 
@@ -405,7 +405,7 @@ async def test_a_manifest_outside_its_bounds_is_refused_over_rest_with_a_pointer
     several = await _register(world, tool_id="A", version="01.0.0", name="x", parameters={"type": "text"})
     pointers = [fault["pointer"] for fault in told(several, "E3105")["details"]["faults"]]
     assert {"/tool_id", "/version", "/name", "/parameters"} <= set(pointers)
-    assert not any(row.address.endswith("echo_tool") for row in world.lock.catalog.rows())
+    assert not any(row.address.endswith("echo_tool") for row in await world.lock.catalog.rows())
 
 
 @pytest.mark.proves("CONTRACT-10")

@@ -768,21 +768,21 @@ async def test_the_interface_of_a_version_that_cannot_be_called_is_not_enabled(w
     lock, name = wires.lock, "c.leaving"
     tools = Service(lock).tools
 
-    def enabled() -> bool:
-        lock.gateway.quarantine.look()
-        return tools.interface(lock.catalog.versions(name)["1.0.0"])["availability"]["is_enabled"]
+    async def enabled() -> bool:
+        await lock.gateway.quarantine.look()
+        return tools.interface((await lock.catalog.versions(name))["1.0.0"])["availability"]["is_enabled"]
 
-    digest = lock.catalog.resolve(name).row.digest
-    assert enabled()
+    digest = (await lock.catalog.resolve(name)).row.digest
+    assert await enabled()
     await lock.journal.commit(quarantine.impose(digest, f"{name}@1.0.0", "a-call", "a test"))
-    assert not enabled()
+    assert not await enabled()
     person = Caller(id="local:admin", scopes=frozenset({"tools:admin"}))
     await lock.journal.commit(quarantine.lift(digest, by=person, reason="looked at"))
-    assert enabled()
+    assert await enabled()
     await lock.journal.commit(deprecate(name, "1.0.0", by="ann"))
-    assert enabled()
+    assert await enabled()
     await lock.journal.commit(move(name, "1.0.0", "sunset", by="ann"))
-    assert not enabled()
+    assert not await enabled()
 
 
 @pytest.mark.proves("TEST-09")

@@ -97,7 +97,7 @@ class Finding(Ways):
 
     async def _in_process(self) -> list[str]:
         caller = await self.lock.caller_of(self._tokens["least"])
-        return [one.row.address for one in Service(self.lock).tools.visible(caller)]
+        return [one.row.address for one in await Service(self.lock).tools.visible(caller)]
 
     async def _over_rest(self, bearer: dict[str, str]) -> list[str]:
         listed: Json = (await self._http.get("/v1/tools", headers=bearer)).json()
@@ -162,7 +162,7 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         assert {"tool.invoke", "Validate", "Authorize", "Execute", "Verify", "Return"} <= {one["name"] for one in spans}
 
         facts = {"toolId": "notes.read", "version": "1.0.0"}
-        samples = render(lock)
+        samples = await render(lock)
         assert of(samples, "tool_invocation_count", **facts, status="succeeded", mutationClass="read_only") == 1
         assert of(samples, "tool_invocation_latency_ms_count", **facts, timeoutClass="standard") == 1
 

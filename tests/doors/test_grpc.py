@@ -262,7 +262,7 @@ async def test_discover_gives_the_callers_tools_a_page_at_a_time(world: World) -
             break
         request.page_token = page.next_page_token
     caller = await world.lock.caller_of(world.token)
-    visible = Service(world.lock).tools.visible(caller)
+    visible = await Service(world.lock).tools.visible(caller)
     assert [one.tool_id for one in found] == [one.row.address for one in visible]
     assert "locked.vault" not in [one.tool_id for one in found]
     (add,) = (one for one in found if one.tool_id == "demo.add")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import socket
@@ -41,9 +42,9 @@ async def here(home: Path) -> AsyncGenerator[Place]:
         yield made
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not (await held if inspect.isawaitable(held := holds()) else held):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 
 
@@ -277,7 +278,7 @@ async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(he
         assert (await client.get(path, headers=watching)).status_code == 200
         assert (await client.post(f"{path}/cancel", headers=watching)).status_code == 404
         sample.world.gate.set()
-        await until(lambda: here.server._service.calls.result(running, _ann(here)) is not None)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: here.server._service.calls.result(running, _ann(here)))  # pyright: ignore[reportPrivateUsage]
         for held in (*others.values(), auditor):
             seen = await client.get(f"/v1/calls/{running}", headers={"authorization": f"Bearer {held}"})
             assert seen.json().get("result") is None
@@ -318,9 +319,13 @@ async def test_nobody_fills_the_background_alone(here: Place, monkeypatch: pytes
     assert refused.value.code == "E3701"
     third = service.calls.start(ask, ben, door="rest")
     sample.world.gate.set()
-    await until(lambda: service.calls.result(third, ben) is not None)
-    await until(lambda: {service.calls.status(one, ann)["status"] for one in (first, second)} == {"succeeded"})
-    assert sum(service.calls.result(one, ann) is not None for one in (first, second)) == 1
+
+    async def ended() -> bool:
+        return {(await service.calls.status(one, ann))["status"] for one in (first, second)} == {"succeeded"}
+
+    await until(lambda: service.calls.result(third, ben))
+    await until(ended)
+    assert [await service.calls.result(one, ann) is not None for one in (first, second)].count(True) == 1
 
 
 # Ending

@@ -211,7 +211,7 @@ class Place(Ways):
         if door == "library":
             if await self.lock.approvals.withdraw(call_id, by=await self.caller()):
                 return "canceled"
-            return self.lock.cancel(call_id)
+            return await self.lock.cancel(call_id)
         if door == "rest":
             answer: Json = (await self._http.post(f"/v1/calls/{call_id}/cancel", headers=bearer)).json()
             return answer["outcome"]
@@ -963,7 +963,7 @@ async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place:
         assert (await place.ways[door](Wish("demo.increment", {"name": door}, key=door))).data == 1
     # The same call, word for word: only the version that the name stands for is another one.
     await admit(place.lock, increment)
-    place.lock.catalog.forget()
+    await place.lock.catalog.forget()
     for door in DOORS:
         told = await place.ways[door](Wish("demo.increment", {"name": door}, key=door))
         assert told.data is None, door

@@ -283,7 +283,7 @@ async def test_a_read_that_has_just_ended_is_found_although_its_record_is_not_wr
         assert (await lock.call("demo.add", a=1)).ok
         ended = await lock.call("demo.add", a=1)
         with pytest.raises(Failure):
-            calls.status(ended.invocation_id, lock.caller)
+            await calls.status(ended.invocation_id, lock.caller)
         found = await calls.find(ended.invocation_id, lock.caller)
         assert (found["status"], found["tool_id"]) == ("succeeded", "demo.add")
         with pytest.raises(Failure) as unknown:

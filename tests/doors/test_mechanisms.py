@@ -63,15 +63,15 @@ class World:
         rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq", ())
         return next(one for (body,) in rows if (one := orjson.loads(body)).get("approvalTicketId") == ticket)
 
-    def story(self, call: str) -> str:
-        return " ".join(explain(find(self.lock.journal, call, None, self.lock.gateway.waiting_calls.open)))
+    async def story(self, call: str) -> str:
+        return " ".join(explain(await find(self.lock.journal, call, None, self.lock.gateway.waiting_calls.open)))
 
     async def check(self, told: Json | None, expected: Json, words: str) -> None:
         """The result, the record and the explanation say the same."""
         closed = await self.closed()
         assert told == expected
         assert closed["approval"] == expected
-        assert words in self.story(closed["call"])
+        assert words in await self.story(closed["call"])
 
 
 @pytest_asyncio.fixture

@@ -87,12 +87,12 @@ async def test_what_a_call_kept_is_not_read_with_a_narrowed_token(world: World) 
     saved = (await world.invoke("demo.crawl", {"steps": 1})).json()["invocation_id"]
     ref = large["payload_ref"]
     assert (await world.get(f"/v1/payloads/{ref}")).json() == "abc" * 100
-    assert world.lock.checkpoints(saved, caller=await world.lock.caller_of(world.tokens["scout"]))
+    assert await world.lock.checkpoints(saved, caller=await world.lock.caller_of(world.tokens["scout"]))
     for token in (await narrowed(world))[:2]:
         refused(await world.get(f"/v1/payloads/{ref}", token), 404, "E3702")
         refused(await world.get(f"/v1/calls/{saved}/checkpoints", token), 404, "E3702")
         with pytest.raises(Failure, match="no call"):
-            world.lock.checkpoints(saved, caller=await world.lock.caller_of(token))
+            await world.lock.checkpoints(saved, caller=await world.lock.caller_of(token))
 
 
 async def test_whoever_is_refused_hears_why(world: World) -> None:
@@ -105,7 +105,7 @@ async def test_whoever_is_refused_hears_why(world: World) -> None:
                 await turn()
                 told = (await world.get(started.json()["poll"], token)).json()
         assert told["error"]["error_code"] == code
-        again = Service(world.lock).calls.status(told["invocation_id"], await world.lock.caller_of(token))
+        again = await Service(world.lock).calls.status(told["invocation_id"], await world.lock.caller_of(token))
         assert again["error_code"] == code
     assert sample.world.runs == 0
 
@@ -138,10 +138,10 @@ async def test_scopes_of_another_tenant_do_not_run_this_place(
 ) -> None:
     await world.identity("eve", "human", tenant="acme", groups=frozenset({"approvers"}))
     eve = await world.token("eve", scopes=(*EVERYTHING, "secrets:admin"))
-    before = world.lock.home.policy.read_text(), world.lock.catalog.rows(), world.records("authority")
+    before = world.lock.home.policy.read_text(), await world.lock.catalog.rows(), world.records("authority")
     envelope = refused(await world.ask(method, path, eve, json=body), 403, "E3206")
     assert "`local`" in envelope["humanMessage"]
-    assert before == (world.lock.home.policy.read_text(), world.lock.catalog.rows(), world.records("authority"))
+    assert before == (world.lock.home.policy.read_text(), await world.lock.catalog.rows(), world.records("authority"))
 
 
 # From another process
@@ -189,7 +189,7 @@ async def test_a_call_of_another_process_is_followed_to_its_end(home: Path) -> N
         for _ in range(5):
             await asyncio.sleep(0)
         assert not ended.done()
-        assert there.calls.status(call_id, ANN)["status"] == "running"
+        assert (await there.calls.status(call_id, ANN))["status"] == "running"
         assert sample.world.gate is not None
         sample.world.gate.set()
         async with asyncio.timeout(10):
@@ -215,7 +215,7 @@ async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_whe
         ticket = asked["result"]["metadata"]["pending"]["ticketId"]
         await there.lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
         going_on = asyncio.ensure_future(there.lock.approved_calls.resume(ticket))
-        await until(lambda: here.lock.remote_cancel.runs(call_id) is not None)
+        await until(lambda: here.lock.remote_cancel.runs(call_id))
         stream = here.calls.follow(call_id, ANN, after=number)
         ended = asyncio.ensure_future(anext(stream))
         for _ in range(5):
@@ -232,11 +232,11 @@ async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_whe
 async def test_a_call_of_another_process_is_called_off_there(home: Path, tool_id: str, key: str | None) -> None:
     async with two(home) as (here, there):
         call_id = await begun(here, tool_id, key, **({"name": "a"} if key else {}))
-        assert there.lock.cancel(call_id) == "unsupported"
+        assert await there.lock.cancel(call_id) == "unsupported"
         async with asyncio.timeout(20):
             assert await there.calls.cancel(call_id, ANN) == "canceled"
             await there.lock.remote_cancel.ended(call_id)
-        assert there.calls.status(call_id, ANN)["error_code"] == "E3703"
+        assert (await there.calls.status(call_id, ANN))["error_code"] == "E3703"
         assert await there.calls.cancel(call_id, ANN) == "finished"
         assert sample.world.runs == 0
 
@@ -247,6 +247,6 @@ async def test_a_wish_that_nobody_takes_up_is_taken_back(home: Path, monkeypatch
         call_id = await begun(here, "demo.increment", "k", name="a")
         assert await there.calls.cancel(call_id, ANN) == "unsupported"
         assert there.lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'cancel:%'") == []
-        assert there.calls.status(call_id, ANN)["status"] == "running"
+        assert (await there.calls.status(call_id, ANN))["status"] == "running"
         # It was the other process that did not listen: asked itself, it obeys.
         assert await here.calls.cancel(call_id, ANN) == "canceled"

@@ -287,12 +287,12 @@ def comparable(record: Json) -> Json:
     return kept
 
 
-def counts(lock: Interlock) -> Counter[str]:
+async def counts(lock: Interlock) -> Counter[str]:
     """All metrics that count something, by their names and labels.
 
     How long calls took and how much of its limits the server uses differs from one call to the next.
     """
-    lines = lock.gateway.telemetry.metrics.render().decode().splitlines()
+    lines = (await lock.gateway.telemetry.metrics.render()).decode().splitlines()
     samples = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
     timed = re.compile(r"^(\w+(_bucket|_sum|_rate)|interlock_limit_used)\b")
     return Counter({name: float(value) for name, value in samples if not timed.match(name)})  # pyright: ignore[reportArgumentType] - costs are fractions
@@ -320,10 +320,10 @@ async def through_all(
         events: list[Event] = []
         (before,) = ways.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         stop = ways.lock.listen(events.append)
-        so_far = counts(ways.lock)
+        so_far = await counts(ways.lock)
         told[door] = await ways.ways[door](wish(door))
         stop()
-        counted.append(counts(ways.lock) - so_far)
+        counted.append(await counts(ways.lock) - so_far)
         await ways.lock.journal.commit(lambda _: None)
         rows = ways.lock.journal.reader.all(
             "SELECT body FROM journal WHERE seq > ? AND kind IN ('closed', 'pending') ORDER BY seq", (before,)

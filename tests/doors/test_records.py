@@ -316,7 +316,7 @@ class Sinks:
             "events": "\n".join(self._events),
             "log": self._log.text,
             "traces": str(self._spans),
-            "metrics": lock.gateway.telemetry.metrics.render().decode(),
+            "metrics": (await lock.gateway.telemetry.metrics.render()).decode(),
             "process": " ".join(sys.orig_argv),
             **{table: repr(lock.journal.reader.all(f"SELECT * FROM {table}")) for table in tables},
             **{str(path): path.read_bytes().decode("latin-1") for path in files},

@@ -198,7 +198,7 @@ async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every
         notice = await lock.journal.commit(
             deprecate("demo.answer", "2.0.0", by="ann", successor="demo.answer@1.0.0", migration_guide=GUIDE)
         )
-        lock.catalog.forget()
+        await lock.catalog.forget()
         told = notice.document()
         assert {told["removalDate"], told["successor"], told["migrationGuide"]} >= {"demo.answer@1.0.0", GUIDE}
         for door in DOORS:
@@ -225,12 +225,12 @@ async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> No
             return await clients.http.post("/v1/tools/register", json=manifest, headers=clients.bearer("operator"))
 
         assert (await register(version="2.0.0")).status_code == 201
-        before = clients.lock.catalog.rows()
+        before = await clients.lock.catalog.rows()
         assert (await register(version="2.0.0")).status_code == 201
-        assert clients.lock.catalog.rows() == before
+        assert await clients.lock.catalog.rows() == before
         other = await register(version="2.0.0", result_schema={"type": "object"})
         assert (other.status_code, other.json()["error"]["error_code"]) == (409, "E3103")
-        assert clients.lock.catalog.rows() == before
+        assert await clients.lock.catalog.rows() == before
         assert (await register(version="1.1.1")).status_code == 201
         (listed,) = (await clients.http.get("/v1/tools", headers=clients.bearer("full"))).json()["tools"]
         assert listed["version"] == "2.0.0"
@@ -275,8 +275,8 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
         assert (await rpc("tools.negotiate", expected=expected))["result"]["matches"] == answer["matches"]
         caller = await clients.lock.caller_of(clients.tokens["full"])
         surface = Service(clients.lock).tools
-        assert [one.row.address for one in surface.visible(caller, expected)] == usable
-        assert [one.row.address for one in surface.visible(caller)] == [*usable, "demo.shout"]
+        assert [one.row.address for one in await surface.visible(caller, expected)] == usable
+        assert [one.row.address for one in await surface.visible(caller)] == [*usable, "demo.shout"]
         for era in ("2026-07-28", "legacy"):
             names = await clients.mcp_names(era, expected)
             assert names == [name.replace(".", "-") for name in usable], era

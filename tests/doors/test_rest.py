@@ -249,7 +249,7 @@ async def test_a_manifest_makes_nothing_run_that_was_no_tool_before(world: World
         refused(await world.post("/v1/tools/register", manifest, "root"), 422, "E3105")
     borrowing = {**COMPLETE, "required_permissions": ["credentials:bank"]}
     refused(await world.post("/v1/tools/register", borrowing, "root"), 403, "E3206")
-    assert not any(row.address == "default.echo_tool" for row in world.lock.catalog.rows())
+    assert not any(row.address == "default.echo_tool" for row in await world.lock.catalog.rows())
 
 
 # Calling
@@ -593,7 +593,7 @@ async def test_nothing_is_agreed_to_in_advance_without_every_bound(world: World)
         refused(await world.post("/v1/approvals/standing", left, "boss"), 400, "E3004")
     refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {}}, "boss"), 400, "E3004")
     assert (await world.get("/v1/approvals/standing", "boss")).json()["standing"] == []
-    assert world.lock.standing_approvals.list() == []
+    assert await world.lock.standing_approvals.list() == []
 
 
 async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> None:

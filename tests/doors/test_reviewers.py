@@ -61,7 +61,7 @@ async def test_an_agent_never_agrees_to_its_own_call_as_the_person_it_acts_for(w
     for path, body in (("delegate", {"to": "boss"}), ("delegate", {"to": did("alice")}), ("issue", {"person": "boss"})):
         refused(await world.post(f"/v1/tokens/{path}", body, agent), 403, "E3206")
     refused(await world.post("/v1/tokens/issue", {"person": "newcomer"}, agent), 403, "E3206")
-    assert world.lock.identities.find("newcomer") is None
+    assert await world.lock.identities.find("newcomer") is None
 
     key, clock = private_key("scout"), world.clock.clock
     with pytest.raises(Failure, match="come back"):

@@ -289,15 +289,15 @@ async def test_a_version_that_comes_between_two_looks_is_told_in_its_own_form(
     request, peer = mcp(here, "demo-add", {"a": 1, "b": 2}), await here.raw()
     for _ in range(2):
         await ask(peer, request)
-    before, find = here.lock.catalog.prepared("demo.add", None), here.lock.catalog.prepared
+    before, find = await here.lock.catalog.prepared("demo.add", None), here.lock.catalog.at_hand
     await here.lock.add(add)
     looked: list[object] = []
 
-    def looked_up(*asked: Any) -> Tool:
+    def looked_up(*asked: Any) -> Tool | None:
         looked.append(asked)
         return before if len(looked) == 1 else find(*asked)
 
-    monkeypatch.setattr(here.lock.catalog, "prepared", looked_up)
+    monkeypatch.setattr(here.lock.catalog, "at_hand", looked_up)
     count = prepared.count
     heard = [await ask(peer, request) for _ in range(2)]
     assert prepared.count == count

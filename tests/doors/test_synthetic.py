@@ -126,7 +126,7 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
         else:
             caller = await wires.lock.caller_of(_token(wires))
             await until(lambda call=call, caller=caller: wires.service.calls.result(call, caller))
-            kept = wires.service.calls.result(call, caller)
+            kept = await wires.service.calls.result(call, caller)
             assert kept is not None
             document = kept.document()
         ToolResult.parse(document)

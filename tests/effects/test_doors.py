@@ -187,7 +187,7 @@ async def test_three_processes_hear_of_a_quarantine_within_a_second(home: Path) 
         for one in nodes[1:]:
             while (await one.call("eff.fib", text="hello")).ok:
                 assert one.clock.monotonic() < heard
-            assert not any(version.row.address == "eff.fib" for version in Service(one).tools.visible(one.caller))
+            assert not any(version.row.address == "eff.fib" for version in await Service(one).tools.visible(one.caller))
         other = Caller(id="local:agent", agent="did:key:z", kind="agent", scopes=frozenset({"tools:admin"}))
         for one in nodes:
             with pytest.raises(Failure):

@@ -116,9 +116,9 @@ async def _late(world: World) -> str:
 async def _settled(world: World) -> str:
     call, task = await world.running("actors.strand", {"name": "a"}, key="settled")
     await begun.wait()
-    assert world.lock.cancel(call) == "canceled"
+    assert await world.lock.cancel(call) == "canceled"
     await task
-    assert world.lock.cancel(call) == "finished"
+    assert await world.lock.cancel(call) == "finished"
     seal = world.lock.gateway.storage.outcomes.seal
     await reconcile.reconcile(world.lock.journal, world.lock.caller, call, seal=seal, happened=False)
     return call

@@ -296,7 +296,7 @@ async def test_what_a_call_did_cost_is_spent_and_not_its_estimate(home: Path) ->
         assert [(await lock.call("pay.look", actual=0.25, task="t")).ok for _ in range(4)] == [True] * 4
         # 1.25 is spent, so an estimate of 1 no longer fits.
         assert code(await lock.call("pay.look", task="t")) == "E3210"
-        assert lock.cost_of("t").parts == {"external_api": 1_125_000, "token": 125_000}
+        assert (await lock.cost_of("t")).parts == {"external_api": 1_125_000, "token": 125_000}
 
 
 @BUDGETS
@@ -319,9 +319,9 @@ async def test_a_replay_costs_nothing_more_and_passes_a_budget_that_is_used_up(h
     async with opened(home, budgets=[{"per": "tenant", "limit": 1}]) as lock:
         for _ in range(3):
             assert (await lock.call("pay.buy", key="a", task="t")).ok
-        assert (world.runs, lock.cost_of("t").total) == (1, 1_000_000)
+        assert (world.runs, (await lock.cost_of("t")).total) == (1, 1_000_000)
         assert (await lock.call("pay.buy", dry_run=True)).ok
-        assert lock.cost_of("t").total == 1_000_000
+        assert (await lock.cost_of("t")).total == 1_000_000
 
 
 @BUDGETS
@@ -334,7 +334,7 @@ async def test_a_call_that_fails_is_settled_by_what_it_cost(home: Path, failure:
         (result,) = await together(lock, name, 1, actual=0.5, task="t")
         assert not result.ok
         assert result.metadata["cost"] == 0.5
-        assert (held(lock), lock.cost_of("t").total) == (0, 500_000)
+        assert (held(lock), (await lock.cost_of("t")).total) == (0, 500_000)
 
 
 @BUDGETS
@@ -365,7 +365,7 @@ async def test_what_a_task_used_besides_calls_counts_in_its_budget_once(home: Pa
     async with opened(home, budgets=[{"per": "task", "limit": 2}]) as lock:
         for _ in range(2):
             await lock.charge("t", part="llm_inference", amount=1.5, key="turn-1")
-        assert lock.cost_of("t").parts == {"llm_inference": 1_500_000}
+        assert (await lock.cost_of("t")).parts == {"llm_inference": 1_500_000}
         assert code(await lock.call("pay.look", task="t")) == "E3210"
         assert (await lock.call("pay.look", task="u")).ok
 
@@ -417,7 +417,8 @@ async def test_the_cost_of_a_task_is_the_sum_over_its_calls_each_counted_once(pl
         await plenty.call("pay.branch", {"name": task, **tree}, key=task, task=task) for _ in range(tree["fails"] + 2)
     ]
     assert calls[-1].replayed
-    assert plenty.cost_of(task).parts.get("network", 0) == plenty.cost_of(task).total == total(tree) * 1_000_000
+    cost = await plenty.cost_of(task)
+    assert cost.parts.get("network", 0) == cost.total == total(tree) * 1_000_000
     spent = plenty.journal.reader.all(
         "SELECT total(spent), total(held) FROM spend WHERE instr(budget, ?)", (f'"{task}"',)
     )
@@ -432,7 +433,7 @@ async def test_calls_below_belong_to_the_task_of_the_call_above(home: Path) -> N
         # The first call below spends what the task may cost, so the second is refused.
         refused = await lock.call("pay.branch", {"name": "a", "cost": 0, "fails": 0, "below": [leaf, leaf]}, key="a")
         assert (code(refused), world.runs) == ("E3210", 2)
-        assert lock.cost_of(refused.invocation_id).total == 1_000_000
+        assert (await lock.cost_of(refused.invocation_id)).total == 1_000_000
         assert (await lock.call("pay.look")).ok
 
 
@@ -458,7 +459,7 @@ async def test_what_a_call_that_outstays_its_time_costs_is_spent(home: Path, tim
         assert code(await lock.call("pay.look")) == "E3210", "what it will cost is not known yet"
         world.go.set()
         await lateness(lock, result)
-        assert lock.cost_of("t").total == 1_000_000
+        assert (await lock.cost_of("t")).total == 1_000_000
         assert code(await lock.call("pay.look")) == "E3210"
 
 
@@ -488,7 +489,7 @@ async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_it
         little, much = [await lock.call("cell.burn", milliseconds=50, mib=mib) for mib in (1, 200)]
         for result, at_least in ((little, 1), (much, 200)):
             assert result.metadata["cost_parts"]["compute"] >= at_least * result.unwrap() / 1e9
-            assert lock.cost_of(result.invocation_id).document() == result.metadata["cost_parts"]
+            assert (await lock.cost_of(result.invocation_id)).document() == result.metadata["cost_parts"]
 
 
 async def _offer(lock: Interlock, one: Any) -> None:
@@ -500,7 +501,7 @@ async def _offer(lock: Interlock, one: Any) -> None:
 
 
 async def token_of(lock: Interlock, **said: Any) -> str:
-    if lock.identities.find(AGENT) is None:
+    if await lock.identities.find(AGENT) is None:
         await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
         lock.issuer_keys.init("EdDSA")
     return await lock.tokens.issue(subject=AGENT, by=OPERATOR, tools=[ToolGrant("pay.*")], **said)

@@ -76,7 +76,7 @@ async def test_files_come_back_by_reference_with_their_hashes_and_are_their_call
             await lock.read_payload(one.ref, caller=Caller(id="local:other"))
     (record,) = records(lock, result.invocation_id)
     assert record["artifacts"] == [one.document() for one in result.artifacts]
-    assert Service(lock).calls.status(result.invocation_id, lock.caller)["artifacts"] == record["artifacts"]
+    assert (await Service(lock).calls.status(result.invocation_id, lock.caller))["artifacts"] == record["artifacts"]
     assert (await lock.call("file.misuse", what="nothing")).artifacts == ()
 
 

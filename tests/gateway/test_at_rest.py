@@ -178,7 +178,7 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
         async with Interlock.open(home, **options) as lock:
             await admit(lock, post)
             assert (await lock.approved_calls.resume(ticket)).unwrap() == changed
-            [again] = lock.approvals.list(every=True)
+            [again] = await lock.approvals.list(every=True)
             assert again.document()["edit"]["preview"]["impact"] == f"sends {changed}"
             assert_nowhere(home, PLANTED)
 

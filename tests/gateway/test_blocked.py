@@ -56,7 +56,7 @@ async def decision(lock: Interlock, name: str, capability: Capability | None = N
     caller = lock.caller if capability is None else replace(lock.caller, capability=capability)
     result = await lock.call(f"blocked.{name}", dict(arguments), caller=caller)
     assert result.pending or code(result) == "E3206"
-    (told,) = Calls(lock).status(result.invocation_id, lock.caller)["permission_decisions"]
+    (told,) = (await Calls(lock).status(result.invocation_id, lock.caller))["permission_decisions"]
     ToolPermissionDecision.model_validate(told)
     return told
 

@@ -69,7 +69,7 @@ def nothing_is_left() -> Iterator[None]:
 
 async def follow(lock: Interlock, way: str, *script: Any, **options: Any) -> tuple[Result, list[Checkpoint]]:
     result = await lock.call(way, {"script": list(script)}, **options)
-    return result, lock.checkpoints(result.invocation_id)
+    return result, await lock.checkpoints(result.invocation_id)
 
 
 def kept(lock: Interlock, result: Result) -> Any:
@@ -221,7 +221,7 @@ async def test_a_tool_that_does_not_say_it_saves_checkpoints_cannot(lock: Interl
 async def test_waiting_for_a_checkpoint_on_the_loop_itself_is_refused(lock: Interlock) -> None:
     result = await lock.call("check.confused", script=[])
     assert code(result) == "E3308"
-    assert lock.checkpoints(result.invocation_id) == []
+    assert await lock.checkpoints(result.invocation_id) == []
 
 
 @ARCHIVE
@@ -259,12 +259,12 @@ async def test_a_call_that_is_cancelled_keeps_what_it_saved_and_saves_no_more(lo
     call = asyncio.ensure_future(lock.gateway.invoke(request))
     assert request.id is not None
     await until(lambda: records(lock, request.id, "checkpoint"))
-    assert lock.cancel(request.id) == "canceled"
+    assert await lock.cancel(request.id) == "canceled"
     assert code(await call) == "E3703"
     if way == "check.blocks":
         await until(lambda: tools.late)
         assert tools.late == ["E3902"]
-    assert [(one.label, one.state) for one in lock.checkpoints(request.id)] == [("begun", {"at": 1})]
+    assert [(one.label, one.state) for one in await lock.checkpoints(request.id)] == [("begun", {"at": 1})]
     _ends_with_its_closing(lock, request.id)
 
 
@@ -279,7 +279,7 @@ async def test_a_call_that_runs_out_of_time_keeps_what_it_saved(tmp_path: Path, 
         await until(lambda: records(lock, request.id, "checkpoint"))
         time.advance(3600)
         assert code(await call) == "E3402"
-        assert [one.state for one in lock.checkpoints(request.id)] == [{"at": 1}]
+        assert [one.state for one in await lock.checkpoints(request.id)] == [{"at": 1}]
         _ends_with_its_closing(lock, request.id)
 
 
@@ -297,7 +297,7 @@ async def test_what_a_tool_left_running_saves_nothing_after_the_end(lock: Interl
     assert result.ok == (end == "return")
     await until(lambda: len(tools.late) == 40)
     await lock.journal.drain()
-    saved = lock.checkpoints(result.invocation_id)
+    saved = await lock.checkpoints(result.invocation_id)
     assert {"E3902"} <= set(tools.late) <= {"saved", "E3902"}
     assert 1 + tools.late.count("saved") == len(saved)
     _ends_with_its_closing(lock, result.invocation_id)
@@ -322,14 +322,14 @@ async def test_housekeeping_lets_go_of_no_checkpoint(tmp_path: Path) -> None:
         for _ in range(2):
             time.advance(90 * 86_400)
             await lock.maintain()
-            assert lock.checkpoints(result.invocation_id) == saved
+            assert await lock.checkpoints(result.invocation_id) == saved
 
 
 async def test_who_only_looks_saves_nothing(lock: Interlock) -> None:
     before = lock.journal.reader.all("SELECT COUNT(*) FROM checkpoint")
     result = await lock.call("check.keeps", api_key="a", password="b", dry_run=True)
     assert result.unwrap()["impact"] == "looked"
-    assert lock.checkpoints(result.invocation_id) == []
+    assert await lock.checkpoints(result.invocation_id) == []
     assert lock.journal.reader.all("SELECT COUNT(*) FROM checkpoint") == before
 
 
@@ -340,13 +340,13 @@ async def test_only_the_caller_that_made_a_call_reads_its_checkpoints(lock: Inte
     ann, bob = (Caller(id=name, scopes=lock.caller.scopes | {"audit:read"}) for name in ("ann", "bob"))
     theirs = await lock.call("check.awaits", {"script": [["insist", "begun", 1]]}, caller=ann)
     without = await lock.call("check.awaits", {"script": []}, caller=ann)
-    assert [one.state for one in lock.checkpoints(theirs.invocation_id, caller=ann)] == [1]
-    assert lock.checkpoints(without.invocation_id, caller=ann) == []
+    assert [one.state for one in await lock.checkpoints(theirs.invocation_id, caller=ann)] == [1]
+    assert await lock.checkpoints(without.invocation_id, caller=ann) == []
     same_name = Caller(id="ann", tenant="elsewhere", scopes=ann.scopes)
     for call in (theirs.invocation_id, without.invocation_id, "01JUNKNOWN"):
         for caller in (bob, same_name, None):
             with pytest.raises(Failure) as refused:
-                lock.checkpoints(call, caller=caller)
+                await lock.checkpoints(call, caller=caller)
             assert refused.value.code == "E3702"
 
 
@@ -371,7 +371,7 @@ async def test_a_checkpoint_that_is_not_what_was_saved_says_so_and_the_others_ar
         change = f"UPDATE checkpoint SET {DAMAGE[damage]} WHERE call = ? AND seq = 2"
         assert other.execute(change, (result.invocation_id,)).rowcount == 1
     other.close()
-    first, second, third = lock.checkpoints(result.invocation_id)
+    first, second, third = await lock.checkpoints(result.invocation_id)
     assert (first.state, second.state, third.state) == ({"n": 1}, None, {"n": 3})
     assert second.error is not None
     assert second.error.code == "E3904"
@@ -398,7 +398,7 @@ async def test_credentials_are_in_no_checkpoint(lock: Interlock, caplog: pytest.
         result = await lock.call("check.keeps", given, key="k")
     stop()
     assert result.unwrap() == {"label": "E3308"}
-    (saved,) = lock.checkpoints(result.invocation_id)
+    (saved,) = await lock.checkpoints(result.invocation_id)
     assert saved.redacted == ("/api_key", "/note")
     note = "used [REDACTED] and [REDACTED]"
     assert saved.state == {"api_key": "[REDACTED]", "note": note, "mail": "ann@example.org"} == kept(lock, result)

@@ -313,7 +313,7 @@ async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, wat
     home = tmp_path / "home"
     async with opened(home, **watched) as lock, opened(home, **watched) as other:
         await lock.call("eff.honest", way="write")
-        other.gateway.quarantine.look()
+        await other.gateway.quarantine.look()
         assert code(await other.call("eff.honest", way="not")) == "E3210"
     async with opened(home, **watched) as lock:
         assert code(await lock.call("eff.honest", way="not")) == "E3210", "a restart lifts nothing"
@@ -409,7 +409,7 @@ async def test_honest_calls_are_never_blamed_however_many(tmp_path: Path, watche
             calls = [lock.call("eff.honest", way="not") for _ in range(50)]
             calls += [lock.call("eff.put", name=f"n{n}", key=f"{round_}-{n}") for n in range(50)]
             assert all(result.ok for result in await asyncio.gather(*calls))
-        assert lock.gateway.quarantine.all() == []
+        assert await lock.gateway.quarantine.all() == []
 
 
 @pytest.mark.proves("EFFECT-09")
@@ -656,7 +656,7 @@ async def test_what_cannot_be_undone_is_always_asked_for_and_recorded_with_who_a
         # Reads and what can be undone pass, unless the operator wants the latter asked for too.
         assert (await lock.call("demo.add", a=1)).ok
         assert (await lock.call("demo.increment", name="a", key="1")).ok
-        assert not lock.approvals.list(every=True)
+        assert not await lock.approvals.list(every=True)
         looked = await lock.call("demo.send", to="x", dry_run=True)
         assert looked.unwrap()["impact"] == "x would get a mail"
         pending = await lock.call("demo.send", to="x", key="2")

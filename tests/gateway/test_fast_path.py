@@ -345,7 +345,9 @@ async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | No
             told.append(repr(result.document()))
         await lock.journal.drain()
         # What the process takes up differs from run to run.
-        metrics = [one for one in lock.gateway.telemetry.metrics.render().splitlines() if b'"memory"' not in one]
+        metrics = [
+            one for one in (await lock.gateway.telemetry.metrics.render()).splitlines() if b'"memory"' not in one
+        ]
         rows = lock.journal.reader.all("SELECT kind, call, body FROM journal ORDER BY seq", ())
         alerts = sorted(lock.gateway.telemetry.metrics.signals.items())
         assert seen.whole + seen.started == 0 if aside else seen.left + seen.whole + seen.started == len(made)
@@ -448,11 +450,11 @@ async def test_whatever_forbids_a_tool_is_heeded_at_the_next_call(lock: Interloc
 
 
 async def test_content_in_quarantine_is_not_run(lock: Interlock) -> None:
-    prepared = lock.catalog.prepared("line.tell", None)
+    prepared = await lock.catalog.prepared("line.tell", None)
     await lock.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
-    lock.gateway.quarantine.look()
+    await lock.gateway.quarantine.look()
     # The registry has changed, so tools are prepared anew at its next look. It looks now, not when its time has come.
-    lock.catalog.forget()
+    await lock.catalog.forget()
     assert (await lock.call("line.divide", a=1, b=1)).ok
     seen = watch(lock)
     assert code(await lock.call("line.tell", words="a")) == "E3210"
@@ -612,7 +614,7 @@ async def test_a_read_that_cannot_be_recorded_is_no_success(
 
 
 async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
-    prepared = lock.catalog.prepared("line.tell", None)
+    prepared = await lock.catalog.prepared("line.tell", None)
     read = FastRead(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
     for executor in (make(site()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:

@@ -474,7 +474,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                     result = await lock.call("demo.remember", arguments, key=previous[1])
                     done += [result.invocation_id] if result.ok else []
                 live = lock.gateway.storage.sessions.find(lock.caller, "")
-                assert dict(live) == lock.replay_session()
+                assert dict(live) == await lock.replay_session()
                 await lock.journal.drain()
                 assert not _holds(Path(directory), CANARY.encode())
                 assert session_id(lock.caller, "") != session_id(lock.caller, "x")

@@ -127,7 +127,7 @@ def test_replaying_the_recorded_changes_on_the_model_input_gives_the_call_input(
                     lock.hook(Hook(id="edits", when="pre", run=edits))
                 result = await lock.call("in.take", arguments)
                 assert result.ok, result
-                found = lock.inputs(result.invocation_id)
+                found = await lock.inputs(result.invocation_id)
                 call_input = replay(arguments, found.changes)
                 # A parameter that the hook took away is the function's own default again.
                 assert result.value == {"note": "none", "more": None, **call_input}
@@ -168,7 +168,7 @@ async def test_very_many_conversions_are_all_told_and_replayed_exactly(home: Pat
         result = await lock.call("in.sums", given)
         assert result.ok, result
         assert orjson.loads(server.got[-1].body) == {name: [7] * len(one) for name, one in given.items()}
-        found = lock.inputs(result.invocation_id)
+        found = await lock.inputs(result.invocation_id)
         assert found.model_input == given
         assert replay(found.model_input, found.changes) == found.call_input
         assert found.call_input == {name: [7] * len(one) for name, one in given.items()}
@@ -196,7 +196,7 @@ async def test_each_hook_sees_the_input_that_the_hook_before_it_left(lock: Inter
     result = await lock.call("in.take", {"count": "7", "counts": []})
     assert result.ok, result
     assert seen == [7, 8]
-    found = lock.inputs(result.invocation_id)
+    found = await lock.inputs(result.invocation_id)
     told = (found.observable_input["count"], found.permission_input["count"], found.call_input["count"])
     assert told == (7, 9, 9)
     changed = [one["source"] for one in found.changes if one["pointer"] == "/count"]
@@ -213,7 +213,7 @@ async def test_what_a_reviewer_changes_lies_between_what_was_judged_and_what_ran
     await lock.approvals.approve(ticket, by=APPROVER, edit={"count": 8, "counts": [], "note": "less"})
     result = await lock.call("in.take", asked)
     assert result.value == {"count": 8, "counts": [], "note": "less", "more": None}
-    found = lock.inputs(result.invocation_id)
+    found = await lock.inputs(result.invocation_id)
     assert found.model_input == asked
     assert found.permission_input == {"count": 7, "counts": [1], "note": "none", "more": None}
     assert found.call_input == result.value
@@ -239,8 +239,10 @@ async def test_a_call_whose_input_only_lacked_defaults_keeps_nothing_more_than_i
     plain = await lock.call("in.take", count=1, counts=[], note="a", more="b")
     filled = await lock.call("in.take", count=1, counts=[])
     assert stored(lock) == 0
-    assert lock.inputs(plain.invocation_id).changes == ()
-    changes = {one["pointer"]: (one["source"], one["value"]) for one in lock.inputs(filled.invocation_id).changes}
+    assert (await lock.inputs(plain.invocation_id)).changes == ()
+    changes = {
+        one["pointer"]: (one["source"], one["value"]) for one in (await lock.inputs(filled.invocation_id)).changes
+    }
     assert changes == {"/note": ("default", "none"), "/more": ("default", None)}
 
 
@@ -270,7 +272,7 @@ async def test_a_setting_says_whose_inputs_are_kept_and_the_record_names_every_d
             (record,) = records(lock, result.invocation_id)
             assert len(record["inputHash"]) == 64
             assert record.get("inputMutations", []) == differences
-            told = lock.inputs(result.invocation_id).changes
+            told = (await lock.inputs(result.invocation_id)).changes
             assert [{"source": one["source"], "pointer": one["pointer"]} for one in told] == differences
         assert stored(lock) == kept
 
@@ -284,7 +286,7 @@ async def test_what_a_cursor_stands_for_is_a_recorded_difference_too(lock: Inter
     asked = {"cursor": first.metadata["pagination"]["cursor"]}
     second = await lock.call("p.rows", asked)
     assert second.value == list(range(10, 20))
-    found = lock.inputs(second.invocation_id)
+    found = await lock.inputs(second.invocation_id)
     whole = {"prefix": "a", "secret": "hush", "cursor": "10"}
     assert (found.model_input, found.observable_input, found.call_input) == (asked, whole, whole)
     assert seen == [whole]
@@ -337,7 +339,7 @@ async def test_what_a_sandboxed_tool_and_a_program_get_is_the_call_input_that_is
         for name, value in (("cell.double", 42), ("prog.tally", {"n": 21})):
             called = await lock.call(name, {"n": "1"})
             assert called.value == value, called
-            found = lock.inputs(called.invocation_id)
+            found = await lock.inputs(called.invocation_id)
             assert (found.model_input, found.observable_input) == ({"n": "1"}, {"n": 1})
             assert (found.permission_input, found.call_input) == ({"n": 21}, {"n": 21})
             (record,) = records(lock, called.invocation_id)
@@ -390,7 +392,7 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
         lock.hook(Hook(id="injects", when="pre", run=injects))
         result = await lock.call("in.login", user="ann", password=CANARY)
         call = result.invocation_id
-        found = lock.inputs(call)
+        found = await lock.inputs(call)
         assert (found.model_input["password"], found.call_input["password"]) == (CANARY, CANARY)
         calls = Service(lock).calls
         auditor = Caller(id="local:auditor", scopes=frozenset({"audit:read"}))
@@ -423,7 +425,7 @@ async def test_a_large_input_is_kept_whole_in_mode_always_and_otherwise_by_its_h
         given: Json = {"count": "1", "counts": [], "note": f"{CANARY} " + "x" * 3_000_000}
         result = await lock.call("in.take", given)
         assert result.ok
-        found = lock.inputs(result.invocation_id)
+        found = await lock.inputs(result.invocation_id)
         assert [one["source"] for one in found.changes] == ["coercion", "default"]
         record = records(lock, result.invocation_id)[0]
         if mode == "changed":
@@ -451,21 +453,21 @@ async def test_in_mode_always_calls_that_were_refused_failed_or_answered_again_k
         for one in (take, fails, sample.increment):
             await admit(lock, one)
         unfit = await lock.call("in.take", {"count": "many", "counts": []})
-        found = lock.inputs(unfit.invocation_id)
+        found = await lock.inputs(unfit.invocation_id)
         assert found.model_input == {"count": "many", "counts": []}
         assert (found.observable_input, found.permission_input, found.call_input) == (None, None, None)
         strange = await lock.call("in.nothing", {"a": 1})
-        assert lock.inputs(strange.invocation_id).model_input == {"a": 1}
+        assert (await lock.inputs(strange.invocation_id)).model_input == {"a": 1}
         failed = await lock.call("in.fails", {"count": "3"})
-        assert lock.inputs(failed.invocation_id).call_input == {"count": 3, "note": None}
+        assert (await lock.inputs(failed.invocation_id)).call_input == {"count": 3, "note": None}
         first = await lock.call("demo.increment", {"name": "a"}, key="k")
         again = await lock.call("demo.increment", {"name": "a"}, key="k")
         assert again.source == "replay"
         for result in (first, again):
-            assert lock.inputs(result.invocation_id).model_input == {"name": "a"}
+            assert (await lock.inputs(result.invocation_id)).model_input == {"name": "a"}
         undone = await lock.undo(first.invocation_id, key="u")
         assert undone.ok, undone
-        assert lock.inputs(undone.invocation_id).call_input == {"name": "a", "by": 1}
+        assert (await lock.inputs(undone.invocation_id)).call_input == {"name": "a", "by": 1}
 
 
 @pytest.mark.proves("LIFE-05")
@@ -478,12 +480,12 @@ async def test_the_record_says_so_where_a_quota_has_no_room_for_the_inputs(home:
         given: Json = {**rest, text: "x", **({} if rest else {"count": 1})}
         kept = await lock.call(name, given)
         assert kept.state == ends
-        assert lock.inputs(kept.invocation_id).model_input == given
+        assert (await lock.inputs(kept.invocation_id)).model_input == given
         full = await lock.call(name, {**given, text: "x" * 1_100_000})
         assert full.state == kept.state
         (record,) = records(lock, full.invocation_id)
         assert "payload_bytes_per_caller" in record["inputsWithheld"]
-        found = lock.inputs(full.invocation_id)
+        found = await lock.inputs(full.invocation_id)
         assert (found.model_input, found.withheld) == (None, record["inputsWithheld"])
         assert len(record["inputHash"]) == 64
 
@@ -501,7 +503,7 @@ async def test_the_model_input_is_kept_as_it_was_sent_whatever_its_sender_does_t
         lock.hook(Hook(id="alters", when="pre", run=alters))
         result = await lock.call("in.take", given)
         assert result.value["counts"] == [1, 2]
-        found = lock.inputs(result.invocation_id)
+        found = await lock.inputs(result.invocation_id)
         assert found.model_input == {"count": 1, "counts": [1, 2]}
         assert found.call_input == result.value
 
@@ -520,7 +522,7 @@ async def test_policy_judges_the_permission_input_and_the_record_names_what_was_
         denied = await lock.call("in.take", count=1, counts=[], note="a", more="b")
         assert denied.error is not None
         assert denied.error.code == "E3206"
-        found = lock.inputs(denied.invocation_id)
+        found = await lock.inputs(denied.invocation_id)
         assert (found.observable_input["count"], found.permission_input["count"]) == (1, 13)
         (record,) = records(lock, denied.invocation_id)
         assert record["inputMutations"] == [{"source": "hook:injects", "pointer": "/count"}]
@@ -543,9 +545,9 @@ asyncio.run(main())
 """
 
 
-def _has_the_hash_alone(lock: Interlock, call: str, model_input: Json) -> None:
+async def _has_the_hash_alone(lock: Interlock, call: str, model_input: Json) -> None:
     assert stored(lock) == 0
-    found = lock.inputs(call)
+    found = await lock.inputs(call)
     assert (found.model_input, found.observable_input) == (None, None)
     assert (found.permission_input, found.call_input, found.changes) == (None, None, ())
     (record,) = records(lock, call)
@@ -564,7 +566,7 @@ async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: 
     async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
         ((call, state),) = lock.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"
-        _has_the_hash_alone(lock, call, {"name": "a"})
+        await _has_the_hash_alone(lock, call, {"name": "a"})
 
 
 @pytest.mark.proves("LIFE-05")
@@ -576,7 +578,7 @@ async def test_of_a_call_that_could_not_be_closed_the_record_has_the_hash_alone(
         result = await lock.call("demo.fall", name="a", key="k")
         (record,) = records(lock, result.invocation_id)
         assert (record["source"], record["status"]) == ("synthetic", "ERROR")
-        _has_the_hash_alone(lock, result.invocation_id, {"name": "a"})
+        await _has_the_hash_alone(lock, result.invocation_id, {"name": "a"})
 
 
 @pytest.mark.proves("LIFE-05")
@@ -602,7 +604,7 @@ async def test_in_mode_always_blocked_previewed_and_nested_calls_keep_their_mode
         for call, (how, given) in ended.items():
             (record,) = records(lock, call)
             codes[how] = record.get("error_code")
-            assert lock.inputs(call).model_input == given, how
+            assert (await lock.inputs(call)).model_input == given, how
         assert codes == {"hook-blocked": "E3211", "dry run": None, "nesting": None, "nested": None}
 
 
@@ -613,7 +615,7 @@ async def test_in_mode_always_a_call_that_ran_out_of_time_keeps_its_inputs(home:
         late = await lock.call("in.hangs", {"count": "4"}, timeout_s=0.05)
         assert late.error is not None
         assert late.error.code == "E3402"
-        found = lock.inputs(late.invocation_id)
+        found = await lock.inputs(late.invocation_id)
         assert (found.model_input, found.call_input) == ({"count": "4"}, {"count": 4})
 
 
@@ -634,7 +636,7 @@ async def test_by_default_inputs_of_262144_bytes_are_kept_and_larger_ones_are_no
     bare = len(orjson.dumps({"count": "1", "counts": [], "note": ""}))
     for size in (262_144, 262_145):
         given: Json = {"count": "1", "counts": [], "note": "x" * (size - bare)}
-        found = lock.inputs((await lock.call("in.take", given)).invocation_id)
+        found = await lock.inputs((await lock.call("in.take", given)).invocation_id)
         kept = size == 262_144
         assert found.model_input == (given if kept else None), size
         assert ("262,144 bytes" in found.withheld) is not kept
@@ -651,7 +653,7 @@ async def test_a_default_is_that_of_the_version_that_was_called(home: Path) -> N
             assert result.ok, result.error
             called.append((result.invocation_id, result.value))
             for call, value in called:
-                changes = {one["pointer"]: one["value"] for one in lock.inputs(call).changes}
+                changes = {one["pointer"]: one["value"] for one in (await lock.inputs(call)).changes}
                 assert changes == {"/note": value["note"], "/more": value["more"]}
     assert [value["note"] for _, value in called] == ["none", "other"]
 
@@ -679,7 +681,7 @@ async def test_a_field_for_the_runtime_alone_has_the_hook_that_injected_it_as_it
     assert result.value == "1 t7"
     (record,) = records(lock, result.invocation_id)
     assert record["inputMutations"] == [{"source": "hook:router", "pointer": "/hint"}]
-    found = lock.inputs(result.invocation_id)
+    found = await lock.inputs(result.invocation_id)
     assert (found.model_input, found.observable_input) == ({"count": 1}, {"count": 1})
     assert found.permission_input == found.call_input == {"count": 1, "hint": "t7"}
 
@@ -699,6 +701,6 @@ async def test_the_kept_model_input_is_unchanged_where_a_hook_tries_to_write_it(
         lock.hook(Hook(id="writes", when="pre", run=writes))
         given: Json = {"count": 1, "counts": [1], "note": "a", "more": "b"}
         result = await lock.call("in.take", given)
-        found = lock.inputs(result.invocation_id)
+        found = await lock.inputs(result.invocation_id)
         assert found.model_input == found.observable_input == {"count": 1, "counts": [1], "note": "a", "more": "b"}
         assert found.call_input == result.value == {**given, "count": 7}

@@ -219,10 +219,10 @@ async def test_of_several_faults_the_first_in_the_order_of_the_phases_is_reporte
 async def test_an_input_that_is_no_json_is_reported_before_a_quarantine_and_one_that_does_not_fit_after(
     lock: Interlock, arguments: dict[str, Any], wanted: str
 ) -> None:
-    prepared = lock.catalog.prepared("demo.add", None)
+    prepared = await lock.catalog.prepared("demo.add", None)
     await lock.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
-    lock.gateway.quarantine.look()
-    lock.catalog.forget()
+    await lock.gateway.quarantine.look()
+    await lock.catalog.forget()
     assert code(await lock.call("demo.add", arguments)) == wanted
 
 

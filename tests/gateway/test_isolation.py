@@ -220,7 +220,7 @@ async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
     groups = frozenset({"approvers"})
     await lock.journal.commit(standing.grant(wish, REVIEWER, groups, lock.clock.now_ms(), ()))
     assert (await lock.call("cell.unbound", what="x")).pending
-    assert [one.used for one in lock.standing_approvals.list()] == [0]
+    assert [one.used for one in await lock.standing_approvals.list()] == [0]
 
 
 # Tiers
@@ -284,7 +284,7 @@ async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> No
         with pytest.raises(Failure, match="on the machine"):
             await register(manifest(f"one{number}", ["true"], **said), by=lock.caller)
     await register(manifest("plain", ["printf", "x"]), by=lock.caller)
-    assert lock.catalog.resolve("prog.plain").prepared.tier == 0
+    assert (await lock.catalog.resolve("prog.plain")).prepared.tier == 0
 
 
 # Profiles
@@ -400,7 +400,7 @@ async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_uns
     assert (refused.value.code, refused.value.row.error_class) == ("E3109", "capability_gap")
     far.answer.set()
     await until(lambda: calls.result(call, lock.caller))
-    ended = calls.result(call, lock.caller)
+    ended = await calls.result(call, lock.caller)
     assert ended is not None
     assert ended.ok, "nobody stopped it"
     assert await calls.cancel(call, lock.caller) == "finished"
@@ -425,7 +425,7 @@ async def test_what_a_profile_states_is_offered(lock: Interlock) -> None:
     await until(lambda: lock.gateway.runner.active.get(call))
     assert await calls.cancel(call, lock.caller) == "canceled"
     await until(lambda: calls.result(call, lock.caller))
-    ended = calls.result(call, lock.caller)
+    ended = await calls.result(call, lock.caller)
     assert ended is not None
     assert ended.state == "canceled"
     heard: list[Any] = []

@@ -193,7 +193,7 @@ async def test_a_long_trace_is_not_recorded(lock: Interlock) -> None:
 async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_missing(lock: Interlock, text: str) -> None:
     asked = await lock.call("demo.send", to=text, key="k", caller=ANN)
     assert asked.pending
-    (ticket,) = lock.approvals.list()
+    (ticket,) = await lock.approvals.list()
     shown = ticket.params["to"]
     missing = re.search(r"\[([0-9,]+) more characters\]\Z", shown)
     assert missing is not None

@@ -199,7 +199,7 @@ async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(l
     assert (closed["inputHash"], closed["callerId"]) == (begun["inputHash"], begun["callerId"])
     # One whose process lives is left alone, and ends by itself.
     assert records(lock, own.id) == []
-    assert lock.cancel(own.id or "") == "canceled"
+    assert await lock.cancel(own.id or "") == "canceled"
     assert (await mine).state == "canceled"
     assert len(records(lock, own.id)) == 1
     assert lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
@@ -315,7 +315,7 @@ def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list
                 await asyncio.sleep(0)
                 for step in order:
                     if step == "cancel":
-                        lock.cancel(request.id or "")
+                        await lock.cancel(request.id or "")
                     else:
                         world.gate.set()
                     await asyncio.sleep(0)

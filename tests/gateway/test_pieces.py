@@ -280,7 +280,7 @@ async def test_large_inputs_are_kept_in_pieces_too(tmp_path: Path) -> None:
         await admit(lock, changing)
         for arguments in ({"size": 1}, {"size": text(LARGE)}):
             result = await lock.gateway.invoke(Request(tool=CHANGE, arguments=arguments, caller=ANN, key="k"))
-            assert lock.inputs(result.invocation_id).model_input == arguments
+            assert (await lock.inputs(result.invocation_id)).model_input == arguments
         kept_pieces = pieces(lock)
         assert kept_pieces > 1
         assert notes(lock) == []

@@ -169,7 +169,7 @@ async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
         assert "max_background_per_tenant" in refused.value.message
         others = calls.start(ask, EVE, door="rest")
         async with asyncio.timeout(60):
-            while calls.result(started, ANN) is None or calls.result(others, EVE) is None:
+            while await calls.result(started, ANN) is None or await calls.result(others, EVE) is None:
                 await turn()
         calls.start(ask, BOB, door="rest")
 

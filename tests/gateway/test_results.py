@@ -282,7 +282,7 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
     assert (on_record is None) == (not kept)
     assert ("tool.result.persisted" in [event.type for event in events]) == kept
     # A record without a decision reads as inline.
-    left = _status(results, result)
+    left = await _status(results, result)
     assert left["status"] == "succeeded"
     assert left["persistence"]["decision"] == ("preview" if kept else "inline")
     if kept:
@@ -311,9 +311,9 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         assert results.journal.reader.all("SELECT count(*) FROM payload") == before
 
 
-def _status(lock: Interlock, result: Result) -> dict[str, Any]:
+async def _status(lock: Interlock, result: Result) -> dict[str, Any]:
     """Where a call stands, as doors tell it when only its record is left."""
-    return Service(lock).calls.status(result.invocation_id, lock.caller)
+    return await Service(lock).calls.status(result.invocation_id, lock.caller)
 
 
 @pytest.mark.proves("LIFE-16")
@@ -327,7 +327,7 @@ async def test_a_result_without_its_private_fields_is_recorded_and_announced_as_
     assert records(results, result.invocation_id)[0]["persistence"]["decision"] == "redact"
     (event,) = [event for event in events if event.type == "tool.result.redacted"]
     assert set(event.data["paths"]) == set(result.redacted)
-    left = _status(results, result)
+    left = await _status(results, result)
     assert (left["status"], left["persistence"]["decision"]) == ("succeeded", "redact")
     assert left["persistence"]["reason"] == "private fields were removed"
 
@@ -417,7 +417,7 @@ async def test_what_is_left_of_a_call_whose_payload_is_gone_says_why(results: In
     service = Service(results)
     if how == "discarded":
         assert await service.calls.cancel(result.invocation_id, results.caller, "discard") == "finished"
-    status = service.calls.status(result.invocation_id, results.caller)
+    status = await service.calls.status(result.invocation_id, results.caller)
     ref = f"payload:{result.invocation_id}"
     assert (status["status"], status["tool_id"]) == ("succeeded", "r.chart")
     assert (status["persistence"]["decision"], status["persistence"]["ref"]) == ("link", ref)
@@ -550,13 +550,13 @@ async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interl
     assert changes["session:colour"]["newValue"] == "made-up-colour"
     assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
     live = results.gateway.storage.sessions.find(results.caller, "")
-    assert results.replay_session() == dict(live)
+    assert await results.replay_session() == dict(live)
     assert live["api_key"] == "made-up-api_key"
     # A new key takes the place of the old one for these values too.
     before = results.gateway.storage.payloads._box.current  # pyright: ignore[reportPrivateUsage]
     await results.secrets.rotate_key(by="me")
     assert results.gateway.storage.payloads._box.current != before  # pyright: ignore[reportPrivateUsage]
-    assert results.replay_session() == dict(live)
+    assert await results.replay_session() == dict(live)
 
 
 async def test_a_sealed_value_that_was_exchanged_is_not_believed(results: Interlock) -> None:
@@ -680,7 +680,7 @@ async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Int
     assert result.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
     again = await results.call("r.idle", key="k2")
     assert (again.ok, alerts) == (True, [("WRITE_TOOL_NO_MUTATION", "info")])
-    assert results.gateway.quarantine.all() == []
+    assert await results.gateway.quarantine.all() == []
 
 
 @pytest.mark.proves("EFFECT-01")

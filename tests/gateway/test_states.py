@@ -123,7 +123,7 @@ async def test_the_history_of_a_call_is_success_error_timeout_or_cancelled(
         task = asyncio.create_task(lock.gateway.invoke(request))
         if how == "cancelled":
             await until(lambda: lock.gateway.runner.active.get(request.id or ""))
-            assert lock.cancel(request.id or "") == "canceled"
+            assert await lock.cancel(request.id or "") == "canceled"
         result = await task
         document = result.document()
         assert (document["status"], document["history_status"]) == (state, history)

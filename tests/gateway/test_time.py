@@ -225,7 +225,7 @@ async def test_a_write_whose_post_hook_is_cut_short_is_known_to_be_done(home: Pa
             assert (result.error.details or {})["executed"] is True
             assert "carried out" in result.error.message
             assert not result.error.retryable
-        assert unknown_calls(lock.journal) == []
+        assert await unknown_calls(lock.journal) == []
         assert "OUTCOME_UNKNOWN" not in alerts
         assert sample.world.counters == {"a": 1}
         # The key answers with the failure, and nothing runs a second time.
@@ -340,18 +340,18 @@ async def test_cancelling_ends_a_running_call_and_says_so_when_it_cannot(slow: I
     request = slow.gateway.with_id(slow.request("slow.waits"))
     call = asyncio.create_task(slow.gateway.invoke(request))
     await waiting.wait()
-    assert slow.cancel(request.id or "") == "canceled"
+    assert await slow.cancel(request.id or "") == "canceled"
     result = await call
     assert (code(result), result.state, result.source) == ("E3703", "canceled", "synthetic")
-    assert slow.cancel(request.id or "") == "finished"
+    assert await slow.cancel(request.id or "") == "finished"
     waiting.clear()
     request = slow.gateway.with_id(slow.request("slow.stubborn"))
     call = asyncio.create_task(slow.gateway.invoke(request))
     await waiting.wait()
-    assert slow.cancel(request.id or "") == "unsupported"
+    assert await slow.cancel(request.id or "") == "unsupported"
     released.set()
     assert (await call).unwrap() == "done"
-    assert slow.cancel("01ARZ3NDEKTSV4RRFFQ69G5FAV") == "finished"
+    assert await slow.cancel("01ARZ3NDEKTSV4RRFFQ69G5FAV") == "finished"
     await slow.journal.drain()
     answers = [record["answer"] for record in records(slow, kind="cancel")]
     assert answers == ["canceled", "finished", "unsupported", "finished"]
@@ -456,7 +456,7 @@ async def test_nothing_is_heard_of_a_call_behind_its_result(slow: Interlock, how
     call = asyncio.create_task(slow.gateway.invoke(request))
     if how == "is cancelled":
         await waiting.wait()
-        slow.cancel(request.id or "")
+        await slow.cancel(request.id or "")
     result = await call
     assert result.state == state
     talker = talks_on.pop()
@@ -476,7 +476,7 @@ async def test_a_slow_read_is_on_record_as_begun_before_it_ends(slow: Interlock)
     async with asyncio.timeout(5):
         while not records(slow, request.id, kind="started"):
             await slow.call("demo.add", a=1)
-    slow.cancel(request.id or "")
+    await slow.cancel(request.id or "")
     await call
     assert len(records(slow, request.id)) == 1
 

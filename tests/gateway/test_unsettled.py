@@ -50,7 +50,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
     asked = lock.gateway.with_id(lock.request("demo.strand", {"name": "cancelled"}, key="cancelled"))
     running = asyncio.create_task(lock.gateway.invoke(asked))
     await begun.wait()
-    assert lock.cancel(asked.id or "") == "canceled"
+    assert await lock.cancel(asked.id or "") == "canceled"
     cancelled = await running
     begun.clear()
     both = [lock.request("demo.fall", {}), lock.request("demo.strand", {"name": "sibling"}, key="sibling")]

@@ -144,7 +144,7 @@ class Player:
         State.clear()
         (before,) = self.lock.journal.reader.all("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         events: list[Event] = []
-        counted = self._metrics()
+        counted = await self._metrics()
         stop = self.lock.listen(events.append) if listen else lambda: None
         late = asyncio.create_task(self._let_time_pass())
         answers: list[Json] = []
@@ -157,7 +157,7 @@ class Player:
         stop()
         late.cancel()
         rows = self.lock.journal.reader.all("SELECT body FROM journal WHERE seq > ? ORDER BY seq", (before,))
-        after = self._metrics()
+        after = await self._metrics()
         played = {
             "answers": answers,
             "records": [json.loads(body) for (body,) in rows],
@@ -177,8 +177,8 @@ class Player:
             await connection.close()
         return Names().settled(answer)
 
-    def _metrics(self) -> dict[str, float]:
-        lines = self.lock.gateway.telemetry.metrics.render().decode().splitlines()
+    async def _metrics(self) -> dict[str, float]:
+        lines = (await self.lock.gateway.telemetry.metrics.render()).decode().splitlines()
         samples = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, value in samples if not _MEASURED.match(name)}
 

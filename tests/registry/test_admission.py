@@ -106,7 +106,7 @@ async def test_a_version_is_available_iff_all_eight_conditions_hold_and_a_refusa
             assert answer.admitted == all(held)
             assert set(answer.verdict.refused) == {name for name, holds in facts.items() if not holds}
             assert all(words for words in answer.verdict.refused.values())
-            available = {row.digest for row in lock.catalog.rows() if row.address == candidate.manifest.address}
+            available = {row.digest for row in await lock.catalog.rows() if row.address == candidate.manifest.address}
             assert (contract_digest(candidate) in available) == all(held)
 
 
@@ -233,12 +233,12 @@ async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: P
     changed = declared(result_schema={"type": "number"})
     async with Interlock.open(tmp_path) as lock:
         await lock.add(made(declared()))
-        digest = lock.catalog.rows()[0].digest
+        digest = (await lock.catalog.rows())[0].digest
         with pytest.raises(Failure) as caught:
             await lock.add(made(changed))
         assert (caught.value.code, caught.value.row.http) == ("E3103", 409)
         assert "new version" in caught.value.message
-        assert [row.digest for row in lock.catalog.rows()] == [digest]
+        assert [row.digest for row in await lock.catalog.rows()] == [digest]
 
 
 @PART_OF_03
@@ -254,7 +254,7 @@ async def test_of_two_that_publish_one_version_at_once_the_later_is_refused(tmp_
                 with pytest.raises(Failure) as caught:
                     await lock.journal.commit(unit)
                 assert caught.value.code == expected
-        assert [row.digest for row in lock.catalog.rows()] == [contract_digest(one)]
+        assert [row.digest for row in await lock.catalog.rows()] == [contract_digest(one)]
 
 
 @PART_OF_03
@@ -262,7 +262,7 @@ async def test_many_versions_live_side_by_side_and_an_older_one_never_becomes_cu
     async with Interlock.open(tmp_path) as lock:
         for version in ("1.1.0", "2.0.0", "1.1.1"):
             await lock.add(made(declared(version=version)))
-        assert lock.catalog.resolve("demo.balance").contract.version == "2.0.0"
+        assert (await lock.catalog.resolve("demo.balance")).contract.version == "2.0.0"
         for version in ("1.1.0", "2.0.0", "1.1.1"):
             result = await lock.call("demo.balance", account="cash", version=version)
             assert (result.ok, result.tool) == (True, f"demo.balance@{version}")

@@ -5,6 +5,7 @@ a reader sees the tools of one moment.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -67,9 +68,9 @@ class Watch:
         return found[-1]
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def until(true: Callable[[], Any]) -> None:
     async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110 - there is nothing to be told by
+        while not (await held if inspect.isawaitable(held := true()) else held):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.002)
 
 
@@ -93,14 +94,14 @@ async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_des
         warning = await watch.heard("INVALID_TOOL_SCHEMA")
         assert (warning.severity, warning.facts["offered"]) == ("warning", "spoilt")
 
-        rows = {row.address: row for row in lock.catalog.rows()}
+        rows = {row.address: row for row in await lock.catalog.rows()}
         assert {row.origin for row in rows.values()} == {"upstream:desk"}
         assert sorted(rows) == [f"desk.{name}" for name in ("echo", "exit", "grow", "hang", "shuffle", "state")]
         found = lock.journal.reader.all("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
         assert [before_ms <= at_ms <= lock.clock.now_ms() for (at_ms,) in found] == [True]
 
         # It announces that it only reads. Nobody has said that this is to be believed.
-        contract = lock.catalog.resolve("desk.echo").contract
+        contract = (await lock.catalog.resolve("desk.echo")).contract
         assert contract.mutation.mutation_class == "write_irreversible"
         assert (await lock.call("desk.echo", text="hi", key="k")).pending
 
@@ -114,8 +115,8 @@ async def test_a_server_of_another_protocol_is_not_discovered_and_that_is_the_re
         with pytest.raises(Failure) as caught:
             await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *options), by=lock.caller)
         assert caught.value.details == {"sent": False, "reason": "protocol_version_mismatch"}
-        assert lock.catalog.rows() == []
-        assert lock.upstreams.list() == []
+        assert await lock.catalog.rows() == []
+        assert await lock.upstreams.list() == []
 
 
 @pytest.mark.proves("REG-10")
@@ -125,9 +126,13 @@ async def test_a_change_that_a_server_announces_is_found_by_itself(tmp_path: Pat
         overlay = {"tools": {"grow": READS}}
         await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=lock.caller, overlay=overlay)
         assert (await lock.call("desk.grow")).ok
-        await until(lambda: "desk.grown7" in lock.catalog.addresses())
+
+        async def grown() -> bool:
+            return "desk.grown7" in await lock.catalog.addresses()
+
+        await until(grown)
         # What an operator said of one tool gives nothing to another.
-        assert lock.catalog.resolve("desk.grown7").contract.mutation.mutation_class == "write_irreversible"
+        assert (await lock.catalog.resolve("desk.grown7")).contract.mutation.mutation_class == "write_irreversible"
 
 
 # Away and back
@@ -187,14 +192,14 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
             await lock.upstreams.add("far", "mcp", config, by=lock.caller, overlay=overlay)
             assert (await lock.call("far.look")).ok
             registered = kept()
-            assert _availability(lock) == "AVAILABLE"
+            assert await _availability(lock) == "AVAILABLE"
 
         stopped_at = probes
         await watch.heard("UPSTREAM_UNAVAILABLE")
         assert probes - stopped_at <= 2
-        assert lock.upstreams.get("far").state == "unavailable"
+        assert (await lock.upstreams.get("far")).state == "unavailable"
         assert kept() == registered
-        assert _availability(lock) == "UNAVAILABLE"
+        assert await _availability(lock) == "UNAVAILABLE"
         away = await lock.call("far.look")
         assert away.error is not None
         assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
@@ -206,11 +211,11 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
             assert probes - started_at <= 2
             assert (await lock.call("far.look")).ok
             assert kept() == registered
-            assert _availability(lock) == "AVAILABLE"
+            assert await _availability(lock) == "AVAILABLE"
 
 
-def _availability(lock: Interlock) -> str:
-    return lock.availability(lock.catalog.resolve("far.look").row)
+async def _availability(lock: Interlock) -> str:
+    return lock.availability((await lock.catalog.resolve("far.look")).row)
 
 
 # Kept running
@@ -286,10 +291,10 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
 
         async def read() -> None:
             while not done:
-                seen.append(frozenset(row.address for row in lock.catalog.rows() if row.state == "active"))
-                seen.append(frozenset(one.row.address for one in tools.visible(lock.caller)))
-                seen.append(frozenset(one.row.address for one in others.visible(elsewhere.caller)))
-                described, _ = listing.page(lock.caller, None)
+                seen.append(frozenset(row.address for row in await lock.catalog.rows() if row.state == "active"))
+                seen.append(frozenset(one.row.address for one in await tools.visible(lock.caller)))
+                seen.append(frozenset(one.row.address for one in await others.visible(elsewhere.caller)))
+                described, _ = await listing.page(lock.caller, None)
                 seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
                 await asyncio.sleep(0.002)
 
@@ -308,10 +313,10 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert set(seen) == set(BOTH)
 
         assert code(await lock.call("far.rate")) == "E3502", "what it answered before the change is forgotten"
-        told = b"".join(one.encoded for one in listing.page(lock.caller, None)[0])
+        told = b"".join(one.encoded for one in (await listing.page(lock.caller, None))[0])
         assert b"new_49" in told
         assert b"old_" not in told
-        assert tools.search("old_7", lock.caller) == []
+        assert await tools.search("old_7", lock.caller) == []
         gone = (await lock.call("far.old_7")).error
         assert gone is not None
         assert (gone.code, gone.message) == ("E3102", "no version of `far.old_7` is in use any more: 1.0.0 is sunset")

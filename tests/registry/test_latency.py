@@ -97,7 +97,7 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
 ) -> None:
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
         await admit(lock, which)
-        contract = lock.catalog.resolve(which.manifest.address).contract
+        contract = (await lock.catalog.resolve(which.manifest.address)).contract
         assert lock.latencies.describe(contract)["class_source"] == "inferred"
         await call(lock, which, seconds, ENOUGH - 1)
         await lock.measure()
@@ -123,7 +123,7 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
 async def test_one_slow_call_in_a_hundred_does_not_make_a_class_and_two_do(home: Path) -> None:
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
         await admit(lock, fetches)
-        contract = lock.catalog.resolve("pace.fetches").contract
+        contract = (await lock.catalog.resolve("pace.fetches")).contract
         for slow, expected in ((1, "standard"), (1, "long_running")):
             await call(lock, fetches, 0.1, 98 if expected == "standard" else 0)
             await call(lock, fetches, 20.0, slow)
@@ -141,7 +141,7 @@ async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by
         await call(lock, fetches, 0.2)
         assert _findings(home) == []
         await lock.measure()
-        told = lock.latencies.describe(lock.catalog.resolve("pace.writes").contract)
+        told = lock.latencies.describe((await lock.catalog.resolve("pace.writes")).contract)
         assert (told["class"], told["class_source"], told["measured_class"]) == ("async", "stated", "async")
         await call(lock, states, 5.1, 2)
     (found,) = _findings(home)
@@ -158,7 +158,7 @@ async def test_a_running_process_measures_by_itself(home: Path, monkeypatch: pyt
     monkeypatch.setattr(parts, "MEASURE_EVERY_S", 0.01)
     async with Interlock.open(home, clock=clock.clock, housekeeping=True) as lock:
         await admit(lock, fetches)
-        contract = lock.catalog.resolve("pace.fetches").contract
+        contract = (await lock.catalog.resolve("pace.fetches")).contract
         await call(lock, fetches, 5.1)
         async with asyncio.timeout(60):
             while lock.latencies.describe(contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for

@@ -48,7 +48,7 @@ async def _offer(lock: Interlock, *numbers: int, text: str = "") -> None:
         bump_epoch(transaction)
 
     await lock.journal.commit(unit)
-    lock.catalog.forget()
+    await lock.catalog.forget()
 
 
 class Counted:
@@ -91,7 +91,7 @@ async def test_pages_compile_nothing_and_a_change_of_one_tool_reads_that_tool(
     seen: list[str] = []
     cursor = None
     while True:
-        page = tools.page(lock.caller, cursor, PAGE)
+        page = await tools.page(lock.caller, cursor, PAGE)
         seen += [one.row.address for one in page.versions]
         cursor = page.cursor
         if cursor is None:
@@ -99,13 +99,13 @@ async def test_pages_compile_nothing_and_a_change_of_one_tool_reads_that_tool(
     assert seen == sorted(seen)
     assert len(seen) == MANY + len(TOOLS)
     assert counted.since() == (0, MANY + len(TOOLS))
-    assert all(one.contract.ref.startswith("demo.") for one in tools.page(lock.caller, None, 3).versions)
+    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(lock.caller, None, 3)).versions)
     assert counted.since() == (3, 0)
     await _offer(lock, 7, text=" It is another one now.")
-    found = tools.page(lock.caller, "many.add_00006", 1).versions[0]
+    found = (await tools.page(lock.caller, "many.add_00006", 1)).versions[0]
     assert counted.since() == (0, 1)
     assert found.contract.manifest.description.endswith("another one now.")
-    assert all(one.contract.ref.startswith("demo.") for one in tools.page(lock.caller, None, 3).versions)
+    assert all(one.contract.ref.startswith("demo.") for one in (await tools.page(lock.caller, None, 3)).versions)
     assert counted.since() == (1, 0)
 
 
@@ -122,7 +122,7 @@ async def test_a_page_looks_at_as_many_tools_as_it_shows(lock: Interlock, monkey
     monkeypatch.setattr(lock.gateway.quarantine, "holds", look)
     for cursor in (None, "many.add_00300", "many.add_00500"):
         looked.clear()
-        assert len(tools.page(lock.caller, cursor, PAGE).versions) == PAGE
+        assert len((await tools.page(lock.caller, cursor, PAGE)).versions) == PAGE
         assert len(looked) == PAGE + 1
 
 
@@ -149,9 +149,9 @@ TEXTS = (
 @pytest.mark.parametrize("text", TEXTS)
 async def test_a_policy_is_found_as_right_or_wrong_as_by_all_contracts(lock: Interlock, text: str) -> None:
     await _offer(lock, *range(5))
-    contracts = [one.contract for one in lock.catalog.everything()]
+    contracts = [one.contract for one in await lock.catalog.everything()]
     whole = cedar.check(text, contracts, set())
-    assert [(one.line, one.rule, one.grave) for one in faults_of(lock, text)] == [
+    assert [(one.line, one.rule, one.grave) for one in await faults_of(lock, text)] == [
         (one.line, one.rule, one.grave) for one in whole
     ]
 
@@ -161,7 +161,7 @@ async def test_checking_a_policy_compiles_the_contracts_that_it_depends_on(
 ) -> None:
     await _offer(lock, *range(MANY))
     counted = Counted(lock, monkeypatch)
-    assert [fault for fault in faults_of(lock, RULES) if fault.grave] == []
+    assert [fault for fault in await faults_of(lock, RULES) if fault.grave] == []
     assert counted.since()[0] == 1
     lock.home.policy.write_text(RULES)
     compiled: list[Any] = []

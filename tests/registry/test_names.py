@@ -49,10 +49,10 @@ def which(version: str) -> Tool[..., Any]:
 
 
 async def refused(lock: Interlock, candidate: Tool[..., Any]) -> Failure:
-    before = lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias")
+    before = await lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias")
     with pytest.raises(Failure) as caught:
         await lock.add(candidate)
-    assert before == (lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias"))
+    assert before == (await lock.catalog.rows(), lock.journal.reader.all("SELECT * FROM tool_alias"))
     return caught.value
 
 
@@ -184,7 +184,7 @@ AGENTS = [make_did_key(make_private("EdDSA").public_key()) for _ in range(3)]
 
 async def token_for(lock: Interlock, *ranges: str, tool: str = "demo.answer") -> str:
     """A token whose links allow one tool, each in a range of versions; all but the first are delegated."""
-    if lock.identities.find(AGENTS[0]) is None:
+    if await lock.identities.find(AGENTS[0]) is None:
         for agent in AGENTS:
             await lock.identities.register(Identity(did=agent, trust=90), by="test")
         lock.issuer_keys.init("EdDSA")
@@ -230,8 +230,8 @@ async def test_what_is_listed_is_what_the_token_calls(tmp_path: Path) -> None:
         await lock.add(named("demo", "other"))
         caller = await lock.caller_of(await token_for(lock, "<1.2.0"))
         tools = Tools(lock)
-        assert [one.contract.ref for one in tools.visible(caller)] == ["demo.answer@1.1.0"]
-        assert tools.find("answer", "^1.0.0", caller).contract.version == "1.1.0"
+        assert [one.contract.ref for one in await tools.visible(caller)] == ["demo.answer@1.1.0"]
+        assert (await tools.find("answer", "^1.0.0", caller)).contract.version == "1.1.0"
 
 
 @PART_OF_04

@@ -97,8 +97,8 @@ def code(result: Result) -> str | None:
     return None if result.error is None else result.error.code
 
 
-def state(lock: Interlock, version: str = "1.0.0") -> str:
-    return next(row.state for row in lock.catalog.rows() if row.version == version)
+async def state(lock: Interlock, version: str = "1.0.0") -> str:
+    return next(row.state for row in await lock.catalog.rows() if row.version == version)
 
 
 def recorded(lock: Interlock, version: str = "1.0.0") -> list[Json]:
@@ -158,7 +158,7 @@ async def test_latest_and_ranges_pass_over_a_deprecated_version_throughout(tmp_p
         for _ in range(4):
             for spec in (None, "LATEST", "*", "^1.0.0", ">=1.0.0"):
                 assert (await lock.call("demo.answer", version=spec)).unwrap() == "1.0.0"
-            seen.append(state(lock, "2.0.0"))
+            seen.append(await state(lock, "2.0.0"))
             time.pass_days(45)
             await swept(lock, time)
         assert seen == ["deprecated", "deprecated", "removed", "removed"]
@@ -185,7 +185,7 @@ async def test_deprecating_records_the_dates_successor_and_guide(tmp_path: Path,
         assert notice == Notice(at_ms, at_ms + 90 * DAY_MS, "demo.answer@2.0.0", GUIDE)
         shorter = await announce(lock, time, "1.1.0", grace_days=30)
         assert shorter.removal_ms - shorter.deprecated_ms == 30 * DAY_MS
-        assert {row.version: (row.state, row.notice) for row in lock.catalog.rows()} == {
+        assert {row.version: (row.state, row.notice) for row in await lock.catalog.rows()} == {
             "1.0.0": ("deprecated", notice),
             "1.1.0": ("deprecated", shorter),
             "2.0.0": ("active", None),
@@ -217,14 +217,14 @@ async def test_states_only_go_one_way_and_skip_nothing(tmp_path: Path, time: Fak
             before = recorded(lock, version)
             if STATES.index(to) == STATES.index(current) + 1:
                 await lock.journal.commit(step("demo.answer", version, to))
-                assert state(lock, version) == to
+                assert await state(lock, version) == to
                 continue
             with pytest.raises(Failure) as caught:
                 await lock.journal.commit(step("demo.answer", version, to))
             assert caught.value.code == "E3103"
             assert current in caught.value.message
             assert to in caught.value.message
-            assert state(lock, version) == current
+            assert await state(lock, version) == current
             assert recorded(lock, version) == before
 
 
@@ -234,7 +234,7 @@ async def test_registering_a_removed_version_again_does_not_bring_it_back(tmp_pa
         await brought_to(lock, "1.0.0", "removed")
         [again] = await lock.add(versioned("1.0.0"))
         assert not again.new
-        assert state(lock) == "removed"
+        assert await state(lock) == "removed"
         assert code(await lock.call("demo.answer", version="1.0.0")) == "E3104"
 
 
@@ -250,7 +250,7 @@ async def test_sunset_refuses_calls_and_keeps_the_record(tmp_path: Path, time: F
         # Not removed before its date, and no longer reported on: it is not deprecated, but refused.
         time.pass_days(30)
         assert await events(lock, time) == []
-        assert state(lock) == "sunset"
+        assert await state(lock) == "sunset"
 
 
 @pytest.mark.proves("REG-08")
@@ -265,7 +265,7 @@ async def test_calls_of_a_removed_version_still_find_their_declaration(tmp_path:
             "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call.invocation_id,)
         )
         past = orjson.loads(rows[0][0])
-        version = lock.catalog.versions(past["toolId"])[past["version"]]
+        version = (await lock.catalog.versions(past["toolId"]))[past["version"]]
         assert version.row.state == "removed"
         assert version.contract.manifest == versioned("1.0.0").manifest
 
@@ -287,7 +287,7 @@ async def test_only_what_is_registered_can_be_deprecated_and_only_sensibly(tmp_p
             with pytest.raises(Failure) as caught:
                 await announce(lock, time, **options)
             assert caught.value.code == "E3004"
-        assert state(lock) == "active"
+        assert await state(lock) == "active"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ async def test_a_successor_is_a_tool_that_can_be_called_instead(tmp_path: Path, 
         with pytest.raises(Failure, match=r"the successor `.*` is not registered beside it") as caught:
             await announce(lock, time, successor=successor)
         assert caught.value.code == "E3004"
-        assert state(lock) == "active"
+        assert await state(lock) == "active"
         notice = await announce(lock, time, successor=successor, anyway=True)
         assert notice.successor == successor
 
@@ -362,7 +362,7 @@ async def test_every_seven_days_the_usage_is_reported_until_there_is_none(tmp_pa
         time.pass_days(0.5)
         [report] = await swept(lock, time)
         assert (report.event, report.usage) == ("DEPRECATION_MIGRATION_COMPLETE", Usage(week=0, day=0))
-        assert state(lock) == "deprecated"
+        assert await state(lock) == "deprecated"
         assert "DEPRECATION_MIGRATION_COMPLETE" not in [fact.get("event") for fact in recorded(lock, "2.0.0")]
 
 
@@ -379,7 +379,7 @@ async def test_a_version_nobody_asks_for_is_removed_at_the_end_of_its_grace(tmp_
         assert (removed.event, removed.usage.day, removed.forced) == ("TOOL_VERSION_REMOVED", 0, False)
         # It went through sunset on its way, and both moves are on record.
         assert [fact["event"] for fact in recorded(lock)[-2:]] == ["tool.sunset", "TOOL_VERSION_REMOVED"]
-        assert state(lock) == "removed"
+        assert await state(lock) == "removed"
         time.pass_days(30)
         assert await events(lock, time) == []
 
@@ -396,8 +396,8 @@ async def test_a_refused_attempt_within_a_day_blocks_the_removal_and_moves_the_d
         [blocked] = await swept(lock, time, extend_days=2)
         assert (blocked.event, blocked.usage) == ("DEPRECATION_REMOVAL_BLOCKED", Usage(week=1, day=1))
         assert blocked.removal_ms == blocked.at_ms + 2 * DAY_MS
-        assert state(lock) == "sunset"
-        stored = next(row.notice for row in lock.catalog.rows() if row.version == "1.0.0")
+        assert await state(lock) == "sunset"
+        stored = next(row.notice for row in await lock.catalog.rows() if row.version == "1.0.0")
         assert stored is not None
         assert stored.removal_ms == blocked.removal_ms
         assert code(await lock.call("demo.answer", version="1.0.0")) == "E3104"
@@ -456,7 +456,7 @@ async def test_force_removes_in_spite_of_attempts_and_says_so(tmp_path: Path, ti
         blocked, removed = await swept(lock, time, force=True)
         assert (blocked.event, blocked.removal_ms) == ("DEPRECATION_REMOVAL_BLOCKED", notice.removal_ms)
         assert (removed.event, removed.forced, removed.usage.day) == ("TOOL_VERSION_REMOVED", True, 1)
-        assert state(lock) == "removed"
+        assert await state(lock) == "removed"
 
 
 @pytest.mark.proves("REG-09")
@@ -540,10 +540,10 @@ async def test_a_setting_extends_the_removal_of_a_version_in_use_or_forces_it(
         happened = [one.event for one in await lock.maintain() if one.event != "DEPRECATION_MIGRATION_PROGRESS"]
         if event is None:
             assert happened == ["DEPRECATION_REMOVAL_BLOCKED", "TOOL_VERSION_REMOVED"]
-            assert state(lock) == "removed"
+            assert await state(lock) == "removed"
             return
         assert happened == [event]
-        moved = next(row.notice for row in lock.catalog.rows() if row.version == "1.0.0")
+        moved = next(row.notice for row in await lock.catalog.rows() if row.version == "1.0.0")
         assert moved is not None
         days = 7 if extend_days is None else extend_days
         assert moved.removal_ms == max(now_ms, notice.removal_ms) + days * 86_400_000

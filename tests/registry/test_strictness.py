@@ -117,7 +117,7 @@ async def test_a_function_is_never_offered_again_under_less_than_its_author_said
         assert failure is not None
         assert (failure.code, runs) == ("E3105", [])
         assert f"/{field}" in {fault["pointer"] for fault in (failure.details or {})["faults"]}
-        assert not lock.catalog.versions("stats.peek")
+        assert not await lock.catalog.versions("stats.peek")
 
 
 async def test_a_function_is_offered_again_as_declared_or_more_strictly(home: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_function_is_offered_again_as_declared_or_more_strictly(home: Pa
         assert await offer(lock, restated(open_safe)) is None
         assert await offer(lock, restated(open_safe, tool_id="rare", **stricter)) is None
         assert await offer(lock, restated(owner, tool_id="owner")) is None
-        assert lock.catalog.resolve("stats.rare").contract.mutation.mutation_class == "write_irreversible"
+        assert (await lock.catalog.resolve("stats.rare")).contract.mutation.mutation_class == "write_irreversible"
     # Of what cannot be undone the contract tests run the preview; of a read, its examples.
     assert runs == ["a"]
 

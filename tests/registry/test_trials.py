@@ -299,12 +299,12 @@ async def test_evidence_counts_for_the_exact_content_it_was_gathered_on(tmp_path
     post, later = posting(ledger), posting(ledger, "1.0.1")
     async with Interlock.open(tmp_path) as lock:
         await lock.try_out(post, live=True)
-        assert lock.evidence(contract_digest(post)) is not None
-        assert lock.evidence(contract_digest(later)) is None
+        assert await lock.evidence(contract_digest(post)) is not None
+        assert await lock.evidence(contract_digest(later)) is None
         assert not (await offer(lock, later)).admitted
         assert (await offer(lock, post)).admitted
     async with Interlock.open(tmp_path) as lock:
-        assert lock.evidence(contract_digest(post)) is not None
+        assert await lock.evidence(contract_digest(post)) is not None
 
 
 async def test_a_live_trial_that_fails_admits_nothing(tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ async def test_a_changed_tool_is_held_to_its_pairs_again(tmp_path: Path) -> None
 
         answer = await offer(lock, double)
         assert "known pair 1: gave `6` instead of `8`" in reason(answer)
-        assert lock.catalog.resolve("demo.double").row.version == "1.0.0"
+        assert (await lock.catalog.resolve("demo.double")).row.version == "1.0.0"
 
 
 @pytest.mark.proves("TEST-09")

@@ -47,7 +47,7 @@ async def test_a_tool_that_would_share_a_shortened_name_is_refused(
         assert caught.value.code == "E3103"
         assert first in caught.value.message
         assert "shorter id" in caught.value.message
-        assert len(lock.catalog.addresses()) == 1
+        assert len(await lock.catalog.addresses()) == 1
 
 
 async def test_of_two_tools_of_an_upstream_that_would_share_a_name_one_is_refused(

@@ -143,11 +143,11 @@ async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) 
         for name in ("here", "there"):
             (link,) = (await place.service.tokens.issue(by=caller, agent=name))["chain"]
             assert (link["name"], link["tenant"]) == (name, tenant)
-    assert {one.tenant for one in place.lock.identities.all() if one.name == "here"} == {"local", "acme"}
+    assert {one.tenant for one in await place.lock.identities.all() if one.name == "here"} == {"local", "acme"}
     assert (await refusal(lambda: place.service.tokens.issue(by=ELSEWHERE, agent=did_of("nobody")))).code == "E3207"
     own = await place.service.tokens.issue(by=ELSEWHERE, agent="newcomer")
-    assert place.lock.identities.find("newcomer") is None
-    made = place.lock.identities.find("newcomer", "acme")
+    assert await place.lock.identities.find("newcomer") is None
+    made = await place.lock.identities.find("newcomer", "acme")
     assert made is not None
     assert (made.tenant, own["valid"]) == ("acme", True)
     assert (await place.service.tokens.issue(by=ROOT, agent=there))["valid"]
@@ -228,7 +228,9 @@ async def test_a_policy_in_force_always_has_somebody_to_be_named_for_it(place: P
     assert [one["record"]["act"] for one in found] == ["policy.applied"]
     place.clock.advance(5)
     assert place.service.policy.show(by=ROOT)["text"] == text
-    shown = place.service.policy.explain(by=ROOT, door="x", principal="local:ann", tool="demo.add", arguments={"a": 1})
+    shown = await place.service.policy.explain(
+        by=ROOT, door="x", principal="local:ann", tool="demo.add", arguments={"a": 1}
+    )
     assert (shown["behavior"], shown["rules"]) == ("allow", ["all"])
 
 
@@ -288,7 +290,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
         await refusal(functools.partial(service.authenticate, "Bearer a.b.c"))
     await service.close()
     assert [told.get_nowait(), told.get_nowait()] == ["1 × E3203", "2 × E3203"]
-    assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in telemetry.metrics.render()
+    assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in await telemetry.metrics.render()
     assert place.lock.journal.reader.all("SELECT count(*) FROM journal") == before
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ PATIENCE_S = 60.0
 AGENT = "did:web:agents.example:one"
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - another process or thread brings it about
+        while not (await held if inspect.isawaitable(held := holds()) else held):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 
 
@@ -76,7 +77,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         await lock.tokens.rotate_key(by=by, first=True)
         token = await lock.tokens.issue(subject=AGENT, by=by)
         caller = await lock.tokens.verifier.verify(token)
-        version = lock.catalog.resolve("demo.balance")
+        version = await lock.catalog.resolve("demo.balance")
         services, config = (
             lock.gateway.services,
             CircuitBreakerConfig.model_validate({"failure_threshold": 1}),
@@ -85,7 +86,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         assert lock.tokens.verifier.known(token) == caller
         assert not lock.gateway.quarantine.holds(version.row.digest)
         assert lock.upstreams.unanswered() == frozenset()
-        assert [one.row.address for one in lock.catalog.newest()] == ["demo.balance"]
+        assert [one.row.address for one in await lock.catalog.newest()] == ["demo.balance"]
         arguments = [str(lock.home.path), token, version.row.digest]
         done = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER, *arguments)
         assert await done.wait() == 0
@@ -103,7 +104,11 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
             lock.tokens.verifier.check(caller.capability)
         assert void.value.code == "E3201"
         await until(lambda: lock.gateway.quarantine.holds(version.row.digest))
-        await until(lambda: [one.row.address for one in lock.catalog.newest()] == ["demo.balance", "demo.post"])
+
+        async def both() -> bool:
+            return [one.row.address for one in await lock.catalog.newest()] == ["demo.balance", "demo.post"]
+
+        await until(both)
         await until(refused)
         await until(lambda: lock.upstreams.answers("far"))
 
@@ -143,7 +148,7 @@ async def test_calls_read_no_epoch_on_the_event_loop_and_one_thread_reads_for_al
 
 async def test_a_process_that_only_looks_once_starts_no_thread(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        lock.catalog.rows()
+        await lock.catalog.rows()
         assert "interlock-changes" not in {one.name for one in threading.enumerate()}
 
 
@@ -176,7 +181,7 @@ async def test_calls_are_refused_when_the_database_is_gone_for_longer_than_the_b
         assert code == "E3801"
         assert (await Service(lock).health.readiness())[0] == 503
         with pytest.raises(Failure) as refused:
-            lock.catalog.resolve("demo.balance")
+            await lock.catalog.resolve("demo.balance")
         assert "removed or replaced" in refused.value.message
         os.replace(away, database)
         assert await _answer(lock) is None
@@ -250,8 +255,9 @@ async def test_a_read_that_hangs_refuses_calls_after_the_bound_and_none_after_it
     await until(lambda: not _stale(changes))
 
 
-async def test_a_thread_that_is_slow_on_a_busy_machine_is_waited_for_however_far_the_clock_was_moved(
-    tmp_path: Path,
+@pytest.mark.parametrize("ask", [ChangeReader.caught_up, ChangeReader.look])
+async def test_a_slow_read_is_waited_for_while_the_loop_goes_on_however_far_the_clock_was_moved(
+    tmp_path: Path, ask: Callable[[ChangeReader], Coroutine[Any, Any, None]]
 ) -> None:
     home, now = Home(tmp_path), [100.0]
     home.prepare()
@@ -271,10 +277,15 @@ async def test_a_thread_that_is_slow_on_a_busy_machine_is_waited_for_however_far
         slow.set()
         assert reading.wait(PATIENCE_S)
         now[0] += 3600.0
-        gone_on = threading.Timer(0.6, go_on.set)
-        gone_on.start()
+        with pytest.raises(Failure, match="does not answer"):
+            changes.catch_up()  # it cannot wait, and what is known is too old
+        waiting = asyncio.create_task(ask(changes))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        slow.clear()
+        go_on.set()  # by the loop: if it were held, the read would not end
+        await waiting
         changes.catch_up()
-        gone_on.join()
     finally:
         go_on.set()
         await journal.close()
@@ -312,7 +323,7 @@ async def test_a_change_that_cannot_be_loaded_refuses_calls_at_once(journal: Jou
     broken[0] = True
     await journal.commit(_change)
     with pytest.raises(Failure):
-        changes.look()
+        await changes.look()
     assert _stale(changes)
     broken[0] = False
     changes.catch_up()
@@ -337,7 +348,7 @@ async def test_a_change_of_this_process_counts_at_once_and_an_older_read_of_the_
     await journal.commit(_change)
     assert loaded.wait(PATIENCE_S)  # the thread has read it; the loop stands still, so nothing is taken over yet
     await journal.commit(_change)
-    changes.look()
+    await changes.look()
     assert seen[-1] == "2"
     await asyncio.sleep(2 * READ_EVERY_S)
     assert seen[-1] == "2"
@@ -349,7 +360,7 @@ async def test_another_thread_may_ask_and_caches_change_on_the_loop(journal: Jou
     changes.watch(("registry",), _revision, lambda _: where.append(threading.get_ident()))
     changes.catch_up()
     await journal.commit(_change)
-    await asyncio.to_thread(changes.look)
+    await asyncio.to_thread(changes.catch_up)
     await until(lambda: len(where) == 2)
     assert set(where) == {threading.get_ident()}
 
@@ -357,10 +368,10 @@ async def test_another_thread_may_ask_and_caches_change_on_the_loop(journal: Jou
 async def test_a_watch_that_was_ended_hears_no_more(journal: Journal) -> None:
     seen: list[str | None] = []
     end = journal.changes.watch(("registry",), _revision, seen.append)
-    journal.changes.look()
+    await journal.changes.look()
     end()
     await journal.commit(_change)
-    journal.changes.look()
+    await journal.changes.look()
     assert seen == [None]
 
 

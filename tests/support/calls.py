@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,9 @@ async def turn() -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
+    """Wait until a condition holds. It may be an async function."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not (await held if inspect.isawaitable(held := condition()) else held):
             await turn()
 
 

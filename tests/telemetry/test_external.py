@@ -138,7 +138,7 @@ async def test_the_span_of_an_attempt_ends_when_it_is_cut_off(home: Path, ending
         task = asyncio.create_task(one.lock.gateway.invoke(request))
         await arrived.wait()
         if ending == "cancelled":
-            assert one.lock.cancel(request.id or "") == "canceled"
+            assert await one.lock.cancel(request.id or "") == "canceled"
         assert not (await task).ok
         (tree,) = one.trees()
         assert one.tracer.open == 0
@@ -234,7 +234,7 @@ async def test_the_span_of_a_request_ends_when_its_tool_is_killed(home: Path, mo
         request = lock.gateway.with_id(lock.request("cell.reach", {"url": f"http://localhost:{server.port}/"}))
         task = asyncio.create_task(lock.gateway.invoke(request))
         await arrived.wait()
-        assert lock.cancel(request.id or "") == "canceled"
+        assert await lock.cancel(request.id or "") == "canceled"
         assert not (await task).ok
         (tree,) = one.trees()
         assert one.tracer.open == 0

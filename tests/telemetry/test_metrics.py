@@ -48,14 +48,14 @@ def of(samples: Samples, name: str, **labels: str) -> float:
     return samples[name][frozenset(labels.items())]
 
 
-def render(lock: Interlock) -> Samples:
-    return scraped(lock.gateway.telemetry.metrics.render())
+async def render(lock: Interlock) -> Samples:
+    return scraped(await lock.gateway.telemetry.metrics.render())
 
 
 @pytest.mark.proves("OBS-03")
-def test_the_table_is_the_clause() -> None:
+async def test_the_table_is_the_clause() -> None:
     assert {row.name: (row.type, set(row.labels)) for row in METRICS if row.name in REQUIRED} == REQUIRED
-    text = Metrics(lambda: 0.0).render().decode()
+    text = (await Metrics(lambda: 0.0).render()).decode()
     for name, (kind, _) in REQUIRED.items():
         assert f"# TYPE {name.replace('.', '_')} {kind}\n" in text
 
@@ -80,8 +80,8 @@ async def test_scripted_calls_give_the_values_that_one_works_out_by_hand(home: P
         for _ in range(4):
             assert (await lock.call("demo.increment", name="n", key="k")).ok  # one run, three replays
         assert not (await lock.call("secret.customer-name", a=1)).ok
-        lock.gateway.telemetry.metrics.retried(lock.catalog.prepared("demo.increment", None))
-        samples = render(lock)
+        lock.gateway.telemetry.metrics.retried(await lock.catalog.prepared("demo.increment", None))
+        samples = await render(lock)
 
     slow = {"toolId": "seen.slow", "version": "1.0.0"}
     count = "tool_invocation_count"
@@ -114,7 +114,7 @@ async def test_calls_that_ran_out_of_time_are_a_share_of_all(lock: Interlock) ->
         lock.call("seen.crash", how="hang", timeout_s=0.01), *(lock.call("seen.crash", how="a") for _ in range(3))
     )
     labels = {"toolId": "seen.crash", "version": "1.0.0", "timeoutClass": "standard"}
-    assert of(render(lock), "tool_invocation_timeout_rate", **labels) == 0.25
+    assert of(await render(lock), "tool_invocation_timeout_rate", **labels) == 0.25
 
 
 @pytest.mark.proves("OBS-03")
@@ -125,14 +125,14 @@ async def test_tickets_are_counted_from_the_store_whichever_process_decides(home
         attach(lock)
         found = [await lock.call("demo.send", to="a", key=f"k{n}") for n in range(4)]
         ticket = [one.metadata["pending"]["ticketId"] for one in found]
-        assert of(render(lock), "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 4
+        assert of(await render(lock), "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 4
         fake.advance(3)
         async with Interlock.open(home, clock=fake.clock, housekeeping=False) as other:
             await other.approvals.approve(ticket[0], by=boss)
             fake.advance(7)
             await other.approvals.deny(ticket[1], by=boss)
         (await lock.approved_calls.resume(ticket[0])).unwrap()
-        samples = render(lock)
+        samples = await render(lock)
         assert of(samples, "tool_approval_pending_count", toolId="demo.send", approverGroup="approvers") == 2
         name = "tool_approval_resolution_time_ms"
         assert of(samples, f"{name}_sum", toolId="demo.send", resolution="approved") == 3000
@@ -141,7 +141,7 @@ async def test_tickets_are_counted_from_the_store_whichever_process_decides(home
         assert of(samples, f"{name}_sum", toolId="demo.send", resolution="denied") == 10_000
         fake.advance(10 * 86_400)
         await lock.approvals.sweep()
-        samples = render(lock)
+        samples = await render(lock)
         assert of(samples, f"{name}_count", toolId="demo.send", resolution="auto_denied") == 2
         assert "tool_approval_pending_count" not in samples
 
@@ -162,7 +162,7 @@ async def test_no_label_holds_what_a_caller_sent(lock: Interlock) -> None:
                 door="library",
             )
             await lock.call(tool, arguments, caller=Caller(id=secret, tenant=secret))
-    text = lock.gateway.telemetry.metrics.render()
+    text = await lock.gateway.telemetry.metrics.render()
     assert b"\ntool_invocation_count{" in text
     assert b"zq" not in text
     assert {dict(labels)["toolId"] for labels in scraped(text)["tool_invocation_count"]} == {"unknown", "demo.add"}
@@ -193,8 +193,8 @@ async def test_shares_are_of_the_last_quarter_of_an_hour(home: Path) -> None:
     async with Interlock.open(home, clock=fake.clock, housekeeping=False) as lock:
         attach(lock)
 
-        def share() -> float:
-            return of(render(lock), "tool_schema_validation_failure_rate", toolId="demo.add", phase="input")
+        async def share() -> float:
+            return of(await render(lock), "tool_schema_validation_failure_rate", toolId="demo.add", phase="input")
 
         async def calls(good: int, bad: int) -> None:
             for _ in range(good):
@@ -203,22 +203,22 @@ async def test_shares_are_of_the_last_quarter_of_an_hour(home: Path) -> None:
                 await lock.call("demo.add", a="x")
 
         await calls(0, 4)
-        assert share() == 1.0
+        assert await share() == 1.0
         fake.advance(WINDOW_S / 2)
         await calls(4, 0)
-        assert share() == 0.5
+        assert await share() == 0.5
         fake.advance(WINDOW_S)
         await calls(3, 1)
-        assert share() == 0.25
+        assert await share() == 0.25
         fake.advance(WINDOW_S)
-        assert share() == 0.0
+        assert await share() == 0.0
 
 
-def test_signals_and_limits_are_told_as_well() -> None:
+async def test_signals_and_limits_are_told_as_well() -> None:
     metrics = Metrics(lambda: 0.0)
     metrics.signals["ROLLBACK_FAILED"] += 2
     metrics.limits = lambda: {"memory": 0.25}
-    samples = scraped(metrics.render())
+    samples = scraped(await metrics.render())
     assert of(samples, "interlock_signal_count", signal="ROLLBACK_FAILED") == 2
     assert of(samples, "interlock_limit_used", limit="memory") == 0.25
 
@@ -226,14 +226,14 @@ def test_signals_and_limits_are_told_as_well() -> None:
 async def test_how_long_changes_of_other_processes_were_not_read_is_a_limit_too(lock: Interlock) -> None:
     lock.journal.changes.start()
     lock.journal.changes.catch_up()
-    assert of(render(lock), "interlock_limit_used", limit="unread changes") >= 0.0
+    assert of(await render(lock), "interlock_limit_used", limit="unread changes") >= 0.0
 
 
 async def test_a_call_that_failed_for_its_own_reasons_is_no_bad_input(lock: Interlock) -> None:
     sample.flaky.failures = [Failure("INVALID_INPUT", "no")]
     result: Any = await lock.call("demo.unsteady", name="a", key="k")
     assert result.state == "failed"
-    assert of(render(lock), "tool_schema_validation_failure_rate", toolId="demo.unsteady", phase="input") == 0.0
+    assert of(await render(lock), "tool_schema_validation_failure_rate", toolId="demo.unsteady", phase="input") == 0.0
 
 
 @pytest.mark.proves("OBS-03")
@@ -243,5 +243,5 @@ async def test_every_call_that_is_sent_again_is_counted(home: Path) -> None:
         soon = Failure("E3502", "not now", retry_after_ms=1)
         flaky.failures = [soon, soon]
         assert (await lock.call_with_retries("demo.unsteady", name="n", key="k")).ok
-        samples = render(lock)
+        samples = await render(lock)
     assert of(samples, "tool_invocation_retries", toolId="demo.unsteady", version="1.0.0") == 2

@@ -219,7 +219,7 @@ async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: In
         name = provider_name("demo.add")
         call = formats.read_call(payload(provider, name, {"a": 2, "b": 3}))
         assert (call.provider, call.arguments, call.id) == (provider, {"a": 2, "b": 3}, "c1")
-        result = await lock.call(formats.address_of(call.name, lock.catalog.addresses()), call.arguments)
+        result = await lock.call(formats.address_of(call.name, await lock.catalog.addresses()), call.arguments)
         answers[provider] = formats.answer(call, result)
     assert answers == {
         "openai-chat": {"role": "tool", "tool_call_id": "c1", "content": "5"},
@@ -322,11 +322,11 @@ async def test_a_function_that_a_provider_declared_is_registered_and_called_like
         server.otherwise = lambda _: json_answer("sunny")
         config: Json = {"urls": [server.url], "allow_private": True, "tools": served}
         await lock.upstreams.add("fns", "http", config, by=lock.caller, overlay=overlay)
-        registered = lock.catalog.resolve("fns.forecast").contract
+        registered = (await lock.catalog.resolve("fns.forecast")).contract
         assert formats.declare(registered, "anthropic")["name"] == "fns__forecast"
         said = formats.read_call(payload("anthropic", "fns__forecast", {"city": "Ulm", "unit": None, "days": 2}))
         arguments = formats.restored(registered.input.document, said.arguments)
-        result = await lock.call(formats.address_of(said.name, lock.catalog.addresses()), arguments)
+        result = await lock.call(formats.address_of(said.name, await lock.catalog.addresses()), arguments)
         assert formats.answer(said, result)["content"] == [{"type": "text", "text": "sunny"}]
         assert [record["phases"] for record in records(lock)] == [SIX]
     assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [

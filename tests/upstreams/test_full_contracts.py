@@ -77,7 +77,7 @@ async def test_a_langchain_tool_has_every_part_of_a_contract(tmp_path: Path) -> 
         await lock.secrets.set("maps", "a-lent-value", by="test")
         config = {"module": MODULE, "credentials": {"token": "maps"}}
         await lock.upstreams.add("chain", "langchain", config, by=lock.caller, overlay=overlay)
-        shout, crash = (lock.catalog.resolve(f"chain.{name}").contract for name in ("shout", "crash"))
+        shout, crash = [(await lock.catalog.resolve(f"chain.{name}")).contract for name in ("shout", "crash")]
     text: Json = {"title": "Text", "type": "string", "description": "The text."}
     times: Json = {"title": "Times", "type": "integer", "default": 1, "description": "The times."}
     gives = {"type": ANYTHING, "description": "What the tool returned: text, or the data it is made of."}
@@ -113,7 +113,7 @@ async def test_a_function_of_a_provider_has_every_part_of_a_contract(tmp_path: P
             "urls": ["http://127.0.0.1:9"], "allow_private": True, "auth": {"kind": "bearer", "secret": "maps"},
         }  # fmt: skip
         await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=said)
-        look, order = (lock.catalog.resolve(f"fns.{name}").contract for name in ("look", "order"))
+        look, order = [(await lock.catalog.resolve(f"fns.{name}")).contract for name in ("look", "order")]
     common: Json = {"version": "1.0.0", "input": TAKES, "error": ERROR_SCHEMA, "observability": OBSERVED}
     gives = {"type": ANYTHING, "description": "What the function gives back."}
     assert parts(look) == {**common, **READ, "id": "fns.look", "output": {"type": "string"}}
@@ -231,7 +231,7 @@ async def test_a_program_has_every_part_of_a_contract_as_its_manifest_states_it(
         assert [one.verdict.refused for one in await lock.add_from(path)] == [{}, {}]
     # What is registered is what the next process reads from the store.
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        post, look = (lock.catalog.resolve(f"prog.{name}").contract for name in ("post", "look"))
+        post, look = [(await lock.catalog.resolve(f"prog.{name}")).contract for name in ("post", "look")]
     assert parts(post) == {
         "id": "prog.post", "version": "2.1.0", "input": NOTE, "output": STATED["result_schema"],
         "error": {"type": "object"},

@@ -74,10 +74,10 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
         assert record["phases"] == SIX
         assert record["externalMappings"][0]["function_name"] == "forecast"
         providers = Service(lock).providers
-        served = Service(lock).tools.interface(lock.catalog.resolve("fns.forecast"))
+        served = Service(lock).tools.interface(await lock.catalog.resolve("fns.forecast"))
         assert served["availability"]["deferred"] is bool(flags)
         for target in PROVIDERS:
-            (told,), _ = providers.declarations(target, lock.caller)
+            (told,), _ = await providers.declarations(target, lock.caller)
             inner = told.get("function", told)
             # Chat completions have no deferred loading, and Gemini has neither; a field of ours would be refused there.
             known = {"openai-chat": ("strict",), "gemini": ()}.get(target, ("strict", "defer_loading"))
@@ -85,7 +85,7 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
                 assert inner.get(flag, False) is (bool(flags) and flag in known), (target, flag)
             if not known:
                 assert told.keys() == {"name", "description", "parametersJsonSchema"}
-        kept = lock.catalog.resolve("fns.forecast").contract.manifest.execution
+        kept = (await lock.catalog.resolve("fns.forecast")).contract.manifest.execution
         assert kept is not None
         assert {flag: kept.native.get(flag) for flag in flags} == flags, "the contract keeps both whatever the format"
 

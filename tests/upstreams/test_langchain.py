@@ -213,7 +213,7 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
         states = {one.name[:10]: one.state for one in report.tools}
         assert states == {"wordy": "admitted", "longer": "refused", "n" * 10: "refused", "shy": "refused"}
         assert max(len(one.name) for one in report.tools) <= 200, "what is stored of it is short"
-        shown = lock.catalog.resolve("chain.wordy").contract.manifest.description
+        shown = (await lock.catalog.resolve("chain.wordy")).contract.manifest.description
         assert len(shown) <= 2000
     monkeypatch.delitem(sys.modules, name, raising=False)
 

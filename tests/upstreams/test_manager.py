@@ -88,8 +88,8 @@ async def opened(
         await upstreams.close()
 
 
-def states(upstreams: Upstreams) -> dict[str, str]:
-    return {one.name: one.state for one in upstreams.offers("far")}
+async def states(upstreams: Upstreams) -> dict[str, str]:
+    return {one.name: one.state for one in await upstreams.offers("far")}
 
 
 @pytest.mark.proves("REG-10")
@@ -102,7 +102,7 @@ async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_
         assert {one.name: one.mutation_class for one in preview.tools if one.mutation_class}[
             "look"
         ] == "write_irreversible"
-        assert lock.catalog.addresses() == [], "only looked at"
+        assert await lock.catalog.addresses() == [], "only looked at"
         report = await upstreams.add("far", "http", {}, by=lock.caller)
         assert {one.name: one.state for one in report.tools} == {
             "look": "admitted", "say": "admitted", "odd": "refused", "broken": "refused",
@@ -157,12 +157,12 @@ async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(t
         before = server.offers[1]
         server.offers[1] = replace(before, description="Says a text again, and sends it to somebody else.")
         await upstreams.refresh("far")
-        assert states(upstreams) == {"look": "changed", "say": "admitted"}
+        assert await states(upstreams) == {"look": "changed", "say": "admitted"}
         refused = await lock.call("far.look", text="a")
         assert code(refused) == "E3210"
         server.offers[1] = before
         await upstreams.refresh("far")
-        assert states(upstreams)["look"] == "changed", "changing back lifts nothing"
+        assert (await states(upstreams))["look"] == "changed", "changing back lifts nothing"
         server.offers[1] = replace(before, description="Says a text again, and sends it to somebody else.")
         agent = Caller(id="local:x", agent="did:key:z", kind="agent", scopes=frozenset({"tools:admin"}))
         for by, reason in ((agent, "fine"), (lock.caller, " ")):
@@ -171,7 +171,7 @@ async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(t
         with pytest.raises(Failure) as again:
             await upstreams.accept("far", by=lock.caller, reason="read it")
         assert again.value.code == "E3103", "it is not what was there when they looked"
-        (look,) = (one for one in upstreams.offers("far") if one.name == "look")
+        (look,) = (one for one in await upstreams.offers("far") if one.name == "look")
         assert look.document()["definition"]["description"] == server.offers[1].description
         report = await upstreams.accept("far", by=lock.caller, reason="read it", shown={"look": look.seen})
         assert [one.version for one in report.tools if one.name == "look"] == ["1.1.0"]
@@ -209,14 +209,14 @@ async def test_tools_that_go_are_sunset_and_come_back_as_they_were(tmp_path: Pat
         await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
         look = server.offers.pop()
         await upstreams.refresh("far")
-        assert states(upstreams) == {"look": "gone", "say": "admitted"}
+        assert await states(upstreams) == {"look": "gone", "say": "admitted"}
         assert not (await lock.call("far.look", text="a")).ok
         server.offers.append(look)
         await upstreams.refresh("far")
         assert (await lock.call("far.look", text="a")).ok
         await upstreams.remove("far", by=lock.caller)
         assert not (await lock.call("far.look", text="a")).ok
-        assert upstreams.list() == []
+        assert await upstreams.list() == []
 
 
 @pytest.mark.proves("REG-11")
@@ -224,18 +224,18 @@ async def test_an_upstream_that_does_not_answer_is_not_asked_until_it_does(tmp_p
     server = Scripted()
     async with opened(tmp_path, server) as (lock, upstreams):
         await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
-        since = upstreams.get("far").discovered_ms
+        since = (await upstreams.get("far")).discovered_ms
         server.away = True
         await upstreams.probe_all()
         away = await lock.call("far.look", text="a")
         assert away.error is not None
         assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
         assert server.calls == []
-        assert states(upstreams)["look"] == "admitted"
+        assert (await states(upstreams))["look"] == "admitted"
         server.away = False
         await upstreams.probe_all()
         assert (await lock.call("far.look", text="a")).ok
-        assert upstreams.get("far").discovered_ms == since
+        assert (await upstreams.get("far")).discovered_ms == since
 
 
 @pytest.mark.part_of("REG-12", rest="affordance blocks, which nothing compiles yet")
@@ -251,7 +251,7 @@ async def test_a_reader_sees_the_old_set_or_the_new_one(tmp_path: Path) -> None:
 
         async def read() -> None:
             while not done.is_set():
-                rows = lock.catalog.rows()
+                rows = await lock.catalog.rows()
                 seen.add(frozenset(row.address for row in rows if row.state == "active"))
                 await asyncio.sleep(0)
 
@@ -262,7 +262,7 @@ async def test_a_reader_sees_the_old_set_or_the_new_one(tmp_path: Path) -> None:
         await reader
         sets = {frozenset(f"far.{one.name}" for one in offers) for offers in (old, new)}
         assert seen <= sets
-        assert frozenset(row.address for row in lock.catalog.rows() if row.state == "active") in sets
+        assert frozenset(row.address for row in await lock.catalog.rows() if row.state == "active") in sets
 
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
@@ -379,7 +379,7 @@ async def test_a_new_overlay_is_told_apart_and_a_tool_that_it_renames_leaves_its
         report = await upstreams.refresh("far", by=lock.caller, overlay=renamed)
         changed = {one.name: one.reason for one in report.tools if one.state == "changed"}
         assert changed == {"look": "your overlay has changed since; it would be served as far.find"}
-        assert upstreams.changes("far") == {"look": {"tool_id": ["look", "find"]}}
+        assert await upstreams.changes("far") == {"look": {"tool_id": ["look", "find"]}}
         refused = await lock.call("far.look", text="a")
         assert refused.error is not None
         assert "interlock upstream accept far" in refused.error.resolution
@@ -387,7 +387,7 @@ async def test_a_new_overlay_is_told_apart_and_a_tool_that_it_renames_leaves_its
         assert {one.address: one.version for one in accepted.tools} == {"far.find": "1.0.0", "far.say": "1.0.0"}
         assert (await lock.call("far.find", text="a")).unwrap() == {"said": "a"}
         assert code(await lock.call("far.look", text="a")) == "E3102"
-        assert {row.address: row.state for row in lock.catalog.rows()}["far.look"] == "sunset"
+        assert {row.address: row.state for row in await lock.catalog.rows()}["far.look"] == "sunset"
         back = await upstreams.refresh("far", by=lock.caller, overlay=reads)
         assert {one.name: one.state for one in back.tools} == {"look": "changed", "say": "admitted"}
 
@@ -409,11 +409,11 @@ async def test_what_is_told_of_an_upstream_later_says_as_much_as_the_first_repor
     server = Scripted()
     async with opened(tmp_path, server) as (lock, upstreams):
         added = await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
-        told = {one.name: (one.mutation_class, one.why) for one in upstreams.offers("far")}
+        told = {one.name: (one.mutation_class, one.why) for one in await upstreams.offers("far")}
         assert told == {one.name: (one.mutation_class, one.why) for one in added.tools}
         server.offers[0] = definition("say", description="The tool say whispers a text again.")
         await upstreams.refresh("far")
-        assert list(upstreams.changes("far")["say"]) == ["description"]
+        assert list((await upstreams.changes("far"))["say"]) == ["description"]
         server.offers[0] = definition("say")
         await upstreams.refresh("far")
-        assert upstreams.changes("far") == {"say": {}}, "it changed and changed back"
+        assert await upstreams.changes("far") == {"say": {}}, "it changed and changed back"

@@ -304,11 +304,11 @@ async def test_operations_are_invoked_as_the_document_describes_them(tmp_path: P
             "silent": "refused",
             "peek": "admitted",
         }
-        classes = {one.row.address: one.contract.mutation.mutation_class for one in lock.catalog.everything()}
+        classes = {one.row.address: one.contract.mutation.mutation_class for one in await lock.catalog.everything()}
         assert classes == {
             "pets.get_pet": "read_only", "pets.peek": "read_only", "pets.put_pet": "write_irreversible",
         }  # fmt: skip
-        shown = lock.catalog.resolve("pets.get_pet").contract
+        shown = (await lock.catalog.resolve("pets.get_pet")).contract
         assert shown.output.document == pet
         got = await lock.call("pets.get_pet", {"id": "a b", "tags": ["x", "y&z"], "X-Note": "hello"})
         assert got.unwrap() == {"name": "Rex"}

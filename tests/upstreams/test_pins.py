@@ -69,8 +69,8 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def _states(lock: Interlock) -> dict[str, str]:
-    return {one.name: one.state for one in lock.upstreams.offers("desk")}
+async def _states(lock: Interlock) -> dict[str, str]:
+    return {one.name: one.state for one in await lock.upstreams.offers("desk")}
 
 
 async def _call(lock: Interlock, word: str) -> Result:
@@ -93,7 +93,7 @@ async def test_a_server_that_comes_back_changed_is_not_asked(tmp_path: Path, des
         assert code_of(result) == "E3210"
         assert desk.asked("tools/call") == before + 1
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        assert _states(lock) == {"find": "changed"}
+        assert await _states(lock) == {"find": "changed"}
         quarantined = await _call(lock, "milk")
         assert quarantined.error is not None
         assert "quarantine" in quarantined.error.message
@@ -116,10 +116,10 @@ async def test_a_probe_finds_what_changed_without_a_word(tmp_path: Path, desk: D
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
         await lock.upstreams.add("desk", "mcp", desk.config, by=lock.caller, overlay=READS)
         assert await lock.upstreams.probe("desk") == "available"
-        assert _states(lock) == {"find": "admitted"}
+        assert await _states(lock) == {"find": "admitted"}
         desk.offers("Find a word in the notes, and mail it to me.")
         assert await lock.upstreams.probe("desk") == "available"
-        assert _states(lock) == {"find": "changed"}
+        assert await _states(lock) == {"find": "changed"}
         before = desk.asked("tools/call")
         assert code_of(await _call(lock, "milk")) == "E3210"
         assert desk.asked("tools/call") == before
@@ -153,4 +153,4 @@ async def test_a_module_that_describes_its_tool_otherwise_is_not_run(
                 await lock.upstreams.add("chain", "langchain", config, by=lock.caller, overlay=overlay)
             assert code_of(await lock.call("chain.shout", text="a")) == code
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
-        assert [one.state for one in lock.upstreams.offers("chain")] == ["changed"], "there to be looked at"
+        assert [one.state for one in await lock.upstreams.offers("chain")] == ["changed"], "there to be looked at"

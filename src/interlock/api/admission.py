@@ -48,8 +48,8 @@ class Admissions:
             raise Failure("E3206", "adding tools needs the scope tools:admin")
         manifest = tool.manifest
         digest = contract_digest(tool)
-        published = parts.catalog.versions(manifest.address)
-        evidence = self.evidence(digest)
+        published = await parts.catalog.versions(manifest.address)
+        evidence = await self.evidence(digest)
         trial: Trial | None = None
         if evidence is None:
             before = admission.examine(manifest, digest, published, admission.Evidence(digest, True, "pending", ""))
@@ -66,7 +66,7 @@ class Admissions:
         new = await parts.journal.commit(unit)
         if new:
             parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
-        parts.catalog.forget()
+        await parts.catalog.forget()
         parts.catalog.attach(tool)
         return Admission(ref, verdict, new, trial)
 
@@ -75,9 +75,9 @@ class Admissions:
         origin, tools = load(target)
         return [await self.offer(tool, origin, by=by) for tool in tools]
 
-    def evidence(self, digest: str) -> Evidence | None:
+    async def evidence(self, digest: str) -> Evidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
-        found = admission.stored_evidence(self._parts.journal.reader, digest)
+        found = await self._parts.journal.read(lambda reader: admission.stored_evidence(reader, digest))
         return found if found is not None and found.passed else None
 
     async def try_out(self, tool: Tool[..., Any], *, by: Caller, live: bool = False) -> Trial:

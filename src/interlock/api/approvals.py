@@ -29,17 +29,18 @@ class Approvals:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
+    async def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
         """Open tickets, oldest first; with `every`, all tickets, newest first. Only those that the caller may see."""
-        return [_ticket_document(one) for one in self._parts.approvals.list(every=every) if shows(self._parts, one, by)]
+        found = await self._parts.approvals.list(every=every)
+        return [_ticket_document(one) for one in found if await shows(self._parts, one, by)]
 
     async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
         """One ticket, with the facts that a reviewer needs before deciding."""
         ticket = await self._ticket(ticket_id, by)
-        late = undelivered(self._parts.journal, ticket=ticket.id)
+        late = await undelivered(self._parts.journal, ticket=ticket.id)
         return {
             **_ticket_document(ticket),
-            "told": notified_channels(self._parts.journal, ticket),
+            "told": await notified_channels(self._parts.journal, ticket),
             "undelivered": [{"channel": one.channel, "attempts": one.attempts, "error": one.error} for one in late],
         }
 
@@ -58,7 +59,7 @@ class Approvals:
 
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
-        if not shows(self._parts, ticket, by):
+        if not await shows(self._parts, ticket, by):
             raise no_ticket(ticket_id)
         return ticket
 
@@ -69,9 +70,10 @@ class Approvals:
             raise no_ticket(ticket_id)
         return ticket
 
-    def standing(self, *, by: Caller) -> list[Json]:
+    async def standing(self, *, by: Caller) -> list[Json]:
         """Standing approvals that the caller gave, or that apply to the caller."""
-        return [one.document() for one in self._parts.standing_approvals.list() if has_part(self._parts, one, by)]
+        found = await self._parts.standing_approvals.list()
+        return [one.document() for one in found if await has_part(self._parts, one, by)]
 
     async def agree_in_advance(
         self,
@@ -86,8 +88,8 @@ class Approvals:
     ) -> Json:
         """Approve calls of one tool by one caller in advance, within bounds."""
         parts = self._parts
-        who, tenant = caller_meant(parts, caller, by)
-        contract = parts.catalog.resolve(tool, versions).contract
+        who, tenant = await caller_meant(parts, caller, by)
+        contract = (await parts.catalog.resolve(tool, versions)).contract
         takes: Json = contract.input.model_facing.get("properties") or {}
         if unknown := sorted(arguments.keys() - takes.keys()):
             words = ", ".join(takes) or "no arguments"
@@ -106,15 +108,15 @@ class Approvals:
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Json:
         """Revoke a standing approval at once."""
-        found = next((one for one in self._parts.standing_approvals.list() if one.id == standing_id), None)
-        if found is None or not has_part(self._parts, found, by):
+        found = next((one for one in await self._parts.standing_approvals.list() if one.id == standing_id), None)
+        if found is None or not await has_part(self._parts, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
         return (await self._parts.standing_approvals.revoke(standing_id, by=by)).document()
 
 
-def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
+async def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
     """The id and the tenant of a caller to approve calls of: an identity, or a caller of `local` by any other id."""
-    known = parts.identities.find(who, by.tenant)
+    known = await parts.identities.find(who, by.tenant)
     if known is not None and same_place(by, known.tenant):
         return known.did, known.tenant
     # INVARIANT: a caller that is not registered belongs to `local`; other tenants cannot approve its calls.
@@ -123,21 +125,21 @@ def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
     raise Failure("E3207", f"nobody is known as `{who}`")
 
 
-def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
+async def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
     """Whether a caller may see a standing approval: given by them, for them, or theirs to give."""
-    if not same_place(by, standing.tenant) or not _covers(parts, standing, by):
+    if not same_place(by, standing.tenant) or not await _covers(parts, standing, by):
         return False
     return by.acting in (standing.caller, standing.granted_by) or (
-        by.tenant == "local" and bool(by.groups & _approvers(parts, standing.tool))
+        by.tenant == "local" and bool(by.groups & await _approvers(parts, standing.tool))
     )
 
 
-def _covers(parts: Parts, standing: Standing, by: Caller) -> bool:
+async def _covers(parts: Parts, standing: Standing, by: Caller) -> bool:
     """Whether a token that is bound to resources covers everything that a standing approval allows."""
     if by.capability is None or not by.capability.bound:
         return True
     try:
-        contract = parts.catalog.resolve(standing.tool, standing.versions).contract
+        contract = (await parts.catalog.resolve(standing.tool, standing.versions)).contract
         environment = parts.settings.environment
         token_checks.check_in_advance(by.capability, contract, standing.versions, standing.arguments, environment)
     except Failure:
@@ -145,15 +147,15 @@ def _covers(parts: Parts, standing: Standing, by: Caller) -> bool:
     return True
 
 
-def _approvers(parts: Parts, tool: str) -> set[str]:
+async def _approvers(parts: Parts, tool: str) -> set[str]:
     try:
-        manifest = parts.catalog.resolve(tool).contract.manifest
+        manifest = (await parts.catalog.resolve(tool)).contract.manifest
     except Failure:
         return set()  # no longer to be called
     return {step.group for step in (manifest.approval or parts.settings.approval).chain}
 
 
-def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
+async def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
     """Whether a caller may see a ticket: they requested it or may decide on it, and their token covers the call."""
     if not same_place(by, ticket.tenant):
         return False
@@ -162,12 +164,12 @@ def shows(parts: Parts, ticket: Ticket, by: Caller) -> bool:
     facts: Json = {**ticket.head, "toolId": ticket.tool, "version": ticket.version}
     if ticket.changed is not None:
         facts.pop("resources", None)  # the reviewer may have named others
-    return parts.ownership.reaches(by, facts)
+    return await parts.ownership.reaches(by, facts)
 
 
-def notified_channels(journal: Store, ticket: Ticket) -> list[str]:
+async def notified_channels(journal: Store, ticket: Ticket) -> list[str]:
     """The channels by which people were notified of a ticket."""
-    return notifications.sent_channels(journal.reader, ticket.id)
+    return await journal.read(lambda reader: notifications.sent_channels(reader, ticket.id))
 
 
 def _ticket_document(ticket: Ticket) -> Json:

@@ -133,7 +133,7 @@ class BackgroundTasks:
 
     async def _sweep_tickets(self) -> None:
         await self._approvals.sweep()
-        self._courier.wake()
+        await self._courier.wake()
 
     async def _sign_journal(self) -> None:
         if self._journal.unsigned:

@@ -32,27 +32,27 @@ class CallRecords:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def cancel(self, call_id: str, reason: Reason) -> str:
+    async def cancel(self, call_id: str, reason: Reason) -> str:
         """End a call that this process runs. Answers canceled, unsupported or finished."""
-        if self._parts.remote_cancel.runs(call_id) is not None:
+        if await self._parts.remote_cancel.runs(call_id) is not None:
             return "unsupported"  # at once; `call_off` asks the process that runs it
         return self._parts.gateway.cancellation.cancel(call_id, reason)
 
     async def call_off(self, call_id: str, reason: Reason) -> str:
         """End a call, whichever process runs it. With the reason `discard`, remove what a finished call left."""
         parts = self._parts
-        owner = parts.remote_cancel.runs(call_id)
+        owner = await parts.remote_cancel.runs(call_id)
         if owner is not None:
             return await parts.remote_cancel.cancel(call_id, owner, reason)
-        answer = self.cancel(call_id, reason)
+        answer = parts.gateway.cancellation.cancel(call_id, reason)
         if answer == "finished" and reason == "discard":
             await parts.journal.commit(parts.gateway.storage.payloads.discard(call_id))
         return answer
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace_id: str | None = None) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call of the caller."""
-        self._require_own(call_id, by)
-        closed = self._closed(call_id)
+        await self._require_own(call_id, by)
+        closed = await self._closed(call_id)
         if closed is None:
             raise Failure("E3702", f"no call {call_id} is on record")
         return await self._parts.gateway.invoke(
@@ -71,22 +71,23 @@ class CallRecords:
     async def payload(self, ref: str, *, by: Caller) -> bytes:
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         parts = self._parts
-        found = payloads.find(parts.journal.reader, ref)
+        found = await parts.journal.read(lambda reader: payloads.find(reader, ref))
         if found is None or found.owner != f"{by.tenant}/{by.id}" or not ref.startswith("payload:"):
             raise Failure("E3702", f"no payload `{ref}`")
-        if not self._is_own(found.call, by):
+        if not await self._is_own(found.call, by):
             raise Failure("E3702", f"no payload `{ref}`")
         body = await parts.gateway.storage.payloads.read(ref)
         if body is None:
-            raise Failure("E3702", f"the payload `{ref}` is gone: {payloads.reason(parts.journal.reader, ref)}")
+            why = await parts.journal.read(lambda reader: payloads.reason(reader, ref))
+            raise Failure("E3702", f"the payload `{ref}` is gone: {why}")
         return body
 
-    def checkpoints(self, call_id: str, *, by: Caller) -> list[Checkpoint]:
+    async def checkpoints(self, call_id: str, *, by: Caller) -> list[Checkpoint]:
         """The checkpoints that a call has saved, oldest first. Only for the caller that made it."""
-        self._require_own(call_id, by)
-        return self._parts.gateway.checkpoints.seen_by(by, call_id)
+        await self._require_own(call_id, by)
+        return await self._parts.gateway.checkpoints.seen_by(by, call_id)
 
-    def inputs(self, call_id: str) -> Callable[[], Inputs]:
+    async def inputs(self, call_id: str) -> Callable[[], Inputs]:
         """The four inputs of a call, found and not opened yet: they may be large, and can be opened on another thread.
 
         E3702 if the call is not on record. Values are as they were, private ones too: whoever shows them redacts them.
@@ -95,32 +96,32 @@ class CallRecords:
         stored = parts.gateway.storage.inputs.find(call_id)
         if stored is not None:
             return lambda: inputs.read(stored())
-        closed = self._closed(call_id)
+        closed = await self._closed(call_id)
         if closed is None:
             raise Failure("E3702", f"no call `{call_id}` has ended")
         try:
-            contract = parts.catalog.exact(closed["toolId"], closed["version"]).prepared.contract
+            contract = (await parts.catalog.exact(closed["toolId"], closed["version"])).prepared.contract
             defaults = dict(contract.input.defaults)
         except (Failure, KeyError):
             defaults = {}  # the tool was removed, or never existed
         changes = inputs.from_record(closed, defaults)
         return lambda: Inputs(None, None, None, None, changes, closed.get("inputsWithheld", ""))
 
-    def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str, by: Caller) -> str:
+    async def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str, by: Caller) -> str:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
-        known = facts.get(self._parts.journal.reader, "key_secret")
+        known = await self._parts.journal.read(lambda reader: facts.get(reader, "key_secret"))
         if known is None:
             raise Failure("E3108", "the data directory has no key secret yet")
         secret = tenant_secret(bytes.fromhex(known), by.tenant)
         return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
 
-    def _closed(self, call_id: str) -> Json | None:
-        record = ledger.newest_of_kind(self._parts.journal.reader, call_id, "closed")
+    async def _closed(self, call_id: str) -> Json | None:
+        record = await self._parts.journal.read(lambda reader: ledger.newest_of_kind(reader, call_id, "closed"))
         return None if record is None else orjson.loads(record)
 
-    def _is_own(self, call_id: str, by: Caller) -> bool:
-        return by.capability is None or self._parts.ownership.has_call(by, call_id)
+    async def _is_own(self, call_id: str, by: Caller) -> bool:
+        return by.capability is None or await self._parts.ownership.has_call(by, call_id)
 
-    def _require_own(self, call_id: str, by: Caller) -> None:
-        if not self._is_own(call_id, by):
+    async def _require_own(self, call_id: str, by: Caller) -> None:
+        if not await self._is_own(call_id, by):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")

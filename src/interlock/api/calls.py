@@ -160,7 +160,7 @@ class Calls:
 
     # Following
 
-    def result(self, call_id: str, caller: Caller) -> Result | None:
+    async def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
         by, result = self._results.get(call_id, (None, None))
         if by is None or result is None or _owner(by) != _owner(caller):
@@ -168,50 +168,50 @@ class Calls:
         tool, _, version = result.tool.partition("@")
         refused = None if result.error is None else result.error.code
         facts = {"toolId": tool, "version": version or None, "error_code": refused}
-        if not self._reaches(call_id, by, caller, facts):
+        if not await self._reaches(call_id, by, caller, facts):
             return None
-        if result.pending and self._has_ended(call_id):
+        if result.pending and await self._has_ended(call_id):
             return None  # what was kept is how it stood before a person decided
         return result
 
-    def _runs_for(self, call_id: str, caller: Caller) -> bool:
+    async def _runs_for(self, call_id: str, caller: Caller) -> bool:
         """Whether a call of this caller runs in the background here."""
         by, ask, _ = self._running.get(call_id, (None, None, None))
         if by is None or ask is None or _owner(by) != _owner(caller):
             return False
         facts: Json = {}  # without a version it is about to be refused, as every caller's call of it would be
         with suppress(Failure):
-            row = self._parts.catalog.resolve(ask.tool, ask.version, by.capability).row
+            row = (await self._parts.catalog.resolve(ask.tool, ask.version, by.capability)).row
             facts = {"toolId": row.address, "version": row.version}
-        return self._reaches(call_id, by, caller, facts)
+        return await self._reaches(call_id, by, caller, facts)
 
-    def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
+    async def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
         """Whether a call that `by` made in the background lies within the token of somebody else of the same owner."""
         if by is caller or by.capability == caller.capability:
             return True
         if caller.capability is not None and caller.capability.bound:
-            return self._parts.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
-        return self._parts.ownership.reaches(caller, facts)
+            return await self._parts.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
+        return await self._parts.ownership.reaches(caller, facts)
 
-    def _has_ended(self, call_id: str) -> bool:
-        return ledger.is_closed(self._parts.journal.reader, call_id)
+    async def _has_ended(self, call_id: str) -> bool:
+        return await self._parts.journal.read(lambda reader: ledger.is_closed(reader, call_id))
 
-    def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
+    async def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """The state of a call by the journal; E3702 for calls that the caller may not see.
 
         Auditors see those of their tenant, and local ones all; but with `own` it must be the caller's.
         """
-        if self._runs_for(call_id, caller):
+        if await self._runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
-        kept = self.result(call_id, caller)
-        told = self._parts.ownership.history(call_id)
+        kept = await self.result(call_id, caller)
+        told = await self._parts.ownership.history(call_id)
         if kept is not None:
             result = kept.document()
             return {
                 "invocation_id": call_id, "status": kept.state, "result": result, **evidence(told),
             }  # fmt: skip
         facts = facts_in(told)
-        mine = self._parts.ownership.has(caller, facts)
+        mine = await self._parts.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
         if not told or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
@@ -243,10 +243,10 @@ class Calls:
     async def find(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """The same of a call that may just have ended, so that its record is not written yet (`audit = "batched"`)."""
         try:
-            return self.status(call_id, caller, own=own)
+            return await self.status(call_id, caller, own=own)
         except Failure:
             await self._parts.journal.commit(lambda _: None)  # behind all that is on its way to the disk
-            return self.status(call_id, caller, own=own)
+            return await self.status(call_id, caller, own=own)
 
     def _persistence(self, facts: Json) -> Json | None:
         """The state of the payload of a call that succeeded, with the reason if it was removed."""
@@ -266,15 +266,14 @@ class Calls:
         it, or later calls took their place. Then one span tells what the journal has of the call.
         """
         await self._parts.journal.commit(lambda _: None)  # the record of a read may not be written yet
-        self.status(call_id, caller)
-        facts = facts_in(self._parts.ownership.history(call_id))
+        await self.status(call_id, caller)
+        facts = facts_in(await self._parts.ownership.history(call_id))
         trace_id = str(facts.get("traceId") or "")
-        audits = "audit:read" in caller.scopes
-
-        def reaches(other: str) -> bool:
-            return audits or self._parts.ownership.has_call(caller, other)
-
-        spans = self._parts.gateway.telemetry.trace(trace_id, caller, reaches)
+        telemetry, own = self._parts.gateway.telemetry, self._parts.ownership
+        reached = telemetry.traced_calls(trace_id, caller)
+        if "audit:read" not in caller.scopes:
+            reached = {one for one in reached if await own.has_call(caller, one)}
+        spans = telemetry.trace(trace_id, caller, reached.__contains__)
         complete = any(span["attributes"].get("tool.invocation_id") == call_id for span in spans)
         if not complete and facts.get("kind") == "closed":
             spans = sorted([*spans, span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
@@ -289,18 +288,21 @@ class Calls:
         require(caller, "audit:read", "to see the inputs of calls")
         await self.find(call_id, caller)
         self._note_reading(call_id, caller)
-        facts = facts_in(self._parts.ownership.history(call_id))
+        facts = facts_in(await self._parts.ownership.history(call_id))
         schema: Json = {}
         with suppress(Failure, KeyError):
-            schema = self._parts.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
-        found = self._records.inputs(call_id)
+            version = await self._parts.catalog.exact(facts["toolId"], facts["version"])
+            schema = version.prepared.contract.input.document
+        found = await self._records.inputs(call_id)
         shown = await inputs_for_auditors(found, self._parts.redactor.for_schema(schema))
         return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
-    def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
+    async def checkpoints(
+        self, call_id: str, caller: Caller, *, after: int, limit: int
+    ) -> tuple[list[Json], int | None]:
         """A page of the checkpoints of a call of this caller, and its cursor; E3702 for calls of others."""
-        self.status(call_id, caller, own=True)
-        found = self._parts.gateway.checkpoints.of(call_id, after=after, limit=limit)
+        await self.status(call_id, caller, own=True)
+        found = await self._parts.gateway.checkpoints.of(call_id, after=after, limit=limit)
         return [one.document() for one in found], found[-1].sequence if len(found) == limit else None
 
     def _note_reading(self, call_id: str, caller: Caller) -> None:
@@ -341,10 +343,10 @@ class Calls:
                 await history.changed(task)
         if task is not None:
             await asyncio.wait({task})  # even where it is done: its result is kept a turn later
-            status = self.status(call_id, caller)
-        elif self._parts.remote_cancel.runs(call_id) is not None:
+            status = await self.status(call_id, caller)
+        elif await self._parts.remote_cancel.runs(call_id) is not None:
             await self._parts.remote_cancel.ended(call_id)
-            status = self.status(call_id, caller)
+            status = await self.status(call_id, caller)
         yield at + 1, {"event_class": "tool.invocation.status", **status}
 
     # Ending
@@ -370,7 +372,7 @@ class Calls:
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""
         status = await self.find(call_id, caller, own=True)
-        ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
+        ticket = status.get("approval_ticket_id") or _ticket(await self.result(call_id, caller))
         if ticket is None:
             raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")
         return await self._parts.approved_calls.resume(ticket)

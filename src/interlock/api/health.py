@@ -51,7 +51,7 @@ class Health:
     async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
         parts: dict[str, Condition] = {
             "store": await _holds(self._store_answers()),
-            "signer": await _holds(CHECKS.run(self._signer_signs)),
+            "signer": await _holds(self._signer_signs()),
         }
         if self._parts.engine is self._parts.policy:
             parts["policy"] = self._policy()
@@ -60,7 +60,7 @@ class Health:
         if "down" in parts.values():
             return "down", parts
         # Without these, calls are still served.
-        parts |= {"sinks": self._sinks(), "upstreams": self._upstreams(), "background": self._background()}
+        parts |= {"sinks": await self._sinks(), "upstreams": await self._upstreams(), "background": self._background()}
         parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
@@ -76,12 +76,12 @@ class Health:
         else:
             raise Failure("E3803", "the store could not be written a moment ago")
         # Refuses, as calls do, where the database was removed or replaced: writes go to the open file all the same.
-        if now >= self._parts.journal.changes.fresh_until:
-            self._parts.journal.changes.catch_up()
+        await self._parts.journal.changes.caught_up()
 
-    def _signer_signs(self) -> None:
-        self._parts.issuer_keys.all()
-        self._parts.tokens.check_signer()
+    async def _signer_signs(self) -> None:
+        check = await self._parts.tokens.signer_check()
+        await CHECKS.run(self._parts.issuer_keys.all)
+        await CHECKS.run(check)
 
     def _policy(self) -> Condition:
         try:
@@ -90,16 +90,16 @@ class Health:
             return "down"
         return "healthy"
 
-    def _sinks(self) -> Condition:
-        return "degraded" if undelivered(self._parts.journal, limit=1) else "healthy"
+    async def _sinks(self) -> Condition:
+        return "degraded" if await undelivered(self._parts.journal, limit=1) else "healthy"
 
     def _background(self) -> Condition:
         return "degraded" if self._parts.supervisor.failing else "healthy"
 
-    def _upstreams(self) -> Condition:
-        if not readiness.has_upstreams(self._parts.journal.reader):
+    async def _upstreams(self) -> Condition:
+        if not await self._parts.journal.read(readiness.has_upstreams):
             return "healthy"  # without loading what upstreams need, which takes a moment
-        answering = [one.state == "available" for one in self._parts.upstreams.list()]
+        answering = [one.state == "available" for one in await self._parts.upstreams.list()]
         return "healthy" if all(answering) else "degraded" if any(answering) else "down"
 
 

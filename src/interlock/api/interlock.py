@@ -170,7 +170,7 @@ class Interlock(Parts):
     ) -> Result:
         """Call a tool as often as its retry policy allows, under one key, until it is clear how the call ended."""
         name, spec = requests.named_tool(tool)
-        version = self.catalog.resolve(name, options.get("version") or spec)
+        version = await self.catalog.resolve(name, options.get("version") or spec)
         return await waiting.retry(
             self,
             version,
@@ -207,13 +207,13 @@ class Interlock(Parts):
         """A request for `batch`, of the local user unless a caller is named."""
         return requests.make_request(tool, arguments, caller=caller or self.caller, **options)
 
-    def cancel(self, invocation_id: str, reason: Reason = "interruption") -> str:
+    async def cancel(self, invocation_id: str, reason: Reason = "interruption") -> str:
         """End a call that this process runs. Answers canceled, unsupported or finished.
 
         The reason labels the synthetic result: a person or program interrupts (`interruption`), nobody wants the result
         any more (`discard`), or another answer takes its place (`fallback`).
         """
-        return self.records.cancel(invocation_id, reason)
+        return await self.records.cancel(invocation_id, reason)
 
     async def call_off(self, invocation_id: str, reason: Reason = "interruption") -> str:
         """The same, whichever process on this data directory runs the call.
@@ -239,26 +239,26 @@ class Interlock(Parts):
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         return await self.records.payload(ref, by=caller or self.caller)
 
-    def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
+    async def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, rebuilt from the journal's records of its changes."""
         return self.gateway.storage.changes.replay_session(caller or self.caller, session)
 
-    def inputs(self, invocation_id: str) -> Inputs:
+    async def inputs(self, invocation_id: str) -> Inputs:
         """The four inputs of a call with all their differences, as far as they are kept; E3702 if it is not on record.
 
         Values are as they were, private ones too. Endpoints and the command line show them redacted.
         """
-        return self.records.inputs(invocation_id)()
+        return (await self.records.inputs(invocation_id))()
 
-    def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
+    async def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
         """The checkpoints that a call has saved, oldest first. Only for the caller that made it."""
-        return self.records.checkpoints(invocation_id, by=caller or self.caller)
+        return await self.records.checkpoints(invocation_id, by=caller or self.caller)
 
-    def key_for(
+    async def key_for(
         self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "", caller: Caller | None = None
     ) -> str:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
-        return self.records.key_for(tool, step, params, session=session, by=caller or self.caller)
+        return await self.records.key_for(tool, step, params, session=session, by=caller or self.caller)
 
     # Configuration and upkeep
 
@@ -280,9 +280,9 @@ class Interlock(Parts):
 
     # Costs
 
-    def cost_of(self, task: str, *, tenant: str = "local") -> Cost:
+    async def cost_of(self, task: str, *, tenant: str = "local") -> Cost:
         """The cost of a task: every call made for it, nested ones included, and what was charged to it."""
-        return budgets.task_cost(self.journal.reader, task, tenant=tenant)
+        return await self.journal.read(lambda reader: budgets.task_cost(reader, task, tenant=tenant))
 
     async def charge(self, task: str, *, part: str, amount: float, session: str = "", key: str) -> None:
         """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""
@@ -309,9 +309,9 @@ class Interlock(Parts):
         requests.require_tool(tool)
         return await self.admissions.offer(tool, origin, by=self.caller)
 
-    def evidence(self, digest: str) -> Evidence | None:
+    async def evidence(self, digest: str) -> Evidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
-        return self.admissions.evidence(digest)
+        return await self.admissions.evidence(digest)
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
         """Run a tool's contract tests in a scratch data directory. With `live`, write tools really run."""

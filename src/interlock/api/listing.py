@@ -106,7 +106,7 @@ class Listing:
         found, place = await self._parts.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
         if by is None or _audits(by):
             return [line for line, _ in found], place
-        return [line for line, facts in found if self._parts.ownership.has(by, facts)], place
+        return [line for line, facts in found if await self._parts.ownership.has(by, facts)], place
 
     async def top(
         self, lead: Lead, *, by: Caller | None, since: str | None = None, until: str | None = None, limit: int = 10

@@ -35,26 +35,26 @@ class Policy:
         _require_policy(by)
         return rules_document(self._parts)
 
-    def check(self, text: str, *, by: Caller) -> Json:
+    async def check(self, text: str, *, by: Caller) -> Json:
         """Check a policy text against the registered tools and the arguments that they take."""
         _require_policy(by)
-        faults = faults_of(self._parts, text)
+        faults = await faults_of(self._parts, text)
         return {
             "usable": not any(fault.grave for fault in faults),
             "faults": [fault_document(fault) for fault in faults],
         }
 
-    def explain(
+    async def explain(
         self, *, by: Caller, door: str, principal: str, tool: str, arguments: Json, operation: str = "invoke"
     ) -> Json:
         """Why a principal may make a call, or may not: the rule that decides, and what would have to change."""
         _require_policy(by)
-        return explain_call(self._parts, by, principal, tool, arguments, operation=operation, door=door)
+        return await explain_call(self._parts, by, principal, tool, arguments, operation=operation, door=door)
 
-    def test(self, cases: Sequence[Json], *, by: Caller, door: str) -> Json:
+    async def test(self, cases: Sequence[Json], *, by: Caller, door: str) -> Json:
         """Compare the decision on each case with the one that it expects."""
         _require_policy(by)
-        return run_cases(self._parts, by, cases, door=door)
+        return await run_cases(self._parts, by, cases, door=door)
 
     async def apply(self, text: str, *, by: Caller, instead_of: str | None = None) -> Json:
         """Make a text the policy if it has no faults (E3004 with all of them).
@@ -68,7 +68,7 @@ class Policy:
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
         if instead_of is not None and instead_of != self._parts.policy.rules.digest:
             raise Failure("E3410", "the policy was changed meanwhile; read it again")
-        faults = faults_of(self._parts, text)
+        faults = await faults_of(self._parts, text)
         if any(fault.grave for fault in faults):
             told = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults if fault.grave)
             details = {"faults": [fault_document(fault) for fault in faults]}
@@ -118,21 +118,22 @@ def fault_document(fault: Fault) -> Json:
     return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
 
 
-def faults_of(parts: Parts, text: str) -> list[Fault]:
+async def faults_of(parts: Parts, text: str) -> list[Fault]:
     """The faults of a text as the policy of this data directory. A text with grave ones cannot be applied."""
     from interlock.authority.cedar import check, concerned
 
     now_ms = parts.clock.now_ms()
-    groups = parts.policy.groups | {group for identity in parts.identities.all() for group in identity.groups}
-    versions = [one for one in parts.catalog.everything() if not one.gone(now_ms)]
+    known = await parts.identities.all()
+    groups = parts.policy.groups | {group for identity in known for group in identity.groups}
+    versions = [one for one in await parts.catalog.everything() if not one.gone(now_ms)]
     matters = concerned(text)
     contracts = [one.contract for one in versions if matters(one.row.address, one.row.manifest)]
     return check(text, contracts, groups, {one.row.address for one in versions})
 
 
-def somebody(parts: Parts, who: str) -> Caller:
+async def somebody(parts: Parts, who: str) -> Caller:
     """The caller for a principal: an identity by name or DID, or an id that principals.toml names."""
-    known = parts.identities.find(who)
+    known = await parts.identities.find(who)
     if known is None and not parts.policy.knows(who):
         # Somebody unknown cannot make a call, so any decision would be misleading.
         raise Failure("E3207", f"nobody is known as `{who}`: name an identity, or an id that principals.toml names")
@@ -141,11 +142,11 @@ def somebody(parts: Parts, who: str) -> Caller:
     return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
 
 
-def explain_call(
+async def explain_call(
     parts: Parts, by: Caller, principal: str, tool: str, arguments: Json, *, operation: str = "invoke", door: str
 ) -> Json:
     """The decision on a call that is not made. The principal `me` stands for the caller who asks."""
-    question = question_of(parts, _principal(parts, principal, by), tool, arguments, operation, door)
+    question = await question_of(parts, await _principal(parts, principal, by), tool, arguments, operation, door)
     found = parts.policy.explain(question)
     decision = found.decision
     stricter = asked_all_the_same(parts, question, decision)
@@ -172,17 +173,17 @@ def explain_call(
     }
 
 
-def run_cases(parts: Parts, by: Caller, cases: Sequence[Json], *, door: str) -> Json:
+async def run_cases(parts: Parts, by: Caller, cases: Sequence[Json], *, door: str) -> Json:
     """Compare the decision on each case with its `expect` and, where it names one, its `rule`."""
-    rows = [_run_case(parts, by, case, door) for case in cases]
+    rows = [await _run_case(parts, by, case, door) for case in cases]
     return {"cases": rows, "failed": sum(not row["passed"] for row in rows)}
 
 
-def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
+async def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
     principal, tool = str(case.get("principal") or "me"), str(case["tool"])
     operation = str(case.get("operation") or "invoke")
     arguments: Json = case.get("arguments") or {}
-    question = question_of(parts, _principal(parts, principal, by), tool, arguments, operation, door)
+    question = await question_of(parts, await _principal(parts, principal, by), tool, arguments, operation, door)
     ruled = parts.policy.judge(question)
     decision = asked_all_the_same(parts, question, ruled) or ruled
     rule = case.get("rule")
@@ -197,16 +198,16 @@ def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
     }
 
 
-def _principal(parts: Parts, name: str, by: Caller) -> Caller:
-    return by if name == "me" else somebody(parts, name)
+async def _principal(parts: Parts, name: str, by: Caller) -> Caller:
+    return by if name == "me" else await somebody(parts, name)
 
 
-def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
+async def question_of(parts: Parts, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
     """The question to the policy for a call; E3301 for arguments that no such call could have."""
     from interlock.authority.decisions import Question
 
     name, at, spec = tool.partition("@")
-    version = parts.catalog.resolve(name, spec if at else None)
+    version = await parts.catalog.resolve(name, spec if at else None)
     filled = {**dict(version.contract.input.defaults), **_fitting(version.contract, arguments)}
     return Question(
         caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),

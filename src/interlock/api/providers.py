@@ -31,7 +31,7 @@ class Providers:
         self._tools = tools
         self._calls = calls
 
-    def declarations(
+    async def declarations(
         self,
         provider: Provider,
         caller: Caller,
@@ -43,9 +43,10 @@ class Providers:
     ) -> tuple[list[Json], str | None]:
         """A page of the tools that the caller may use, or of those named, declared for a provider; and its cursor."""
         if not names:
-            page = self._tools.page(caller, cursor, limit)
+            page = await self._tools.page(caller, cursor, limit)
             return self.declared(page.versions, provider, strict=strict), page.cursor
-        found = {one.row.address: one for one in (self._tools.find(name, None, caller) for name in names)}
+        named = [await self._tools.find(name, None, caller) for name in names]
+        found = {one.row.address: one for one in named}
         after = sorted(address for address in found if address > (cursor or ""))
         shown = [found[address] for address in after[:limit]]
         return self.declared(shown, provider, strict=strict), after[limit - 1] if len(after) > limit else None
@@ -62,7 +63,7 @@ class Providers:
         The id that the provider gave to the tool call is its key: handed on twice, the call is made once.
         """
         asked = formats.read_call(sent)
-        version = self._named(asked.name, caller)
+        version = await self._named(asked.name, caller)
         address, contract = version.row.address, version.contract
         # A strict form writes what is left out as null.
         arguments = formats.restored(contract.input.model_facing, asked.arguments)
@@ -72,14 +73,14 @@ class Providers:
         result = await self._calls.invoke(ask, caller, door=door)
         return result, formats.answer(asked, result)
 
-    def _named(self, name: str, caller: Caller) -> Version:
+    async def _named(self, name: str, caller: Caller) -> Version:
         """The tool that a provider's name stands for. Most names spell it, so that no other tool is looked at."""
         spelled = name.replace("__", ".")
         if formats.provider_name(spelled) == name:
             try:
-                return self._tools.find(spelled, None, caller)
+                return await self._tools.find(spelled, None, caller)
             except Failure as failure:
                 if failure.code != "E3101":
                     raise
-        visible = {one.row.address: one for one in self._tools.visible(caller)}
+        visible = {one.row.address: one for one in await self._tools.visible(caller)}
         return visible[formats.address_of(name, visible)]

@@ -40,7 +40,7 @@ class Registration:
         """Admit the tool of a manifest; E3105 with every gap if it is not fit to be admitted."""
         require_here(by, "tools:admin", "registering a tool")
         manifest = _complete(document)
-        self._refuse_foreign_code(manifest)
+        await self._refuse_foreign_code(manifest)
         if permissions_of(manifest.required_permissions).credentials:
             require(by, "secrets:admin", "lending stored credentials to a new tool")
         parts = self._parts
@@ -70,7 +70,7 @@ class Registration:
             "warnings": list(offered.verdict.warnings),
         }
 
-    def _refuse_foreign_code(self, manifest: Manifest) -> None:
+    async def _refuse_foreign_code(self, manifest: Manifest) -> None:
         """Refuse (E3105) a manifest that would run code that the operator has not installed.
 
         INVARIANT: a manifest that comes through a door makes nothing of this machine run that was not a tool before: it
@@ -91,7 +91,7 @@ class Registration:
         if not row.in_process:
             raise Failure("E3105", f"{manifest.address} runs outside any sandbox: interlock tools add, on the machine")
         module = execution.target.rpartition(":")[0]
-        serving = {row.origin.removeprefix("module:") for row in self._parts.catalog.rows()}
+        serving = {row.origin.removeprefix("module:") for row in await self._parts.catalog.rows()}
         loaded = sys.modules.get(module) or (importlib.import_module(module) if module in serving else None)
         found = _named(execution.target, loaded)
         if not isinstance(found, Tool):
@@ -129,18 +129,18 @@ class Registration:
     ) -> Json:
         """Announce the end of one version, or with `amend` correct what was announced."""
         require_here(by, "tools:admin", "retiring a version")
-        address = self._parts.catalog.address(tool)
+        address = await self._parts.catalog.address(tool)
         said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
         said |= {} if days is None else {"grace_days": days}
         unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **said)
         notice = await self._parts.journal.commit(unit)
-        self._parts.catalog.forget()
+        await self._parts.catalog.forget()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
 
-    def quarantined(self, *, by: Caller) -> list[Json]:
+    async def quarantined(self, *, by: Caller) -> list[Json]:
         """The versions that are or were in quarantine, each with the reason."""
         require_here(by, "tools:admin", "listing the quarantine")
-        return quarantine_entries(self._parts)
+        return await quarantine_entries(self._parts)
 
     async def release(self, tool: str, *, reason: str, by: Caller) -> Json:
         """Release a version from quarantine. Only a person with `tools:admin` may."""
@@ -158,15 +158,15 @@ def _named(target: str, module: ModuleType | None) -> Any:
 _STAND_INS: Json = {"provider": "local", "protocol": "native"}
 
 
-def quarantine_entries(parts: Parts) -> list[Json]:
+async def quarantine_entries(parts: Parts) -> list[Json]:
     """The versions that are or were in quarantine, each with the reason."""
-    return [one.document() for one in parts.gateway.quarantine.all()]
+    return [one.document() for one in await parts.gateway.quarantine.all()]
 
 
 async def lift_quarantine(parts: Parts, tool: str, *, reason: str, by: Caller) -> None:
     """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
     await parts.journal.commit(quarantine.lift(tool, by=by, reason=reason))
-    parts.gateway.quarantine.look()
+    await parts.gateway.quarantine.look()
 
 
 def _complete(document: Any) -> Manifest:

@@ -99,7 +99,7 @@ class Tokens:
         An id that was never seen here is refused unless `foreign` is set, so that a mistyped one revokes nothing.
         """
         require(by, "tokens:issue", "revoking")
-        known = self._parts.identities.find(ref, by.tenant)
+        known = await self._parts.identities.find(ref, by.tenant)
         if by.tenant != "local" and (known is None or known.tenant != by.tenant):
             raise Failure("E3206", "outside the tenant `local`, only identities of one's own tenant can be revoked")
         ref = ref if known is None else known.did
@@ -110,7 +110,7 @@ class Tokens:
 
         A new name gets a did:key of its own, which needs the right to issue tokens, and is added to `registered`.
         """
-        known = self._parts.identities.find(who, by.tenant)
+        known = await self._parts.identities.find(who, by.tenant)
         if known is not None and same_place(by, known.tenant):
             return known
         # INVARIANT: a token never takes its holder into another tenant.
@@ -119,18 +119,18 @@ class Tokens:
         if known is not None or is_did(who) or "tokens:issue" not in by.scopes:
             raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
         if by.tenant == "local":
-            refuse_namesake(self._parts, who)
+            await refuse_namesake(self._parts, who)
         registered.append(who)
         return await make_identity(self._parts, by=by, name=who, kind=kind, tenant=by.tenant)
 
 
-def refuse_namesake(parts: Parts, name: str) -> None:
+async def refuse_namesake(parts: Parts, name: str) -> None:
     """Refuse (E3207) to register a name in `local` implicitly if an identity of another tenant has it already.
 
     The caller may mean that identity. INVARIANT: only for callers of `local`, who see all identities; callers of other
     tenants do not learn which names are taken.
     """
-    bearers = [one for one in parts.identities.all() if one.name == name and one.state == "active"]
+    bearers = [one for one in await parts.identities.all() if one.name == name and one.state == "active"]
     if bearers:
         whose = ", ".join(f"of {one.tenant}: {one.did}" for one in bearers)
         raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")

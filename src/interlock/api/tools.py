@@ -67,68 +67,73 @@ class Tools:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
+    async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
 
         Tools of which the caller expects something that they do not offer are left out.
         """
-        return list(self._seen(caller, expected))
+        return list(await self._seen(caller, expected))
 
-    def _seen(self, caller: Caller, expected: Expected | None, after: str = "") -> Iterator[Version]:
+    async def _seen(self, caller: Caller, expected: Expected | None, after: str = "") -> Iterator[Version]:
         kept_out = self._parts.gateway.quarantine.holds
         address = self._parts.catalog.address
-        wanted = {address(name): schema for name, schema in _checked(expected or {}).items()}
-        for one in self._parts.catalog.newest(caller.capability, after):
-            if not sees(caller, one) or kept_out(one.row.digest):
-                continue
-            if one.row.address not in wanted or _match(one, wanted[one.row.address]).usable:
-                yield one
+        wanted = {await address(name): schema for name, schema in _checked(expected or {}).items()}
+        return (
+            one
+            for one in await self._parts.catalog.newest(caller.capability, after)
+            if sees(caller, one)
+            and not kept_out(one.row.digest)
+            and (one.row.address not in wanted or _match(one, wanted[one.row.address]).usable)
+        )
 
-    def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
+    async def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
         """Compare tools with what an agent expects of them; E3101 for one that the caller does not see."""
-        return [_match(self.find(name, None, caller), schema) for name, schema in _checked(expected).items()]
+        return [_match(await self.find(name, None, caller), schema) for name, schema in _checked(expected).items()]
 
-    def page(
+    async def page(
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
     ) -> Page:
         """A page of them. The cursor is the last name of the page before. No tools are looked at but those of it."""
         if cursor and _ADDRESS.fullmatch(cursor) is None:
             raise Failure("E3004", "the cursor is not one that a page ended with")
-        found = list(islice(self._seen(caller, expected, cursor or ""), limit + 1))
+        found = list(islice(await self._seen(caller, expected, cursor or ""), limit + 1))
         shown = found[:limit]
         return Page(shown, shown[-1].row.address if len(found) > limit else None)
 
-    def find(self, name: str, spec: str | None, caller: Caller) -> Version:
+    async def find(self, name: str, spec: str | None, caller: Caller) -> Version:
         """One tool, by name and range. To a caller who may not use it, it does not exist (E3101).
 
         One that is in quarantine is refused (E3210), with the reason.
         """
         catalog, token = self._parts.catalog, caller.capability
         try:
-            version = catalog.resolve(name, spec, token)
+            version = await catalog.resolve(name, spec, token)
         except Failure as failure:
             if failure.code == "E3101":
                 raise
             # Details about versions are only for callers who see one of them.
-            if not any(sees(caller, one) for one in catalog.versions(catalog.address(name, token)).values()):
-                raise catalog.unknown(name, token) from None
+            versions = await catalog.versions(await catalog.address(name, token))
+            if not any(sees(caller, one) for one in versions.values()):
+                raise await catalog.unknown(name, token) from None
             raise
         if not sees(caller, version):
-            raise catalog.unknown(name, token)
+            raise await catalog.unknown(name, token)
         self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
-    def versions(self, name: str, caller: Caller) -> list[Version]:
+    async def versions(self, name: str, caller: Caller) -> list[Version]:
         """The versions of a tool that the caller may use, oldest first."""
-        newest = self.find(name, None, caller)
-        return [one for one in self._parts.catalog.versions(newest.row.address).values() if sees(caller, one)]
+        newest = await self.find(name, None, caller)
+        versions = await self._parts.catalog.versions(newest.row.address)
+        return [one for one in versions.values() if sees(caller, one)]
 
-    def compare(self, name: str, old: str, new: str, caller: Caller) -> Json:
+    async def compare(self, name: str, old: str, new: str, caller: Caller) -> Json:
         """The changes between two versions of a tool that the caller may use. Versions past removal are included."""
-        known = {one.row.version: one for one in self.versions(name, caller)}
-        before, after = (
-            known.get(spec.lstrip("=v ")) or self.find(name, f"={spec.lstrip('=v ')}", caller) for spec in (old, new)
-        )
+        known = {one.row.version: one for one in await self.versions(name, caller)}
+        before, after = [
+            known.get(spec.lstrip("=v ")) or await self.find(name, f"={spec.lstrip('=v ')}", caller)
+            for spec in (old, new)
+        ]
         return compare_versions(before, after)
 
     def availability(self, version: Version) -> str:
@@ -143,11 +148,11 @@ class Tools:
         """The timeout class of a version, where it comes from, and what was measured."""
         return self._parts.latencies.describe(version.contract)
 
-    def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
+    async def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
         """Tools whose name, title, description, tags or hint hold every word, best first."""
         words = query.lower().split()
         scored: list[tuple[int, str, Version]] = []
-        for version in self.visible(caller):
+        for version in await self.visible(caller):
             name = version.row.address.lower()
             text = f"{name} {version.content.words}"
             if all(word in text for word in words):
@@ -155,13 +160,13 @@ class Tools:
         return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
 
 
-def any_version(parts: Parts, name: str, spec: str | None) -> Version:
+async def any_version(parts: Parts, name: str, spec: str | None) -> Version:
     """A version to look at, also one that can no longer be called. Checks no rights."""
     if spec:
-        found = parts.catalog.versions(parts.catalog.address(name)).get(spec.lstrip("=v "))
+        found = (await parts.catalog.versions(await parts.catalog.address(name))).get(spec.lstrip("=v "))
         if found is not None:
             return found
-    return parts.catalog.resolve(name, spec)
+    return await parts.catalog.resolve(name, spec)
 
 
 def compare_versions(before: Version, after: Version) -> Json:

@@ -29,31 +29,31 @@ class Upstreams:
         self._parts = parts
         self._on_machine = on_machine
 
-    def all(self, *, by: Caller) -> Json:
+    async def all(self, *, by: Caller) -> Json:
         """Every upstream with its tools, and the breakers of other services."""
         require_here(by, "tools:admin", "looking at upstreams")
-        return list_upstreams(self._parts)
+        return await list_upstreams(self._parts)
 
-    def one(self, name: str, *, by: Caller) -> Json:
+    async def one(self, name: str, *, by: Caller) -> Json:
         """One upstream with its breakers; of its tools that changed, the difference to when they were admitted."""
         require_here(by, "tools:admin", "looking at upstreams")
-        return show_upstream(self._parts, name)
+        return await show_upstream(self._parts, name)
 
     async def probe(self, name: str, *, by: Caller) -> Json:
         """Check whether an upstream answers, and whether it offers the same tools as before."""
         require_here(by, "tools:admin", "probing an upstream")
         state = await self._parts.upstreams.probe(name)
-        return {"name": name, "state": state, "reason": self._parts.upstreams.get(name).reason}
+        return {"name": name, "state": state, "reason": (await self._parts.upstreams.get(name)).reason}
 
     async def add(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Json:
         """Connect to an upstream, and serve those of its tools that are admitted."""
         self._check(kind, config, by)
-        return self._report(await self._parts.upstreams.add(name, kind, config, by=by, overlay=overlay), config)
+        return await self._report(await self._parts.upstreams.add(name, kind, config, by=by, overlay=overlay), config)
 
     async def preview(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Json:
         """Report what adding an upstream would do. Connects to it, and changes nothing."""
         self._check(kind, config, by)
-        return self._report(await self._parts.upstreams.try_connecting(name, kind, config, overlay), config)
+        return await self._report(await self._parts.upstreams.try_connecting(name, kind, config, overlay), config)
 
     def _check(self, kind: str, config: Json, by: Caller) -> None:
         require_here(by, "tools:admin", "adding an upstream")
@@ -70,7 +70,7 @@ class Upstreams:
     async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None) -> Json:
         """Discover the tools of an upstream again. Changed ones are kept out until a person accepts them."""
         require_here(by, "tools:admin", "refreshing an upstream")
-        return self._report(await self._parts.upstreams.refresh(name, by=by, overlay=overlay))
+        return await self._report(await self._parts.upstreams.refresh(name, by=by, overlay=overlay))
 
     async def accept(
         self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None
@@ -78,7 +78,7 @@ class Upstreams:
         """Accept changed definitions as new versions, as a person who has reviewed them."""
         require_here(by, "tools:admin", "accepting a changed definition")
         report = await self._parts.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)
-        return self._report(report)
+        return await self._report(report)
 
     async def remove(self, name: str, *, by: Caller) -> Json:
         """Remove an upstream; its tools are sunset."""
@@ -86,28 +86,29 @@ class Upstreams:
         await self._parts.upstreams.remove(name, by=by)
         return {"removed": name}
 
-    def _report(self, report: Report, config: Json | None = None) -> Json:
+    async def _report(self, report: Report, config: Json | None = None) -> Json:
         if config is None:
-            config = self._parts.upstreams.get(report.upstream).config
+            config = (await self._parts.upstreams.get(report.upstream)).config
         return {**report.document(), "accept_hints": bool(config.get("accept_hints"))}
 
 
-def list_upstreams(parts: Parts) -> Json:
+async def list_upstreams(parts: Parts) -> Json:
     """Every upstream with its tools, and the breakers of other services that tools name (`external_service`)."""
-    known = parts.upstreams.list()
+    known = await parts.upstreams.list()
     names = {one.name for one in known}
     services = parts.gateway.services.snapshot()
     return {
         "upstreams": [
-            {**one.document(), "tools": [tool.document() for tool in parts.upstreams.offers(one.name)]} for one in known
+            {**one.document(), "tools": [tool.document() for tool in await parts.upstreams.offers(one.name)]}
+            for one in known
         ],
         "services": [one.document() for one in services if one.name not in names],
     }
 
 
-def show_upstream(parts: Parts, name: str) -> Json:
+async def show_upstream(parts: Parts, name: str) -> Json:
     """One upstream, or one other service that tools name, with its breakers."""
     services = [one.document() for one in parts.gateway.services.snapshot() if one.name == name]
-    if services and all(one.name != name for one in parts.upstreams.list()):
+    if services and all(one.name != name for one in await parts.upstreams.list()):
         return {"name": name, "kind": "external_service", "services": services}
-    return {**parts.upstreams.document(name), "services": services}
+    return {**await parts.upstreams.document(name), "services": services}

@@ -51,9 +51,9 @@ _FIRST_PAUSE_MS, _GROWTH, _LONGEST_PAUSE_MS = 5_000, 4, 3_600_000
 _log = logging.getLogger("interlock.notify")
 
 
-def undelivered(journal: Store, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
+async def undelivered(journal: Store, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
     """List notifications that failed or are being retried, the latest first."""
-    return notifications.undelivered(journal.reader, ticket, limit)
+    return await journal.read(lambda reader: notifications.undelivered(reader, ticket, limit))
 
 
 # many methods: the steps of one delivery, over the same lanes and limits
@@ -96,15 +96,15 @@ class Courier:
         self._lanes: dict[str, asyncio.Task[int]] = {}
         self._gone: set[str] = set()
 
-    def wake(self) -> None:
+    async def wake(self) -> None:
         """Start sending what is due, without waiting for it."""
-        for name in self._due_channels():
+        for name in await self._due_channels():
             if name not in self._lanes:
                 self._lanes[name] = self._supervisor.spawn(f"notifications by {name}", self._run_lane(name))
 
     async def deliver_due(self) -> int:
         """Try every due notification once and record the outcome. Returns the number of messages tried."""
-        self.wake()
+        await self.wake()
         lanes = list(self._lanes.values())
         if lanes:
             await asyncio.wait(lanes)
@@ -123,8 +123,9 @@ class Courier:
 
     # Lanes
 
-    def _due_channels(self) -> set[str]:
-        lanes = notifications.lanes(self._journal.reader, self._clock.now_ms())
+    async def _due_channels(self) -> set[str]:
+        now_ms = self._clock.now_ms()
+        lanes = await self._journal.read(lambda reader: notifications.lanes(reader, now_ms))
         return {channel for channel, state, owner in lanes if self._may_take(state, owner)}
 
     def _may_take(self, state: str, owner: str | None) -> bool:
@@ -218,7 +219,7 @@ class Courier:
         # The signed text of a webhook is separated by full stops, so an id must not contain any.
         message_id = due.id.replace(".", "_")
         event = "approval.requested" if due.step == 0 else "approval.escalated"
-        body = orjson.dumps({"type": event, "id": message_id, "data": self._message(due)})
+        body = orjson.dumps({"type": event, "id": message_id, "data": await self._message(due)})
         async with asyncio.timeout(ATTEMPT_S):
             return await self._webhooks.send(
                 channel.webhook.get_secret_value(),
@@ -235,17 +236,18 @@ class Courier:
             async with asyncio.timeout(ATTEMPT_S):
                 url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
         try:
-            if await self._services[channel.name].send(url, *_in_words(self._message(due), due.step)):
+            if await self._services[channel.name].send(url, *_in_words(await self._message(due), due.step)):
                 return Outcome("sent")
         except Broken:
             return Outcome("retry", "E3704 the process that sends for the channel broke off; its memory is limited")
         return Outcome("retry", "E3704 the service did not take the message")
 
-    def _message(self, due: DueRow) -> Json:
+    async def _message(self, due: DueRow) -> Json:
         """Build the message. A row of an older version contains it; otherwise it is made from the ticket."""
         if due.body:
             return orjson.loads(due.body)
-        return tickets.message(tickets.load(self._journal.reader, due.ticket).opened(self._box), due.step)
+        ticket = await self._journal.read(lambda reader: tickets.load(reader, due.ticket))
+        return tickets.message(ticket.opened(self._box), due.step)
 
     async def _secrets_of(self, channel: Channel) -> list[str]:
         if channel.secret is not None:

@@ -180,7 +180,7 @@ async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[Non
 async def remove_pieces(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
     """Remove the pieces of large results that nothing needs any more, a few at a time; returns their number."""
     count = 0
-    while payloads.has_released(journal.reader):
+    while await journal.read(payloads.has_released):
         count += await journal.commit_large(lambda transaction: payloads.remove_pieces(transaction, PIECES_AT_ONCE))
         await pause(PAUSE_S)
     return count

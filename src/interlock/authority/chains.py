@@ -25,7 +25,7 @@ from interlock.call.capability import DEEPEST, LINK_CLAIMS, Capability, Link, is
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import facts, ledger
-from interlock.store.port import Store
+from interlock.store.port import Reader, Store
 
 # Claims besides those of a link: of every token, of one that an issuer signed, and of one that its holder passed on.
 _AROUND = frozenset({"iss", "aud", "iat"})
@@ -133,7 +133,7 @@ class Chains:
         if kid is None:
             raise Failure("E3202", "the token's header names no key (`kid`)")
         if iss == self._issuer:
-            key, name, audience, ignored = self._own_key(kid, opened.claims), kid, self._audience, _OF_ISSUERS
+            key, name, audience, ignored = await self._own_key(kid, opened.claims), kid, self._audience, _OF_ISSUERS
         else:
             issuer = self._trusted.get(iss)
             if issuer is None:
@@ -147,7 +147,7 @@ class Chains:
         keys = (*_via(opened.claims), name)
         return key, Proven(issuer=iss, audience=audience, links=(), keys=keys, ignored=ignored)
 
-    def _own_key(self, kid: str, claims: Mapping[str, Any]) -> PublicKey | None:
+    async def _own_key(self, kid: str, claims: Mapping[str, Any]) -> PublicKey | None:
         """Return a key of this home's issuer; None for one that it never had or has retired.
 
         E3001 if that cannot be determined, because key files are missing, damaged or readable by others: the token may
@@ -155,7 +155,7 @@ class Chains:
         """
         try:
             key = self._keys.find(kid)
-            missing = None if key is not None else self._missing(kid, claims.get("jti"))
+            missing = None if key is not None else await self._missing(kid, claims.get("jti"))
         except Failure as failure:
             if failure.code not in ("E3801", "E3804"):
                 raise
@@ -164,26 +164,14 @@ class Chains:
             raise Failure("E3001", f"tokens cannot be checked here: {missing}", resolution=_KEEP_IT)
         return key
 
-    def _missing(self, kid: str, jti: Any) -> str | None:
+    async def _missing(self, kid: str, jti: Any) -> str | None:
         """Return why a missing key may be a valid one of ours; None if it cannot be."""
         if kid in self._revocations.keys:
             return None
         if not self._keys.names():
             return "this home has no key of its issuer"
-        return f"the issuer's key `{kid}` is missing and was not retired" if self._has_signed(kid, jti) else None
-
-    def _has_signed(self, kid: str, jti: Any) -> bool:
-        """Whether the journal shows that a key was the issuer's: it signs now, was made here, or signed this token."""
-        reader = self._journal.reader
-        if facts.get(reader, SIGNED_BY) == kid:
-            return True
-        about = [kid, jti] if isinstance(jti, str) else [kid]
-        for ref in about:
-            for body in ledger.of_kind(reader, ref[:200], "authority"):
-                record = orjson.loads(body)
-                if record.get("key") == kid or (ref == kid and record.get("act") == "key.made"):
-                    return True
-        return False
+        signed = await self._journal.read(lambda reader: _has_signed(reader, kid, jti))
+        return f"the issuer's key `{kid}` is missing and was not retired" if signed else None
 
     def _link(self, claims: Mapping[str, Any], audience: str) -> Link:
         """Read the token's own link, after checking the claims around it."""
@@ -210,6 +198,19 @@ class Chains:
                 raise Failure(
                     "E3203", f"the link of `{child.subject}` holds more than the one above it: {'; '.join(more)}"
                 )
+
+
+def _has_signed(reader: Reader, kid: str, jti: Any) -> bool:
+    """Whether the journal shows that a key was the issuer's: it signs now, was made here, or signed this token."""
+    if facts.get(reader, SIGNED_BY) == kid:
+        return True
+    about = [kid, jti] if isinstance(jti, str) else [kid]
+    for ref in about:
+        for body in ledger.of_kind(reader, ref[:200], "authority"):
+            record = orjson.loads(body)
+            if record.get("key") == kid or (ref == kid and record.get("act") == "key.made"):
+                return True
+    return False
 
 
 def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:

@@ -53,22 +53,22 @@ class LocalIdentities:
         self._journal = journal
 
     async def look_up(self, did: str) -> Identity | None:
-        row = table.find(self._journal.reader, did)
+        row = await self._journal.read(lambda reader: table.find(reader, did))
         return None if row is None else _identity(row)
 
-    def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
+    async def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
         """Find an identity by its DID, in any tenant, or the tenant's active one of this name.
 
         E3004 if several have the name.
         """
-        rows = table.search(self._journal.reader, name_or_did, tenant)
+        rows = await self._journal.read(lambda reader: table.search(reader, name_or_did, tenant))
         if len(rows) > 1:
             raise Failure("E3004", f"several identities are named `{name_or_did}`; say which by its DID")
         return _identity(rows[0]) if rows else None
 
-    def all(self) -> list[Identity]:
+    async def all(self) -> list[Identity]:
         """Return all identities, in the order of registration."""
-        return [_identity(row) for row in table.all_identities(self._journal.reader)]
+        return [_identity(row) for row in await self._journal.read(table.all_identities)]
 
     async def register(self, identity: Identity, *, by: str) -> Identity:
         """Register an identity; E3004 if it is invalid, E3103 if the DID is known already."""

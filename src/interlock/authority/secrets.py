@@ -274,14 +274,14 @@ class Secrets:
 
         return await self._journal.commit(unit)
 
-    def names(self) -> list[StoredCredential]:
+    async def names(self) -> list[StoredCredential]:
         """Every stored credential, without its value."""
-        return [StoredCredential._make(entry) for entry in table.entries(self._journal.reader)]
+        return [StoredCredential._make(entry) for entry in await self._journal.read(table.entries)]
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
         """Return the first slot that neither rests nor has expired."""
         try:
-            pool = table.slots(self._journal.reader, name)
+            pool = await self._journal.read(lambda reader: table.slots(reader, name))
         except Failure as failure:
             raise Failure("E3601", f"the store of credentials cannot be read: {failure.message}") from None
         if not pool:

@@ -28,8 +28,9 @@ a person holds a token of one link. Nobody passes a token on to a person.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from interlock.authority import jws
@@ -45,7 +46,7 @@ from interlock.call.context import Caller
 from interlock.core.clock import Clock, iso, new_id
 from interlock.core.errors import Failure
 from interlock.store import facts, records
-from interlock.store.port import Store, Transaction
+from interlock.store.port import Reader, Store, Transaction
 
 MAX_TTL_S = 86_400
 ISSUE_SCOPE = "tokens:issue"
@@ -170,7 +171,7 @@ class Tokens:
         """Sign the token of a chain, after the checks that verification will make, and record it."""
         check_new(links, self._max_ttl_s)
         await self.verifier.identities(links)
-        self.check_signer()
+        await self.check_signer()
         key = self._keys.active()
         leaf = links[-1]
         claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **chain_claims(links)}
@@ -200,13 +201,20 @@ class Tokens:
         await self._journal.commit(unit)
         return token
 
-    def check_signer(self) -> None:
+    async def check_signer(self) -> None:
         """Refuse (E3804) if the key that has signed until now is lost: a new one is made only on request."""
-        reader, revocations = self._journal.reader, self.verifier.revocations
-        signed_by = facts.get(reader, SIGNED_BY)
-        # Read here and not added: this may run on another thread.
-        newer = {one.ref for one in revocations.newer(reader) if one.kind == "key"}
-        self._keys.check(signed_by, revocations.keys | newer)
+        (await self.signer_check())()
+
+    async def signer_check(self) -> Callable[[], None]:
+        """The same check as a function. It looks at the key files, and may run on another thread."""
+        revocations = self.verifier.revocations
+
+        def look(reader: Reader) -> tuple[str | None, set[str]]:
+            newer = {one.ref for one in revocations.newer(reader) if one.kind == "key"}
+            return facts.get(reader, SIGNED_BY), newer
+
+        signed_by, newer = await self._journal.read(look)
+        return partial(self._keys.check, signed_by, revocations.keys | newer)
 
     def _new_id(self) -> str:
         return new_id(self._clock.now_ms(), self._clock.random_bytes(8))
@@ -225,7 +233,7 @@ class Tokens:
             if not unseen and await self._registry.look_up(ref) is None:
                 raise never_seen(ref, "no identity")
             await self._journal.commit(lambda tx: void_identity(tx, ref, reason=reason, by=by.id))
-            self._changes.look()
+            await self._changes.look()
             return f"identity {ref}"
         if ref.startswith("ey") and jws.FORM.match(ref):
             ref = await self._jti_of(ref)
@@ -235,7 +243,7 @@ class Tokens:
             await self._void_key(ref, reason, by)
             return f"key {ref}"
         elif not unseen:
-            ref = seen_link(self._journal.reader, ref)
+            ref = await self._journal.read(partial(seen_link, ref=ref))
         elif not is_jti(ref):
             raise Failure("E3004", f"`{ref[:60]}` cannot be the id of a link")
 
@@ -245,7 +253,7 @@ class Tokens:
             transaction.append("authority", ref, body)
 
         await self._journal.commit(unit)
-        self._changes.look()
+        await self._changes.look()
         return f"link {ref}"
 
     async def _signs_here(self, kid: str) -> bool:
@@ -268,7 +276,7 @@ class Tokens:
         """Make a new signing key; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
         _require(by)
         if first:
-            self.check_signer()
+            await self.check_signer()
         key = self._keys.init(algorithm or "RS256") if first else self._keys.rotate(algorithm)
 
         def unit(transaction: Transaction) -> None:
@@ -279,7 +287,7 @@ class Tokens:
             facts.put(transaction, SIGNED_BY, key.kid)
 
         await self._journal.commit(unit)
-        self._changes.look()
+        await self._changes.look()
         return key
 
     async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
@@ -302,7 +310,7 @@ class Tokens:
         await self._journal.commit(unit)
         if self._keys.find(kid) is not None:
             self._keys.retire(kid)
-        self._changes.look()
+        await self._changes.look()
 
     # Looking
 

@@ -65,8 +65,8 @@ class Verifier:
     def recall(self, digest: bytes) -> Caller | None:
         """The same by the token's digest."""
         now = self._clock.monotonic()
-        if now >= self._changes.fresh_until:
-            self._changes.catch_up()
+        if now >= self._changes.fresh_until and not self._changes.try_catch_up():
+            return None
         cached = self._remembered.get(digest)
         return cached[0] if cached is not None and now < cached[1] else None
 
@@ -76,7 +76,7 @@ class Verifier:
         E3201 expired, not valid yet or revoked; E3202 signature, algorithm or key; E3203 malformed, or wider than the
         link above it; E3207 an unknown subject; E3001 keys or identities that are unavailable.
         """
-        self._catch_up()
+        await self._changes.caught_up()
         epoch = self._epoch
         proven = await self.chains.prove(token)
         digest = token_digest(token)

@@ -142,7 +142,7 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     from interlock.trials import Outcome, Trial
 
     trials: list[Trial] = []
-    for tool in _tools_of(lock, target):
+    for tool in await _tools_of(lock, target):
         try:
             trials.append(await lock.try_out(tool, live=live))
         except Failure as failure:
@@ -154,14 +154,14 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     return 0 if passed else 1
 
 
-def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
+async def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
     """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
     from interlock.api.tools import any_version
     from interlock.registry.source import load
 
     name, at, spec = target.partition("@")
-    if "/" not in target and lock.catalog.versions(lock.catalog.address(name)):
-        return [any_version(lock, name, spec if at else None).bound]
+    if "/" not in target and await lock.catalog.versions(await lock.catalog.address(name)):
+        return [(await any_version(lock, name, spec if at else None)).bound]
     return load(target)[1]
 
 

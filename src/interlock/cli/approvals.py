@@ -57,7 +57,7 @@ def approvals() -> None:
 async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
     who = None if token is None else await acting(lock, token)
     ticket = await lock.approvals.show(ticket_id, by=who)
-    if who is not None and not concerns(lock, ticket, who):
+    if who is not None and not await concerns(lock, ticket, who):
         from interlock.approvals.tickets import no_ticket
 
         raise no_ticket(ticket_id)
@@ -85,8 +85,8 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
     interlock approvals list --all --json
     """
     who = None if token is None else await acting(lock, token)
-    found = [one for one in lock.approvals.list(every=every) if who is None or concerns(lock, one, who)]
-    return _answer_list(out, Local(lock), found, _NONE[every, who is not None])
+    found = [one for one in await lock.approvals.list(every=every) if who is None or await concerns(lock, one, who)]
+    return _answer_list(out, await Local.of(lock), found, _NONE[every, who is not None])
 
 
 def _answer_list(out: Output, viewer: Viewer, found: list[Ticket], none: str) -> int:
@@ -153,7 +153,7 @@ async def show(lock: Interlock, out: Output, /, ticket_id: str, token: str | Non
     interlock approvals show 7859c2
     """
     ticket = await _found(lock, ticket_id, token)
-    viewer = Local(lock)
+    viewer = await Local.of(lock, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
 
@@ -203,7 +203,7 @@ async def approve(
     """
     by = await acting(lock, token)
     ticket = await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
-    viewer = Local(lock)
+    viewer = await Local.of(lock, ticket)
     out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
@@ -222,7 +222,7 @@ async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, to
     """
     by = await acting(lock, token)
     ticket = await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
-    viewer = Local(lock)
+    viewer = await Local.of(lock, ticket)
     out.answer(document(viewer, ticket), lambda page: _show_decision(viewer, page, ticket))
     return 0
 
@@ -318,8 +318,8 @@ async def grant(
     if twice := patterns.keys() & ranges.keys():
         raise click.UsageError(f"`{min(twice)}` is bounded twice: with --arg and with --where")
     by = await acting(lock, token)
-    contract = lock.catalog.resolve(tool, versions).contract
-    who, tenant = _caller_meant(lock, caller, by)
+    contract = (await lock.catalog.resolve(tool, versions)).contract
+    who, tenant = await _caller_meant(lock, caller, by)
     try:
         standing = await lock.standing_approvals.grant(
             contract.address,
@@ -335,13 +335,14 @@ async def grant(
         if failure.code != "E3206":
             raise
         approval = contract.manifest.approval or lock.settings.approval
-        raise refusal(lock, failure, tuple(step.group for step in approval.chain), by) from None
+        raise await refusal(lock, failure, tuple(step.group for step in approval.chain), by) from None
+    viewer = await Local.of(lock)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         page.line(GOOD, f" {standing.id}", right=f"interlock approvals revoke {standing.id}")
-        page.facts(_bounds(lock, standing))
+        page.facts(_bounds(viewer, standing))
 
     out.answer(standing.document(), show)
     return 0
@@ -369,13 +370,13 @@ async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     return 0
 
 
-def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
+async def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
     """The id and the tenant that a caller of this name has."""
     from interlock.api.approvals import caller_meant
     from interlock.core.errors import Failure
 
     try:
-        return caller_meant(lock, who, by)
+        return await caller_meant(lock, who, by)
     except Failure as failure:
         hint = "" if ":" in who else f", or write local:{who}"
         raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
@@ -396,17 +397,17 @@ def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], 
     return {**told, **ranges}
 
 
-def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
+def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
     from interlock.core.formatting import span
 
     within = ", ".join(told for name, pattern in standing.arguments.items() for told in _pattern(name, pattern))
     return [
         ("tool", f"{standing.tool} {standing.versions}"),
-        ("caller", Local(lock).name_of(standing.caller)),
+        ("caller", viewer.name_of(standing.caller)),
         ("with", within or "no arguments"),
         ("uses", f"{standing.uses - standing.used} of {standing.uses} left"),
-        ("until", f"{span(standing.expires_ms - lock.clock.now_ms())} from now"),
-        ("given by", Local(lock).name_of(standing.granted_by)),
+        ("until", f"{span(standing.expires_ms - viewer.now_ms())} from now"),
+        ("given by", viewer.name_of(standing.granted_by)),
     ]
 
 
@@ -420,12 +421,12 @@ def _pattern(name: str, pattern: Any) -> list[str]:
     return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]
 
 
-def _outcome(lock: Interlock, standing: Standing) -> str:
+def _outcome(viewer: Viewer, standing: Standing) -> str:
     from interlock.core.formatting import span
 
     if standing.revoked_ms is not None:
         return "taken back"
-    left_ms = standing.expires_ms - lock.clock.now_ms()
+    left_ms = standing.expires_ms - viewer.now_ms()
     if left_ms <= 0:
         return "expired"
     return "used up" if standing.used >= standing.uses else f"{span(left_ms)} left"
@@ -440,11 +441,11 @@ async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> i
     \b
     interlock approvals standing
     """
-    found = await _standings(lock, token)
+    found, viewer = await _standings(lock, token), await Local.of(lock)
 
     def show(page: Page) -> None:
         rows = [
-            (one.id, _outcome(lock, one), *(str(said) for name, said in _bounds(lock, one) if name != "until"))
+            (one.id, _outcome(viewer, one), *(str(said) for name, said in _bounds(viewer, one) if name != "until"))
             for one in found
         ]
         if rows:
@@ -484,7 +485,7 @@ async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
     from interlock.api.approvals import has_part
 
     who = None if token is None else await acting(lock, token)
-    return [one for one in lock.standing_approvals.list() if who is None or has_part(lock, one, who)]
+    return [one for one in await lock.standing_approvals.list() if who is None or await has_part(lock, one, who)]
 
 
 def _standing_id(ids: list[str], given: str) -> str:

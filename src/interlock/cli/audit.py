@@ -386,9 +386,10 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     by = lock.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked
         require(by, "audit:read", "reading the audit journal")
-    history = find(lock.journal, call_id, by, lock.gateway.waiting_calls.open)
+    history = await find(lock.journal, call_id, by, lock.gateway.waiting_calls.open)
     await Audit(lock).note("explain", {"subject": history.call}, by=by, door="cli")
-    sentences = [with_names(Local(lock), sentence) for sentence in tell(history)]
+    viewer = await Local.of(lock)
+    sentences = [with_names(viewer, sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:
         for sentence in sentences:

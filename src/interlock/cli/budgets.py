@@ -41,7 +41,7 @@ async def budgets(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.budgets import overview
 
-    return _answer(out, Local(lock), overview(lock, lambda _: ()))
+    return _answer(out, await Local.of(lock), overview(lock, lambda _: ()))
 
 
 def _answer(out: Output, viewer: Viewer, documents: list[Json]) -> int:

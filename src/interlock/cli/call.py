@@ -213,7 +213,7 @@ async def _wait(lock: Interlock, out: Output, request: Request, pending: Result,
 
     page = out.page(error=True)
     ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
-    show_waiting(Local(lock), page, ticket)
+    show_waiting(await Local.of(lock), page, ticket)
     give_up, asked = lock.clock.monotonic() + wait_s, ticket.step
     while pending.pending and (left_s := give_up - lock.clock.monotonic()) > 0:
         pending = await lock.wait(pending, within_s=min(1.0, left_s))
@@ -233,7 +233,7 @@ async def answer(lock: Interlock, out: Output, result: Result) -> int:
     """Show a result. Whoever was asked on its way is told before this process ends."""
     if result.pending:
         ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
-        code = _answer_pending(out, Local(lock), result, ticket)
+        code = _answer_pending(out, await Local.of(lock), result, ticket)
     else:
         code = _answer_result(out, result)
     if result.error is not None and result.error.code == "E3208":
@@ -326,5 +326,5 @@ async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    found, service = find(lock.journal, call_id, caller), Service(lock)
+    found, service = await find(lock.journal, call_id, caller), Service(lock)
     return await _until_ended(out, lambda: service.calls.find(found.call, caller))

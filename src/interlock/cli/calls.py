@@ -267,7 +267,7 @@ async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
     """
     from interlock.cli.history import find
 
-    return _answer_history(out, Local(lock), find(lock.journal, call_id))
+    return _answer_history(out, await Local.of(lock), await find(lock.journal, call_id))
 
 
 def _answer_history(out: Output, viewer: Viewer, history: History) -> int:
@@ -360,7 +360,7 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
     from interlock.core.errors import Failure
 
     caller = await acting(lock, token)
-    history = find(lock.journal, call_id, caller)
+    history = await find(lock.journal, call_id, caller)
     left = recalled(history.facts.get("artifacts", ()))
     if not left:
         raise Failure("E3702", f"call {history.call} left no files")
@@ -391,7 +391,7 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    saved = lock.checkpoints(find(lock.journal, call_id, caller).call, caller=caller)
+    saved = await lock.checkpoints((await find(lock.journal, call_id, caller)).call, caller=caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time
@@ -436,7 +436,7 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    found = find(lock.journal, call_id, caller)
+    found = await find(lock.journal, call_id, caller)
     return await answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
 
 
@@ -462,7 +462,9 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    return _answer_inputs(out, await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller))
+    return _answer_inputs(
+        out, await Service(lock).calls.inputs((await find(lock.journal, call_id, caller)).call, caller)
+    )
 
 
 def _answer_inputs(out: Output, told: Json) -> int:
@@ -514,7 +516,7 @@ async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, 
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    call = find(lock.journal, call_id, caller).call
+    call = (await find(lock.journal, call_id, caller)).call
     if url is None:
         told = await Service(lock).calls.trace(call, caller)
     else:
@@ -578,7 +580,7 @@ async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, 
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    found = find(lock.journal, call_id, caller)
+    found = await find(lock.journal, call_id, caller)
     return _answer_cancel(out, found.call, await Service(lock).calls.cancel(found.call, caller, reason), reason)
 
 

@@ -152,7 +152,7 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
                     return await body(lock, out, **given)
                 except asyncio.CancelledError:
                     # Ctrl-C. The user may believe that nothing happened, so the outcome of unfinished writes is shown.
-                    if (left := _left_behind(lock)) is None:
+                    if (left := await _left_behind(lock)) is None:
                         raise
                     out.fail(left)
                     return 1
@@ -162,12 +162,12 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return without_home(run)
 
 
-def _left_behind(lock: Interlock) -> Failure | None:
+async def _left_behind(lock: Interlock) -> Failure | None:
     """The outcome of the writes of this process, which is being interrupted; None if there are none."""
     from interlock.core.errors import CODES, Failure
     from interlock.store import idempotency
 
-    rows = idempotency.ended(lock.journal.reader, lock.instance.id)
+    rows = await lock.journal.read(lambda reader: idempotency.ended(reader, lock.instance.id))
     if not rows:
         return None
     unknown = [(tool, call) for tool, call, state in rows if state == "unknown"]

@@ -56,11 +56,11 @@ def check_tools(home: Home) -> Iterator[Finding]:
 
 def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
     """Whether loading an isolated tool would execute another text than when it was admitted."""
-    from interlock.registry.catalog import source_changed
+    from interlock.registry.catalog import admitted_source, source_changed
     from interlock.store.inspection import admitted_manifest
 
     text = admitted_manifest(reader, row)
-    return text is not None and source_changed(reader, row.digest, text, row.origin, home.manifests)
+    return text is not None and source_changed(admitted_source(reader, row.digest), text, row.origin, home.manifests)
 
 
 def check_latency(home: Home) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from interlock.store import ledger
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
-    from interlock.store.port import Store
+    from interlock.store.port import Reader, Store
 
 Json = dict[str, Any]
 
@@ -146,7 +146,7 @@ def _remarks(record: Json) -> str:
     return edited + comment
 
 
-def find(
+async def find(
     journal: Store, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
 ) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
@@ -154,24 +154,28 @@ def find(
     INVARIANT: whoever is of another tenant learns of that tenant's calls only.
     """
     tenant = None if by is None or by.tenant == "local" else by.tenant
-    rows = ledger.placed_of_call(journal.reader, name)
+    return await journal.read(lambda reader: _find(reader, name, tenant, opened))
+
+
+def _find(reader: Reader, name: str, tenant: str | None, opened: Callable[[Ticket], Ticket] | None) -> History:
+    rows = ledger.placed_of_call(reader, name)
     if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
         rows = []
     prefix = name.rstrip("….").upper()
     if not rows and len(prefix) < SHORTEST:
         raise too_short(name)
     if not rows:
-        found = ledger.calls_with_prefix(journal.reader, prefix, tenant, 5)
+        found = ledger.calls_with_prefix(reader, prefix, tenant, 5)
         if len(found) > 1:
             raise Failure("E3702", f"`{name}` is the beginning of {', '.join(found)} and maybe more")
         if found:
-            return find(journal, found[0], by, opened)
+            return _find(reader, found[0], tenant, opened)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)
     for ticket in tickets_in(entries):
-        entries += _entries(ledger.placed_of_call(journal.reader, ticket))
-    asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.reader, name)]
+        entries += _entries(ledger.placed_of_call(reader, ticket))
+    asked = [] if opened is None else [opened(ticket) for ticket in of_call(reader, name)]
     return History(
         name,
         in_order(name, entries),

@@ -74,14 +74,14 @@ async def _make_identity(lock: Interlock, **told: Any) -> Identity:
 
 async def named_here(lock: Interlock, name: str, kind: CallerKind) -> Identity:
     """The identity of a name in `local`, whether or not other tenants have it too; a new name gets a new did:key."""
-    return lock.identities.find(name) or await _make_identity(lock, name=name, kind=kind)
+    return await lock.identities.find(name) or await _make_identity(lock, name=name, kind=kind)
 
 
 @identities.command("list")
 @looking
 async def list_identities(lock: Interlock, out: Output, /) -> int:
     """All identities, revoked ones included."""
-    documents = [_document(one) for one in lock.identities.all()]
+    documents = [_document(one) for one in await lock.identities.all()]
 
     def show(page: Page) -> None:
         rows = [
@@ -111,7 +111,7 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     interlock identities revoke researcher --reason 'its machine was lost'
     """
     require(lock.caller, "tokens:issue", "revoking an identity")
-    known = lock.identities.find(who)
+    known = await lock.identities.find(who)
     did = who if known is None else known.did
     await lock.identities.revoke(did, reason=reason, by=lock.caller.acting)
 

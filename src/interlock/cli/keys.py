@@ -69,7 +69,7 @@ async def list_keys(lock: Interlock, out: Output, /) -> int:
     """Every key that verifies, oldest first, and which one signs."""
     held = lock.issuer_keys.all()
     if not held:
-        lock.tokens.check_signer()
+        await lock.tokens.check_signer()
     documents = [_document(key, signs=key is held[-1]) for key in held]
 
     def show(page: Page) -> None:

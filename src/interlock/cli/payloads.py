@@ -66,15 +66,16 @@ async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]
     from interlock.store import payloads
 
     if not name.startswith("payload:"):
-        history = find(lock.journal, name, caller)
+        history = await find(lock.journal, name, caller)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
-        if not payloads.exists(lock.journal.reader, ref):
+        if not await lock.journal.read(lambda reader: payloads.exists(reader, ref)):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
             raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
         return ref, await lock.read_payload(ref, caller=caller)
     body = await lock.read_payload(name, caller=caller)
     if is_file(name):
-        left = recalled(find(lock.journal, name[len("payload:") :].partition(".")[0]).facts.get("artifacts", ()))
+        history = await find(lock.journal, name[len("payload:") :].partition(".")[0])
+        left = recalled(history.facts.get("artifacts", ()))
         artifacts.check({one: body for one in left if one.ref == name})
     return name, body
 

@@ -105,7 +105,7 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     from interlock.api.policy import fault_document, faults_of
 
     path = file or lock.policy.path
-    return _answer_check(out, path, [fault_document(fault) for fault in faults_of(lock, _read(path))])
+    return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(lock, _read(path))])
 
 
 def _answer_check(out: Output, path: Path, faults: Sequence[Json]) -> int:
@@ -149,7 +149,7 @@ async def test(lock: Interlock, out: Output, /, file: Path) -> int:
     """
     from interlock.api.policy import run_cases
 
-    return _answer_cases(out, run_cases(lock, lock.caller, _cases(file), door="cli"))
+    return _answer_cases(out, await run_cases(lock, lock.caller, _cases(file), door="cli"))
 
 
 def _answer_cases(out: Output, document: Json) -> int:
@@ -213,7 +213,7 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     """
     from interlock.api.policy import explain_call
 
-    return _answer_explanation(out, explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli"))
+    return _answer_explanation(out, await explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli"))
 
 
 def _object(text: str) -> Json:

@@ -43,7 +43,7 @@ async def reconcile(
     """
     from interlock.gateway.reconcile import unknown_calls
 
-    waiting = unknown_calls(lock.journal)
+    waiting = await unknown_calls(lock.journal)
     if call_id is None:
         if happened or did_not_happen or result is not UNSAID:
             raise click.UsageError("say which call: interlock calls reconcile ID --happened | --did-not-happen")
@@ -77,7 +77,7 @@ async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: b
     from interlock.gateway.reconcile import reconcile as settle
 
     if happened:
-        _check_result(lock, one, value, stated=stated)
+        await _check_result(lock, one, value, stated=stated)
     seal = lock.gateway.storage.outcomes.seal
     await settle(lock.journal, lock.caller, one.call, seal=seal, happened=happened, value=value)
     document = {**one.document(), "happened": happened, "result": value, "by": lock.caller.id}
@@ -92,16 +92,16 @@ async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: b
     return 0
 
 
-def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool) -> None:
+async def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool) -> None:
     """The result will be replayed as the tool's own, so it must be one the tool could have given."""
     from interlock.cli.history import find
     from interlock.core.errors import Failure
     from interlock.data.explain import input_faults
 
-    if not stated and find(lock.journal, one.call).facts.get("operation") == "compensate":
+    if not stated and (await find(lock.journal, one.call)).facts.get("operation") == "compensate":
         return  # an undoing returns nothing
     try:
-        schema = lock.catalog.versions(one.tool)[one.version].contract.output
+        schema = (await lock.catalog.versions(one.tool))[one.version].contract.output
     except (KeyError, Failure):
         return  # the version is gone from the registry; the person's word stands
     faults = input_faults(schema, value, "field of the result")

@@ -93,7 +93,7 @@ async def quarantine(lock: Interlock, out: Output, /) -> int:
     """
     from interlock.api.registration import quarantine_entries
 
-    return _answer_quarantine(out, {"quarantine": quarantine_entries(lock)})
+    return _answer_quarantine(out, {"quarantine": await quarantine_entries(lock)})
 
 
 def _answer_quarantine(out: Output, document: Json) -> int:

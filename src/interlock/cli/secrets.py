@@ -88,7 +88,7 @@ async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str
 async def list_(lock: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
     require(lock.caller, "secrets:admin", "listing credentials")
-    now_ms, kept = lock.clock.now_ms(), lock.secrets.names()
+    now_ms, kept = lock.clock.now_ms(), await lock.secrets.names()
 
     def show(page: Page) -> None:
         if not kept:
@@ -161,7 +161,7 @@ async def rotate_key(lock: Interlock, out: Output, /) -> int:
     """
     require(lock.caller, "secrets:admin", "changing the key")
     left = await lock.secrets.rotate_key(by=lock.caller.acting)
-    sealed = len(lock.secrets.names()) - len(left)
+    sealed = len(await lock.secrets.names()) - len(left)
 
     def show(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD

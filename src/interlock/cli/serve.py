@@ -138,7 +138,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         lock.warm_up()
         async with serving(Service(lock), listening) as server:
             token = None if given["no_token"] else await _token(lock)
-            _tell(out, lock, listening, server, token)
+            await _tell(out, lock, listening, server, token)
             warming = asyncio.create_task(server.warm())
             await ended.wait()
             warming.cancel()
@@ -218,7 +218,7 @@ async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
         for found in await lock.add_from(target):
             if not found.admitted:
                 raise found.verdict.failure(found.tool)
-    if not given["bare"] and not lock.catalog.addresses():
+    if not given["bare"] and not await lock.catalog.addresses():
         await lock.add_from("interlock.demo_tools")
 
 
@@ -234,7 +234,7 @@ async def _token(lock: Interlock) -> str:
     )
 
 
-def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
+async def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
     from interlock.doors.table import addresses
 
     scheme = "https" if listening.secure else "http"
@@ -243,7 +243,7 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
     host = listening.names[0] if listening.names else "127.0.0.1" if everywhere else listening.host
     host = f"[{host}]" if ":" in host else host
     base = listening.public_url or f"{scheme}://{host}:{server.port}"
-    tools = lock.catalog.addresses()
+    tools = await lock.catalog.addresses()
     places = list(addresses(base, host, server.ports))
     document: dict[str, Any] = {"base_url": base, **{one.name: one.url for one in places}}
     document |= {"tools": len(tools), "token": token}

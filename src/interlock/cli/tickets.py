@@ -142,7 +142,7 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
     from interlock.core.clock import iso
     from interlock.core.formatting import span
 
-    by_channel = ", ".join(viewer.told(ticket))
+    by_channel = ", ".join(viewer.told())
     yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")
     if ticket.state == "PENDING":
         now_ms = viewer.now_ms()
@@ -150,7 +150,7 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
         later = [f"{group} in {span(at_ms - now_ms)}" for group, at_ms in due if at_ms < ticket.expires_ms]
         if later:
             yield "then", ", ".join(later)
-    for one in viewer.undelivered(ticket):
+    for one in viewer.undelivered():
         again = f"; again at {clock_time(one['next_attempt_at'])}" if one["next_attempt_at"] else ""
         yield "not told", f"by {one['channel']}, {one['attempts']} times: {one['error']}{again}"
     if ticket.resolved_ms is not None:
@@ -178,16 +178,16 @@ def document(viewer: Viewer, ticket: Ticket) -> Json:
     return {
         **ticket.document(),
         "mutation_class": ticket.head.get("mutationClass"),
-        "told": viewer.told(ticket),
-        "undelivered": viewer.undelivered(ticket),
+        "told": viewer.told(),
+        "undelivered": viewer.undelivered(),
     }
 
 
-def concerns(lock: Interlock, ticket: Ticket, who: Caller) -> bool:
+async def concerns(lock: Interlock, ticket: Ticket, who: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
     from interlock.api.approvals import shows
 
-    return shows(lock, ticket, who)
+    return await shows(lock, ticket, who)
 
 
 # Deciding
@@ -209,24 +209,25 @@ async def decided(lock: Interlock, ticket_id: str, by: Caller, decision: Awaitab
     except Failure as failure:
         if failure.code != "E3206":
             raise
-        raise refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers, by) from None
+        raise await refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers, by) from None
 
 
-def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Caller) -> Failure:
+async def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Caller) -> Failure:
     from interlock.core.errors import Failure
 
-    members = "; ".join(f"in {group}: {', '.join(_members(lock, group, by)) or 'nobody yet'}" for group in groups)
+    listed = {group: await _members(lock, group, by) for group in groups}
+    members = "; ".join(f"in {group}: {', '.join(found) or 'nobody yet'}" for group, found in listed.items())
     return Failure(failure.code, f"{failure.in_full} ({members})", details=failure.details)
 
 
-def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
+async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
     """The members of a group: entries of principals.toml, then registered people.
 
     Whoever is of another tenant is told the names of that tenant only.
     """
     from interlock.authority.principals import Principals
 
-    people = [one for one in lock.identities.all() if one.kind == "human" and one.state == "active"]
+    people = [one for one in await lock.identities.all() if one.kind == "human" and one.state == "active"]
     if by.tenant != "local":
         own = [one.name or one.did for one in people if one.tenant == by.tenant and group in one.groups]
         return [*own, "operators of this home"]

@@ -81,7 +81,7 @@ async def export(lock: Interlock, out: Output, /, names: tuple[str, ...], provid
     from interlock.api.service import Service
 
     providers = Service(lock).providers
-    document, _ = providers.declarations(provider, lock.caller, strict=strict, names=names, limit=_ALL)
+    document, _ = await providers.declarations(provider, lock.caller, strict=strict, names=names, limit=_ALL)
     return _answer_export(out, document)
 
 
@@ -126,7 +126,7 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
     from interlock.core.clock import iso
 
     documents: list[Json] = []
-    for row in lock.catalog.rows():
+    for row in await lock.catalog.rows():
         manifest: Json = orjson.loads(row.manifest)
         documents.append(
             {
@@ -192,7 +192,7 @@ async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit:
             "mutation_class": one.contract.mutation.mutation_class,
             "description": one.contract.manifest.description,
         }
-        for one in Tools(lock).search(" ".join(words), caller, limit)
+        for one in await Tools(lock).search(" ".join(words), caller, limit)
     ]
     return _answer_search(out, documents)
 
@@ -245,7 +245,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 
     name, at, spec = tool.partition("@")
-    version = any_version(lock, name, spec if at else None)
+    version = await any_version(lock, name, spec if at else None)
     await lock.measure()
     row, contract = version.row, version.contract
     document: Json = {
@@ -362,7 +362,7 @@ async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -
     """
     from interlock.api.tools import any_version, compare_versions
 
-    before, after = (any_version(lock, tool, f"={version}") for version in (old, new))
+    before, after = [await any_version(lock, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

@@ -50,7 +50,7 @@ async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     """Every upstream with its state and its tools; then the breakers of other services that tools name."""
     from interlock.api import upstreams
 
-    return _answer_list(out, upstreams.list_upstreams(lock))
+    return _answer_list(out, await upstreams.list_upstreams(lock))
 
 
 def _answer_list(out: Output, document: Json) -> int:
@@ -94,7 +94,7 @@ async def show(lock: Interlock, out: Output, /, name: str) -> int:
     """
     from interlock.api.upstreams import show_upstream
 
-    return _answer_show(out, show_upstream(lock, name))
+    return _answer_show(out, await show_upstream(lock, name))
 
 
 def _answer_show(out: Output, document: Json) -> int:

@@ -37,12 +37,12 @@ class Viewer(Protocol):
         """Whether a server continues approved calls by itself."""
         ...
 
-    def told(self, ticket: Ticket) -> list[str]:
-        """The channels by which people were notified of a ticket."""
+    def told(self) -> list[str]:
+        """The channels by which people were notified of the ticket that the page shows."""
         ...
 
-    def undelivered(self, ticket: Ticket) -> list[Json]:
-        """Notifications about a ticket that did not arrive."""
+    def undelivered(self) -> list[Json]:
+        """Notifications about that ticket that did not arrive."""
         ...
 
 
@@ -57,49 +57,64 @@ def with_names(viewer: Viewer, text: str) -> str:
 
 
 class Local:
-    """The facts of an open data directory."""
+    """The facts of an open data directory, as they were when it was made."""
 
-    def __init__(self, lock: Interlock) -> None:
+    def __init__(
+        self, lock: Interlock, names: dict[str, str], alone: bool, told: list[str], undelivered: list[Json]
+    ) -> None:
         self._lock = lock
+        self._names = names
+        self._alone = alone
+        self._told = told
+        self._undelivered = undelivered
+
+    @classmethod
+    async def of(cls, lock: Interlock, ticket: Ticket | None = None) -> Local:
+        """The facts of an open data directory, with those about the messages of one ticket."""
+        known = {one.did: one for one in await lock.identities.all()}
+        names = {did: _called({"name": one.name, "tenant": one.tenant}) for did, one in known.items() if one.name}
+        alone = await lock.approvals.is_alone(lock.caller)
+        return cls(lock, names, alone, *([], []) if ticket is None else await _messages(lock, ticket))
 
     def name_of(self, who: str) -> str:
-        known = self._lock.identities.find(who) if who.startswith("did:") else None
-        if known is None or not known.name:
-            return who
-        return known.name if known.tenant == "local" else f"{known.name} of {known.tenant}"
+        return self._names.get(who, who)
 
     def now_ms(self) -> int:
         return self._lock.clock.now_ms()
 
     def must_leave(self, ticket: Ticket) -> bool:
-        by = self._lock.caller
-        return ticket.requester == by.acting and not self._lock.approvals.is_alone(by)
+        return ticket.requester == self._lock.caller.acting and not self._alone
 
     def continues(self) -> bool:
         lock = self._lock
         others = (path.stem for path in lock.home.instances.glob("*.lock") if path.stem != lock.instance.id)
         return any(lock.instance.alive(other) for other in others)
 
-    def told(self, ticket: Ticket) -> list[str]:
-        from interlock.api.approvals import notified_channels
+    def told(self) -> list[str]:
+        return self._told
 
-        return notified_channels(self._lock.journal, ticket)
+    def undelivered(self) -> list[Json]:
+        return self._undelivered
 
-    def undelivered(self, ticket: Ticket) -> list[Json]:
-        from interlock.approvals.notify import undelivered
-        from interlock.core.clock import iso
 
-        return [
-            {
-                "channel": one.channel,
-                "step": one.step,
-                "state": one.state,
-                "attempts": one.attempts,
-                "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
-                "error": one.error,
-            }
-            for one in undelivered(self._lock.journal, ticket=ticket.id)
-        ]
+async def _messages(lock: Interlock, ticket: Ticket) -> tuple[list[str], list[Json]]:
+    """The channels by which people were notified of a ticket, and the notifications that did not arrive."""
+    from interlock.api.approvals import notified_channels
+    from interlock.approvals.notify import undelivered
+    from interlock.core.clock import iso
+
+    late: list[Json] = [
+        {
+            "channel": one.channel,
+            "step": one.step,
+            "state": one.state,
+            "attempts": one.attempts,
+            "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
+            "error": one.error,
+        }
+        for one in await undelivered(lock.journal, ticket=ticket.id)
+    ]
+    return await notified_channels(lock.journal, ticket), late
 
 
 class Remote:
@@ -130,10 +145,10 @@ class Remote:
     def continues(self) -> bool:
         return True
 
-    def told(self, ticket: Ticket) -> list[str]:
+    def told(self) -> list[str]:
         return list(self._ticket.get("told") or ())
 
-    def undelivered(self, ticket: Ticket) -> list[Json]:
+    def undelivered(self) -> list[Json]:
         return [{"next_attempt_at": None, **one} for one in self._ticket.get("undelivered") or ()]
 
 

@@ -117,39 +117,40 @@ class _Watch:
         """Tell what is new since the last look."""
         waiting = {
             one.id: one
-            for one in self._lock.approvals.list()
-            if self._everything or concerns(self._lock, one, self._by)
+            for one in await self._lock.approvals.list()
+            if self._everything or await concerns(self._lock, one, self._by)
         }
         for ticket_id, before in list(self._known.items()):
             now = waiting.get(ticket_id) or await self._lock.approvals.show(ticket_id)
             if (now.state, now.step) != (before.state, before.step):
-                self._tell(now.state.lower() if now.state != before.state else "escalated", now)
+                await self._tell(now.state.lower() if now.state != before.state else "escalated", now)
             self._known[ticket_id] = now
             if now.state not in ("PENDING", "APPROVED"):
                 del self._known[ticket_id]
         for ticket_id, ticket in waiting.items():
             if ticket_id not in self._known:
                 self._known[ticket_id] = ticket
-                self._tell("asked", ticket)
+                await self._tell("asked", ticket)
 
-    def _tell(self, event: str, ticket: Ticket) -> None:
+    async def _tell(self, event: str, ticket: Ticket) -> None:
         if self._out.as_json:
-            self._out.write({"event": event, "ticket": document(Local(self._lock), ticket)})
+            self._out.write({"event": event, "ticket": document(await Local.of(self._lock, ticket), ticket)})
             return
         page = self._out.page()
         if event == "asked":
-            show_brief(Local(self._lock), page, ticket)
+            show_brief(await Local.of(self._lock), page, ticket)
         else:
-            page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {self._words(event, ticket)}")
+            page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {await self._words(event, ticket)}")
         sys.stdout.flush()
 
-    def _words(self, event: str, ticket: Ticket) -> str:
+    async def _words(self, event: str, ticket: Ticket) -> str:
         if event == "escalated":
             return f"nobody has decided yet; {ticket.chain[ticket.step].group} were asked too"
         if event in ("approved", "denied"):
             changed = ", with the input edited" if ticket.edited is not None else ""
             comment = f": {ticket.comment}" if ticket.comment else ""
-            return f"{event} by {Local(self._lock).name_of(ticket.resolved_by or '')}{changed}{comment}"
+            who = (await Local.of(self._lock)).name_of(ticket.resolved_by or "")
+            return f"{event} by {who}{changed}{comment}"
         return _HAPPENED[ticket.state]
 
     def _offer(self) -> None:
@@ -176,7 +177,7 @@ class _Watch:
     async def _act(self, key: str, ticket: Ticket) -> None:
         about = f"{short(ticket)} {ticket.ref}"
         if key == "p":
-            show_ticket(Local(self._lock), self._out.page(), ticket)
+            show_ticket(await Local.of(self._lock, ticket), self._out.page(), ticket)
             self._say(f"{short(ticket)}: {_MENU}\n")
         elif key == "n":
             self._skipped.add(ticket.id)

@@ -252,15 +252,17 @@ class JsonRpcDoor(Route):
     ) -> Json:
         if limit.__class__ is not int or not 1 <= limit <= 1000:
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
-        page = self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
+        page = await self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
         return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
 
     async def _negotiate(self, caller: Caller, expected: Json) -> Json:
-        matches = self._service.tools.negotiate(_expected(expected) or {}, caller)
+        matches = await self._service.tools.negotiate(_expected(expected) or {}, caller)
         return {"matches": [one.document() for one in matches]}
 
     async def _tool(self, caller: Caller, tool_id: str, tool_version: str | None = None) -> Json:
-        found = self._service.tools.find(_text(tool_id, "tool_id") or "", _text(tool_version, "tool_version"), caller)
+        found = await self._service.tools.find(
+            _text(tool_id, "tool_id") or "", _text(tool_version, "tool_version"), caller
+        )
         contract = found.contract
         return {
             **self._brief(found),
@@ -361,7 +363,7 @@ class JsonRpcDoor(Route):
     # Approvals
 
     async def _approvals(self, caller: Caller) -> Json:
-        return {"approvals": self._service.approvals.tickets(by=caller)}
+        return {"approvals": await self._service.approvals.tickets(by=caller)}
 
     async def _approval(self, caller: Caller, ticket_id: str) -> Json:
         return await self._service.approvals.ticket(_text(ticket_id, "ticket_id") or "", by=caller)

@@ -69,15 +69,15 @@ class Allowances:
             call.extend().meter = Meter()
         call.extend().uses = uses or None
 
-    def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
+    async def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
         """Return what is spent and what is left of the tightest budget that covers a call, for policies."""
         assert call.tool is not None
-        tightest: tuple[int, int] | None = None
-        for allowance in self._budgets(call, caller, call.tool.contract.address):
-            spent = budgets.used(self._journal.reader, allowance)
-            if tightest is None or allowance.limit - spent < tightest[1]:
-                tightest = (spent, allowance.limit - spent)
-        return tightest or (0, 0)
+        allowances = self._budgets(call, caller, call.tool.contract.address)
+        if not allowances:
+            return 0, 0
+        used = await self._journal.read(lambda reader: [budgets.used(reader, one) for one in allowances])
+        left = ((spent, one.limit - spent) for spent, one in zip(used, allowances, strict=True))
+        return min(left, key=lambda one: one[1])
 
     def _budgets(self, call: Call, caller: Caller, tool: str) -> tuple[Allowance, ...]:
         rules: list[Budget] = list(self._settings.budgets)

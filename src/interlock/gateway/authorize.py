@@ -155,7 +155,8 @@ class Authorizer:
         question = Question(
             caller, tool.contract, tool.digest, checked.input, operation, request.session, request.door,
             None if request.native is None else str(request.native.get("operation_id", "")) or None,
-            self._allowances.spent_and_left(call, caller) if self._allowances.active else _NO_BUDGET, call.started_ms,
+            await self._allowances.spent_and_left(call, caller) if self._allowances.active else _NO_BUDGET,
+            call.started_ms,
         )  # fmt: skip
         decision = self._engine.cached(question)
         if decision is None:

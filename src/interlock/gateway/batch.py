@@ -57,7 +57,7 @@ async def may_overlap(catalog: Catalog, request: Request) -> bool | None:
     """
     try:
         capability = None if request.caller is None else request.caller.capability
-        version = catalog.resolve(request.tool, request.version, capability)
+        version = await catalog.resolve(request.tool, request.version, capability)
         if not version.at_hand:
             await DEFINITIONS.run(version.compile)
         tool = version.prepared

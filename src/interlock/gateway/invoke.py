@@ -187,7 +187,7 @@ class Gateway:
         try:
             return await work
         except Failure as failure:
-            return await self._failed.close(call, masked(call, failure, self._catalog))
+            return await self._failed.close(call, await masked(call, failure, self._catalog))
         except asyncio.CancelledError:
             called_off = self.cancellation.was_called_off(call)
             failure = cut_off(call) if called_off else Failure("E3703", f"{call.ref} was cancelled by its caller")

@@ -8,7 +8,7 @@ from interlock.core.errors import Failure
 from interlock.registry.catalog import Catalog
 
 
-def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
+async def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
     """Return the failure that the caller gets for a call that failed before it was authorized.
 
     INVARIANT: a caller who may not use a tool learns only that, and neither its schema nor its versions.
@@ -18,7 +18,7 @@ def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
         return failure
     token, tool = caller.capability, call.tool
     if tool is None:
-        return failure if token is None else _unnamed(call.request.tool, token, catalog) or failure
+        return failure if token is None else await _unnamed(call.request.tool, token, catalog) or failure
     contract = tool.contract
     if token is not None and not token.covers(contract.address, contract.version):
         return Failure("E3204", f"the token does not name {contract.ref}")
@@ -27,11 +27,11 @@ def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
     return failure
 
 
-def _unnamed(name: str, token: Capability, catalog: Catalog) -> Failure | None:
+async def _unnamed(name: str, token: Capability, catalog: Catalog) -> Failure | None:
     """Return the refusal of a tool that exists and that the token does not name in any version."""
     try:
-        address = catalog.address(name, token)
-        if catalog.versions(address) and not token.names(address):
+        address = await catalog.address(name, token)
+        if await catalog.versions(address) and not token.names(address):
             return Failure("E3204", f"the token does not name `{name}`")
     except Failure:
         pass  # there is no such tool, or it cannot be looked up now

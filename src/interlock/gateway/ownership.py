@@ -34,25 +34,25 @@ class Ownership:
     """Decides which callers own the calls of one data directory."""
 
     def __init__(self, journal: Store, catalog: Catalog, environment: str) -> None:
-        self._reader = journal.reader
+        self._journal = journal
         self._catalog = catalog
         self._environment = environment
 
-    def history(self, call_id: str) -> list[Json]:
+    async def history(self, call_id: str) -> list[Json]:
         """Return every record of a call, oldest first."""
-        return [orjson.loads(body) for body in ledger.of_call(self._reader, call_id)]
+        return [orjson.loads(body) for body in await self._journal.read(lambda reader: ledger.of_call(reader, call_id))]
 
-    def has(self, caller: Caller, facts: Json) -> bool:
+    async def has(self, caller: Caller, facts: Json) -> bool:
         """Whether a call with these recorded facts belongs to a caller."""
         if (facts.get("tenant"), facts.get("callerId")) != (caller.tenant, caller.id):
             return False
-        return self.reaches(caller, facts)
+        return await self.reaches(caller, facts)
 
-    def has_call(self, caller: Caller, call_id: str) -> bool:
+    async def has_call(self, caller: Caller, call_id: str) -> bool:
         """Whether a call belongs to a caller, by all of its records."""
-        return self.has(caller, facts_in(self.history(call_id)))
+        return await self.has(caller, facts_in(await self.history(call_id)))
 
-    def reaches(self, caller: Caller, facts: Json) -> bool:
+    async def reaches(self, caller: Caller, facts: Json) -> bool:
         """Whether a caller's token could have made the call with these recorded facts."""
         capability, version = caller.capability, facts.get("version")
         if capability is None:
@@ -62,7 +62,7 @@ class Ownership:
         if version is None or facts.get("error_code") in _REFUSED:
             return True  # nothing ran
         try:
-            contract = self._catalog.exact(facts.get("toolId", ""), version).contract
+            contract = (await self._catalog.exact(facts.get("toolId", ""), version)).contract
             token_checks.check_tool(capability, contract, self._environment)
         except Failure:
             return False

@@ -50,11 +50,11 @@ class UnknownCall:
         return {"invocation_id": told.pop("call"), "at": iso(told.pop("at_ms")), **told}
 
 
-def unknown_calls(journal: Store) -> list[UnknownCall]:
+async def unknown_calls(journal: Store) -> list[UnknownCall]:
     """Return every call whose outcome a person must decide, oldest first."""
     return [
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
-        for call, tool, version, key, caller, at_ms in idempotency_rows.unknown(journal.reader)
+        for call, tool, version, key, caller, at_ms in await journal.read(idempotency_rows.unknown)
     ]
 
 
@@ -65,7 +65,7 @@ def advice(call_id: str) -> str:
 
 async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
     """Block the keys of writes that died with their process, and alert about each. Usually writes nothing."""
-    if all(map(alive, idempotency_rows.executing_owners(journal.reader))):
+    if all(map(alive, await journal.read(idempotency_rows.executing_owners))):
         return
     for call_id, tool in await journal.commit(idempotency.find_orphans(alive)):
         announce("tool.alert", call_id, tool, alert="OUTCOME_UNKNOWN", reason=advice(call_id))

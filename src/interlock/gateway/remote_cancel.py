@@ -30,37 +30,40 @@ class RemoteCancel:
         self._journal = journal
         self._instance = instance
 
-    def runs(self, call_id: str) -> str | None:
+    async def runs(self, call_id: str) -> str | None:
         """Return the other process that runs a call now, if there is one and it is alive."""
-        runners = idempotency.runners(self._journal.reader, call_id, BEGUN + call_id)
+        runners = await self._journal.read(lambda reader: idempotency.runners(reader, call_id, BEGUN + call_id))
         others = (owner for owner in runners if owner != self._instance.id and self._instance.alive(owner))
         return next(others, None)
 
     async def ended(self, call_id: str) -> None:
         """Wait until no other process runs the call any more."""
-        while self.runs(call_id) is not None:  # noqa: ASYNC110 - another process ends it, of which only the store tells
+        while await self.runs(call_id) is not None:  # noqa: ASYNC110 - only the store tells that another process ended
             await asyncio.sleep(EVERY_S)
 
     async def cancel(self, call_id: str, owner: str, reason: Reason = "interruption") -> str:
         """Ask the process that runs a call to end it. Returns its answer, or `unsupported` if it gives none."""
-        reader = self._journal.reader
-        before = len(ledger.of_kind(reader, call_id, "cancel"))
+        before = len(await self._answers(call_id))
         await self._journal.commit(_request(call_id, owner, reason))
         for _ in range(TRIES):
-            answers = ledger.of_kind(reader, call_id, "cancel")[before:]
+            answers = (await self._answers(call_id))[before:]
             if answers:
                 return str(orjson.loads(answers[0])["answer"])
-            if self.runs(call_id) is None:
+            if await self.runs(call_id) is None:
                 break
             await asyncio.sleep(EVERY_S)
         await self._journal.commit(_take(call_id, owner))
-        return "finished" if self.runs(call_id) is None else "unsupported"
+        return "finished" if await self.runs(call_id) is None else "unsupported"
+
+    async def _answers(self, call_id: str) -> list[bytes]:
+        return await self._journal.read(lambda reader: ledger.of_kind(reader, call_id, "cancel"))
 
     async def cancel_requested(self, cancel: Callable[[str, Reason], str]) -> None:
         """Cancel the calls that other processes asked this one to cancel."""
         mine = self._instance.id
         asked = [_request_value(mine, reason) for reason in REASONS]
-        for name, value in facts.between_with(self._journal.reader, _REQUEST, "cancel;", asked):
+        requests = await self._journal.read(lambda reader: facts.between_with(reader, _REQUEST, "cancel;", asked))
+        for name, value in requests:
             call_id = name.removeprefix(_REQUEST)
             if await self._journal.commit(_take(call_id, mine)):
                 cancel(call_id, list(REASONS)[asked.index(value)])

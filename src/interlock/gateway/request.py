@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.phases import Call, Request, Requested
@@ -24,10 +25,8 @@ from interlock.registry.quarantine import Quarantine
 from interlock.store import idempotency as idempotency_rows
 
 if TYPE_CHECKING:
-    from interlock.call.capability import Capability
-    from interlock.store.port import Reader
-
-    Find = Callable[[str, str | None, Capability | None], Prepared | None]
+    from interlock.call.context import Caller
+    from interlock.store.port import Store
 
 
 class Requests:
@@ -42,7 +41,7 @@ class Requests:
         redaction: CallRedaction,
         outputs: Outputs,
         undo: UndoStore,
-        reader: Reader,
+        journal: Store,
         most_values: int,
     ) -> None:
         self._catalog = catalog
@@ -51,7 +50,7 @@ class Requests:
         self._redaction = redaction
         self._outputs = outputs
         self._undo = undo
-        self._reader = reader
+        self._journal = journal
         self._most_values = most_values
 
     async def read(self, call: Call) -> Requested:
@@ -74,14 +73,29 @@ class Requests:
             _refuse_unwritable(names)
         self._observer.emit("tool.invocation.planned", call)
         model_input = await self._encode_input(call)
+        if request.operation == "compensate":
+            return self._select(call, await self._undone(call, request.caller))
+        call.model_input = model_input
+        if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked when it was copied
+            check_values(model_input, self._most_values)
         try:
-            return self._select(call, model_input, self._catalog.at_hand)
-        except _NotAtHandError:
-            version = self._catalog.resolve(request.tool, request.version, request.caller.capability)
-            await DEFINITIONS.run(version.compile)
-            requested = self._select(call, model_input, self._catalog.prepared)
-            await DEFINITIONS.run(self._compile_redaction, requested)
-            return requested
+            tool = self._catalog.at_hand(request.tool, request.version, request.caller.capability)
+            if tool is None:
+                return await self._look_up(call, request.caller)
+        except Stranded as missing:
+            tool = await self._answered_before(call, missing)
+        return self._select(call, tool)
+
+    async def _look_up(self, call: Call, caller: Caller) -> Requested:
+        """Find a tool that is not in memory, or that has a large contract which was not compiled yet."""
+        request = call.request
+        version = await self._catalog.resolve(request.tool, request.version, caller.capability)
+        if version.at_hand:
+            return self._select(call, version.prepared)
+        await DEFINITIONS.run(version.compile)
+        requested = self._select(call, version.prepared)
+        await DEFINITIONS.run(self._compile_redaction, requested)
+        return requested
 
     def _compile_redaction(self, requested: Requested) -> None:
         """Compile the redactors of a large contract, before the first call needs them."""
@@ -104,28 +118,19 @@ class Requests:
         call.request = replace(request, arguments=given)
         return model_input
 
-    def _select(self, call: Call, model_input: bytes, find: Find) -> Requested:
-        """Find the tool of a call, and set its deadline."""
+    async def _undone(self, call: Call, caller: Caller) -> Prepared:
+        """Find the tool of a call that is to be undone, and the input with which it is undone."""
+        # INVARIANT: an undo does what the call it undoes recorded, never what its caller asks for.
+        stored = await self._undo.read(call.request.parent or "", caller)
+        call.extend().hidden = tuple(stored["hidden"])
+        call.request = replace(call.request, session=stored.get("session", ""))
+        call.model_input = canonical(stored["arguments"])
+        call.input_hash = hashlib.sha256(call.model_input).hexdigest()
+        return (await self._catalog.exact(stored["tool"], stored["version"])).prepared
+
+    def _select(self, call: Call, tool: Prepared) -> Requested:
+        """Set the tool of a call and its deadline."""
         request = call.request
-        assert request.caller is not None
-        if request.operation == "compensate":
-            # INVARIANT: an undo does what the call it undoes recorded, never what its caller asks for.
-            stored = self._undo.read(request.parent or "", request.caller)
-            call.extend().hidden = tuple(stored["hidden"])
-            call.request = request = replace(request, session=stored.get("session", ""))
-            call.model_input = model_input = canonical(stored["arguments"])
-            call.input_hash = hashlib.sha256(model_input).hexdigest()
-            tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
-        else:
-            call.model_input = model_input
-            if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked when it was copied
-                check_values(model_input, self._most_values)
-            try:
-                tool = find(request.tool, request.version, request.caller.capability)
-            except Stranded as missing:
-                tool = self._answered_before(call, missing)
-            if tool is None:
-                raise _NotAtHandError
         call.tool = tool
         self._quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
@@ -141,13 +146,14 @@ class Requests:
         call.deadline = deadline
         return cast("Requested", call)
 
-    def _answered_before(self, call: Call, missing: Stranded) -> Prepared:
+    async def _answered_before(self, call: Call, missing: Stranded) -> Prepared:
         """Return a tool whose code is missing, if the call's idempotency key has an outcome. Nothing runs for that."""
         tool, request = missing.prepared, call.request
         if not tool.writes or request.key is None or request.dry_run:
             raise missing
         scope = idempotency.scope_for(request, tool.contract, call.input_hash)
-        if not idempotency_rows.has_outcome(self._reader, scope, call.started_ms):
+        answered = partial(idempotency_rows.has_outcome, scope=scope, now_ms=call.started_ms)
+        if not await self._journal.read(answered):
             raise missing
 
         def refuse(_: Any) -> None:
@@ -155,10 +161,6 @@ class Requests:
 
         call.extend().uses = [refuse]  # in case the outcome expires meanwhile
         return tool
-
-
-class _NotAtHandError(Exception):
-    """The contract of the called tool is large and was not compiled yet."""
 
 
 def _copy_input(arguments: Json, most_values: int) -> tuple[Json, bytes, str]:

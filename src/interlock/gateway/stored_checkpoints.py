@@ -17,7 +17,7 @@ from interlock.privacy.redact import Redacted, Redactor
 from interlock.settings import Settings
 from interlock.store import checkpoints, ledger
 from interlock.store.checkpoints import CheckpointRow
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Store
 from interlock.store.sealing import Box
 
 _GZIP = 31
@@ -26,26 +26,22 @@ _GZIP = 31
 class StoredCheckpoints:
     """Reads the checkpoints of a data directory."""
 
-    def __init__(self, reader: Reader, settings: Settings, redactor: Redactor, box: Box) -> None:
-        self._reader = reader
+    def __init__(self, journal: Store, settings: Settings, redactor: Redactor, box: Box) -> None:
+        self._journal = journal
         self._settings = settings
         self._schema = redactor.for_schema({})
         self._box = box
 
-    def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
+    async def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
         """Return what a call has saved, oldest first, for a caller who may see it. E3904 for a damaged checkpoint."""
-        return [self._read(row) for row in checkpoints.of_call(self._reader, call_id, after=after, limit=limit)]
+        rows = await self._journal.read(lambda reader: checkpoints.of_call(reader, call_id, after=after, limit=limit))
+        return [self._read(row) for row in rows]
 
-    def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
+    async def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
         """Return the same for the caller that made the call. E3702 for other callers, as if the call did not exist."""
-        reader = self._reader
-        owners = checkpoints.owners(reader, call_id)
-        for body in ledger.of_call(reader, call_id):
-            record: Json = orjson.loads(body)
-            owners.add(f"{record.get('tenant')}/{record.get('callerId')}")
-        if owner_of(caller) not in owners:
+        if owner_of(caller) not in await self._journal.read(lambda reader: _owners(reader, call_id)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
-        return self.of(call_id)
+        return await self.of(call_id)
 
     def _read(self, row: CheckpointRow) -> Checkpoint:
         state, paths, error = None, (), None
@@ -100,3 +96,12 @@ def about(facts: Sequence[Any]) -> str:
 def owner_of(caller: Caller) -> str:
     """Return the owner of a checkpoint."""
     return f"{caller.tenant}/{caller.id}"
+
+
+def _owners(reader: Reader, call_id: str) -> set[str]:
+    """The callers that made a call, by its checkpoints and its records."""
+    owners = checkpoints.owners(reader, call_id)
+    for body in ledger.of_call(reader, call_id):
+        record: Json = orjson.loads(body)
+        owners.add(f"{record.get('tenant')}/{record.get('callerId')}")
+    return owners

@@ -10,7 +10,7 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,10 @@ class Stranded(Failure):
         return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing
 
 
+# Every tool that has an available version: that version, and all of them.
+_Whole = list[tuple[Version, dict[str, Version]]]
+
+
 # many methods: one cache, filled and dropped as a whole; every look-up goes through the same freshness check
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
@@ -187,56 +191,60 @@ class Catalog:
         self._clock = clock
         self._manifests = manifests
         self._versions: dict[str, dict[str, Version]] = {}
-        self._whole: list[tuple[Version, dict[str, Version]]] | None = None
+        self._whole: _Whole | None = None
         self._contents: dict[str, Content] = {}
         self._resolved: dict[tuple[str, str | None], Version] = {}
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._epoch = -1
+        # Another one after each change. A read that was under way while it changed is not cached.
+        self._revision = object()
         self._changes = journal.changes
         self._changes.watch(("registry",), _revision, self._changed)
         # Called with the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
 
-    def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
+    async def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
         """Return the version for a name and range. E3101 unknown tool, E3102 no such version, E3104 past removal.
 
         With a token it is the highest that both the range and the token admit; E3103 if they have none in common.
         """
-        version = self._resolve(name, spec, capability)
+        version = await self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
             return version
-        return _within(version, spec, self.versions(version.row.address), capability, self._clock.now_ms())
+        return _within(version, spec, await self.versions(version.row.address), capability, self._clock.now_ms())
 
-    def _resolve(self, name: str, spec: str | None, capability: Capability | None) -> Version:
-        self._refresh()
+    async def _resolve(self, name: str, spec: str | None, capability: Capability | None) -> Version:
+        await self._refresh()
         version = self._resolved.get((name, spec))
         if version is None:
-            version = self._find(name, spec, capability)
-            if len(self._resolved) > 10_000:
-                self._resolved.clear()
-                self._ready.clear()
-            self._resolved[(name, spec)] = version
+            revision = self._revision
+            version = await self._find(name, spec, capability)
+            if revision is self._revision:
+                if len(self._resolved) > 10_000:
+                    self._resolved.clear()
+                    self._ready.clear()
+                self._resolved[(name, spec)] = version
         if version.row.notice is None and version.row.state == "active":
             return version
         now_ms = self._clock.now_ms()
         if version.gone(now_ms):
             # Its removal date has passed since it was chosen: a range may still match another version.
-            version = _alive(spec, self.versions(self.address(name)), now_ms) or version
+            version = _alive(spec, await self.versions(await self.address(name)), now_ms) or version
             version.refuse_if_gone(now_ms)
         return version
 
-    def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
+    async def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
         """Iterate over the default version of every tool, in order of name, starting behind a name.
 
         INVARIANT: all are as they were at one moment. Of a change to many tools, a reader sees everything or nothing.
         """
-        self._refresh()
+        await self._refresh()
+        return self._newest(await self._all(), capability, after)
+
+    def _newest(self, whole: _Whole, capability: Capability | None, after: str) -> Iterator[Version]:
         now_ms = self._clock.now_ms()
-        if self._whole is None:
-            self._whole = self._read_all(now_ms)
-        whole = self._whole
         for at in range(bisect_right(whole, after, key=_address) if after else 0, len(whole)):
             chosen, versions = whole[at]
             version = chosen if chosen.row.notice is None else _alive(None, versions, now_ms)
@@ -249,75 +257,105 @@ class Catalog:
                     continue  # the token allows none of its versions
             yield version
 
-    def everything(self) -> Iterator[Version]:
-        """Iterate over every version of every tool, whatever its state."""
-        self._refresh()
-        if self._whole is None:
-            self._whole = self._read_all(self._clock.now_ms())
-        for versions in list(self._versions.values()):
-            yield from versions.values()
+    async def everything(self) -> list[Version]:
+        """Return every version of every tool, whatever its state."""
+        await self._refresh()
+        await self._all()
+        return [version for versions in self._versions.values() for version in versions.values()]
 
-    def _read_all(self, now_ms: int) -> list[tuple[Version, dict[str, Version]]]:
-        """Return every tool that has an available version: that version, and all of them. Read in one statement."""
+    async def _all(self) -> _Whole:
+        """Return every tool that has an available version: that version, and all of them."""
+        if self._whole is not None:
+            return self._whole
+        revision = self._revision
+        stored, sources = await self._journal.read(self._read_all)
         whole: dict[str, dict[str, Version]] = {}
-        # Manifests are most of the data, and those read before are known by their digests.
-        stored = tools.all_without_manifests(self._journal.reader)
-        if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
-            stored = tools.all_versions(self._journal.reader)
         for one in stored:
-            version = self._version(one)
+            version = self._version(one, sources.get(one.digest))
             if version is not None:
                 whole.setdefault(version.row.address, {})[version.row.version] = version
-        self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
-        self._versions.update(whole)
+        now_ms = self._clock.now_ms()
         defaults = ((_chosen(versions, now_ms), versions) for versions in whole.values())
-        return [(chosen, versions) for chosen, versions in defaults if chosen is not None]
+        available = [(chosen, versions) for chosen, versions in defaults if chosen is not None]
+        self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
+        if revision is self._revision:
+            self._versions.update(whole)
+            self._whole = available
+        return available
 
-    def _version(self, stored: tools.Row) -> Version | None:
+    def _read_all(self, reader: Reader) -> tuple[list[tools.Row], dict[str, str]]:
+        """Read every version in one statement, and the digests of the texts that loading them executes."""
+        # Manifests are most of the data, and those read before are known by their digests.
+        stored = tools.all_without_manifests(reader)
+        if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
+            stored = tools.all_versions(reader)
+        else:
+            stored = [
+                one if one.digest in self._contents else one._replace(manifest=tools.manifest(reader, *one[:3]))
+                for one in stored
+            ]
+        return stored, all_sources(reader)
+
+    def _version(self, stored: tools.Row, source: str | None) -> Version | None:
         """Return a version as it was read; None if it was removed since."""
-        address, version, digest, _, manifest, *_ = stored
-        content = self._contents.get(digest)
+        content = self._contents.get(stored.digest)
         if content is None:
-            if manifest is None:
-                manifest = tools.manifest(self._journal.reader, address, version, digest)
-                if manifest is None:
-                    return None
-            content = self._contents[digest] = Content(manifest)
-        return Version(_row(stored, content.manifest), self._bind, content)
+            if stored.manifest is None:
+                return None
+            content = self._contents[stored.digest] = Content(stored.manifest)
+        return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
-    def exact(self, address: str, version: str) -> Version:
+    async def exact(self, address: str, version: str) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
-        row = self.versions(address).get(version)
+        row = (await self.versions(address)).get(version)
         if row is None:
             raise Failure("E3102", f"{address} has no version {version}")
         return row
 
-    def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
+    async def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
         """Return the version for a name, a range and a token, ready to be called."""
         ready = self.at_hand(name, spec, capability)
-        return self.resolve(name, spec, capability).prepared if ready is None else ready
+        return (await self.resolve(name, spec, capability)).prepared if ready is None else ready
 
     def at_hand(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared | None:
-        """Return the same, or None if a large contract has to be compiled first: see `Version.compile`."""
-        if capability is not None and capability.narrows:
-            version = self.resolve(name, spec, capability)
-            return version.prepared if version.at_hand else None
-        if self._clock.monotonic() >= self._changes.fresh_until:
-            self._changes.catch_up()
-        ready = self._ready.get((name, spec))
-        if ready is None or ready.notice is not None:
-            version = self._resolve(name, spec, capability)
-            if not version.at_hand:
-                return None
-            # A version with a removal date is not cached: the date may pass.
-            ready = self._ready[(name, spec)] = version.prepared
-        return ready
+        """Return the same from memory; None if it is not there, or if a large contract has to be compiled first.
 
-    def _find(self, name: str, spec: str | None, capability: Capability | None) -> Version:
-        address = self.address(name, capability)
-        versions = self.versions(address)
+        `resolve` then finds the version, and `Version.compile` compiles it.
+        """
+        if self._clock.monotonic() >= self._changes.fresh_until and not self._changes.try_catch_up():
+            return None
+        narrowing = capability if capability is not None and capability.narrows else None
+        if narrowing is None:
+            ready = self._ready.get((name, spec))
+            if ready is not None and ready.notice is None:
+                return ready
+        version = self._resolved.get((name, spec))
+        if version is None:
+            return None
+        # A version with a removal date is looked at each time: the date may pass.
+        if (version.row.notice is not None or version.row.state != "active") and version.gone(self._clock.now_ms()):
+            return None
+        if narrowing is not None:
+            versions = self._versions.get(version.row.address)
+            if versions is None:
+                return None
+            version = _within(version, spec, versions, narrowing, self._clock.now_ms())
+        if not version.at_hand:
+            return None
+        prepared = version.prepared
+        if narrowing is None:
+            self._ready[(name, spec)] = prepared
+        return prepared
+
+    def known(self, name: str) -> Version | None:
+        """Return the version for a name from memory, where `resolve` has found it before."""
+        return self._resolved.get((name, None))
+
+    async def _find(self, name: str, spec: str | None, capability: Capability | None) -> Version:
+        address = await self.address(name, capability)
+        versions = await self.versions(address)
         if not versions:
-            raise self.unknown(name, capability)
+            raise await self.unknown(name, capability)
         selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
         pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
         if not pool:
@@ -329,32 +367,36 @@ class Catalog:
             )
         return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
 
-    def unknown(self, name: str, capability: Capability | None = None) -> Failure:
+    async def unknown(self, name: str, capability: Capability | None = None) -> Failure:
         """The failure for an unknown tool (E3101), with similar names that exist.
 
         INVARIANT: with a token, only tools are named that it lets its holder see.
         """
         import difflib
 
-        known = [one for one in self.addresses() if capability is None or capability.names(one)]
+        known = [one for one in await self.addresses() if capability is None or capability.names(one)]
         near = difflib.get_close_matches(name, known, n=_LIKE, cutoff=0.5)
-        shown = [one for one in near if self._serves(one) and self._shows(one, capability)][:3]
+        shown = [one for one in near if await self._serves(one) and await self._shows(one, capability)][:3]
         hint = f"; did you mean {', '.join(f'`{one}`' for one in shown)}?" if shown else "; see interlock tools list"
         return Failure("E3101", f"no tool named `{name}`{hint}")
 
-    def _serves(self, address: str) -> bool:
+    async def _serves(self, address: str) -> bool:
         """Whether some version of a tool is available."""
-        return any(one.row.state in ("active", "deprecated") for one in self.versions(address).values())
+        versions = await self.versions(address)
+        return any(one.row.state in ("active", "deprecated") for one in versions.values())
 
-    def _shows(self, address: str, capability: Capability | None) -> bool:
+    async def _shows(self, address: str, capability: Capability | None) -> bool:
         """Whether a token names some version of a tool, and holds the scopes for it."""
-        return capability is None or any(
+        if capability is None:
+            return True
+        versions = await self.versions(address)
+        return any(
             capability.covers(address, one.row.version)
             and capability.leaf.scopes.issuperset(one.content.required_scopes)
-            for one in self.versions(address).values()
+            for one in versions.values()
         )
 
-    def address(self, name: str, capability: Capability | None = None) -> str:
+    async def address(self, name: str, capability: Capability | None = None) -> str:
         """Return the address for a name: itself, an alias, or the one tool of that bare name.
 
         If there are several, the failure lists those that the token shows.
@@ -362,49 +404,51 @@ class Catalog:
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
         if "." in name:
-            return tools.aliased(self._journal.reader, name) or name
-        candidates = tools.with_bare_name(self._journal.reader, name)
+            return await self._journal.read(lambda reader: tools.aliased(reader, name)) or name
+        candidates = await self._journal.read(lambda reader: tools.with_bare_name(reader, name))
         if len(candidates) > 1:
-            candidates = [one for one in candidates if self._shows(one, capability)]
+            candidates = [one for one in candidates if await self._shows(one, capability)]
             if not candidates:
-                raise self.unknown(name, capability)
+                raise await self.unknown(name, capability)
             listing = ", ".join(f"`{one}`" for one in candidates[:10])
             raise Failure(
                 "E3101", f"`{name}` is ambiguous; say which of {listing}", details={"candidates": candidates[:100]}
             )
         return candidates[0] if candidates else name
 
-    def versions(self, address: str) -> dict[str, Version]:
+    async def versions(self, address: str) -> dict[str, Version]:
         """Return every version of a tool, as registered."""
-        self._refresh()
+        await self._refresh()
         known = self._versions.get(address)
         if known is None:
-            versions = (self._version(one) for one in tools.versions(self._journal.reader, address))
+            revision = self._revision
+            stored = await self._journal.read(lambda reader: _versions_of(reader, address))
+            versions = (self._version(one, source) for one, source in stored)
             known = {one.row.version: one for one in versions if one is not None}
-            if known:
+            if known and revision is self._revision:
                 self._versions[address] = known
         return known
 
-    def rows(self) -> list[Row]:
+    async def rows(self) -> list[Row]:
         """Return all registered versions, in order of name."""
-        return [_row(one, one.manifest or "") for one in tools.all_versions(self._journal.reader)]
+        return [_row(one, one.manifest or "") for one in await self._journal.read(tools.all_versions)]
 
-    def addresses(self) -> list[str]:
-        return tools.first_addresses(self._journal.reader, _MOST_ADDRESSES)
+    async def addresses(self) -> list[str]:
+        return await self._journal.read(lambda reader: tools.first_addresses(reader, _MOST_ADDRESSES))
 
     def attach(self, tool: Tool[..., Any]) -> None:
         """Serve this version with a function of this process."""
         manifest = tool.manifest
         self._attached[(manifest.address, manifest.version)] = tool
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Drop the cache; the store is read again."""
         self._drop()
-        self._changes.look()
+        await self._changes.look()
 
-    def _refresh(self) -> None:
+    async def _refresh(self) -> None:
         if self._clock.monotonic() >= self._changes.fresh_until:
-            self._changes.catch_up()
+            await self._changes.caught_up()
 
     def _changed(self, revision: int) -> None:
         self._drop()
@@ -413,24 +457,25 @@ class Catalog:
             self.on_change(revision)
 
     def _drop(self) -> None:
+        self._revision = object()
         self._whole = None
         self._versions.clear()
         self._resolved.clear()
         self._ready.clear()
 
-    def _bind(self, row: Row) -> Tool[..., Any]:
-        tool = self._attached.get((row.address, row.version)) or self._loaded(row)
+    def _bind(self, row: Row, source: str | None) -> Tool[..., Any]:
+        tool = self._attached.get((row.address, row.version)) or self._loaded(row, source)
         # INVARIANT: the code that runs is exactly what was admitted.
         if contract_digest(tool) != row.digest:
             raise _changed(row)
         return tool
 
-    def _loaded(self, row: Row) -> Tool[..., Any]:
+    def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         if row.origin.startswith("upstream:"):
             return without_function(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
             # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded.
-            if source_changed(self._journal.reader, row.digest, row.manifest, row.origin, self._manifests):
+            if source_changed(source, row.manifest, row.origin, self._manifests):
                 raise _changed(row)
             self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin, self._manifests)}
         tool = self._origins[row.origin].get(f"{row.address}@{row.version}")
@@ -448,12 +493,21 @@ def remember_source(transaction: Transaction, digest: str, source: str) -> None:
     facts.put(transaction, f"{_SOURCE}{digest}", source)
 
 
-def source_changed(reader: Reader, digest: str, manifest: str, origin: str, manifests: Path) -> bool:
+def admitted_source(reader: Reader, digest: str) -> str | None:
+    """The digest of the text that was executed when a tool of this content was admitted; None where none is stored."""
+    return facts.get(reader, f"{_SOURCE}{digest}")
+
+
+def all_sources(reader: Reader) -> dict[str, str]:
+    """The same of all tools, by the digest of their content."""
+    return {name.removeprefix(_SOURCE): value for name, value in facts.between(reader, _SOURCE, "source;")}
+
+
+def source_changed(admitted: str | None, manifest: str, origin: str, manifests: Path) -> bool:
     """Whether loading a tool would execute another text than when it was admitted. Nothing is executed to find out.
 
     False where nothing was stored: the tool is not isolated, or its text is not in a file.
     """
-    admitted = facts.get(reader, f"{_SOURCE}{digest}")
     return admitted is not None and source_of(parse_manifest(orjson.loads(manifest)), origin, manifests) != admitted
 
 
@@ -481,6 +535,11 @@ def contract_digest(tool: Tool[..., Any]) -> str:
 _MOST_ADDRESSES = 20_000
 _LARGE = 16_384  # characters of a manifest that take some milliseconds to compile
 _ONE_BY_ONE = 100  # above this number of manifests, all are read in one statement
+
+
+def _versions_of(reader: Reader, address: str) -> list[tuple[tools.Row, str | None]]:
+    """The versions of a tool, each with the digest of the text that loading it executes."""
+    return [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
 
 
 def _address(entry: tuple[Version, Mapping[str, Version]]) -> str:

@@ -97,7 +97,7 @@ class Quarantine:
     """The current quarantine, as every process on the home sees it."""
 
     def __init__(self, journal: Store, monotonic: Callable[[], float]) -> None:
-        self._reader = journal.reader
+        self._journal = journal
         self._monotonic = monotonic
         self._held: dict[str, Quarantined] = {}
         self._changes = journal.changes
@@ -118,13 +118,13 @@ class Quarantine:
             self._changes.catch_up()
         return digest in self._held
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Check whether anything was quarantined or released."""
-        self._changes.look()
+        await self._changes.look()
 
     def _changed(self, rows: list[table.Row]) -> None:
         self._held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
 
-    def all(self) -> list[Quarantined]:
+    async def all(self) -> list[Quarantined]:
         """Return everything that ever was in quarantine."""
-        return [Quarantined._make(row) for row in table.entries(self._reader)]
+        return [Quarantined._make(row) for row in await self._journal.read(table.entries)]

@@ -17,6 +17,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -187,7 +188,7 @@ async def sweep(
     A version that is still in use is not removed: its removal date moves by `extend_days`, or with `force` it is
     removed anyway.
     """
-    versions = tools.deprecated(journal.reader)
+    versions = await journal.read(tools.deprecated)
     if not versions:
         return []
     tally = await _count(journal, now_ms)
@@ -201,7 +202,8 @@ async def sweep(
 async def usage(journal: Store, address: str, version: str, now_ms: int) -> Usage:
     """Return how often a version was requested, according to the journal."""
     tally = await _count(journal, now_ms)
-    return tally.of(_names(address, tools.aliases(journal.reader, address)), version)
+    aliases = await journal.read(lambda reader: tools.aliases(reader, address))
+    return tally.of(_names(address, aliases), version)
 
 
 # Judging one version
@@ -316,7 +318,7 @@ async def _count(journal: Store, now_ms: int) -> _Tally:
     tally = _Tally(head, _first_call(now_ms - _DAY_MS), Counter())
     after = _first_call(now_ms - 7 * _DAY_MS)
     while True:
-        page = ledger.attempts_of_calls(journal.reader, after, through=head, most=_PAGE)
+        page = await journal.read(partial(ledger.attempts_of_calls, first=after, through=head, most=_PAGE))
         tally = tally.with_more(page)
         if len(page) < _PAGE:
             return tally

@@ -184,13 +184,13 @@ class Services:
 
         The breaker is not closed: an answer does not prove that calls succeed. The next call tests it.
         """
-        self._changes.look()
+        await self._changes.look()
         own = f"{service}#"
         for name, row in list(self._rows.items()):
             named = name == service or name.startswith(own)
             if named and row.state == "open" and row.until_ms > self._clock.now_ms():
                 await self._journal.commit(_hasten(name, row))
-        self._changes.look()
+        await self._changes.look()
 
     def _changed(self, impaired: list[breakers.Impaired]) -> None:
         """Apply the decisions of other processes."""
@@ -309,7 +309,7 @@ class Services:
                 else:
                     held.moves.clear()
                 # Rows that were read before this point and not yet applied are outdated.
-                self._changes.look()
+                await self._changes.look()
         except Failure as failure:
             held.moves.clear()
             _log.warning("the state of %s is known to this process only: %s", service, failure.message)

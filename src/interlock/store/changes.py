@@ -5,6 +5,7 @@ raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVE
 (`watch`): when one has changed, its `load` reads what the cache needs, still on the thread, and its `apply` takes that
 over on the event loop. The loop itself reads in three cases only: after a change of this process, which must count at
 once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`).
+The loop never waits for a read of the thread: `caught_up` and `look` let it go on meanwhile, and `catch_up` refuses.
 
     thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
     loop                               └ apply, fresh_until moves on
@@ -47,8 +48,9 @@ READ_IDLE_EVERY_S = 0.5
 FRESH_S = 0.05
 # How long calls go on while the store cannot be read.
 MAX_STALE_S = 2.0
-# How long a read on the thread may take, from when it began, for the loop to wait for it. One that takes longer hangs.
+# How long a read on the thread may take, from when it began, for a caller to wait for it. One that takes longer hangs.
 _PATIENCE_S = 2.0
+_LOOK_AGAIN_S = 0.002
 _NEVER = float("-inf")
 
 
@@ -152,28 +154,40 @@ class ChangeReader:
             self._thread = threading.Thread(target=self._run, name="interlock-changes", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Read now, so that what this process has just committed counts. Raises where the store cannot be read."""
-        if not self._lock.acquire(timeout=self._patience_s()):
-            self._distrust()
-            raise _unanswered()
         try:
-            read = self._read()
+            await self._wait_for(lambda: self._lock.acquire(blocking=False))
+            try:
+                read = self._read()
+            finally:
+                self._lock.release()
         except BaseException:
             self._distrust()
             raise
-        finally:
-            self._lock.release()
         self._deliver(read)
 
+    async def caught_up(self) -> None:
+        """Make sure that what caches know is recent enough to be used; E3801, E3803 or E3804 where it is not.
+
+        Waits for a read that is under way on the thread. Calls begin with this, before they use caches.
+        """
+        if self._monotonic() >= self.fresh_until:
+            await self._wait_for(self.try_catch_up)
+
     def catch_up(self) -> None:
-        """Make sure that what caches know is recent enough to be used; E3801, E3803 or E3804 where it is not."""
+        """The same for caches that cannot wait: E3801 while the thread reads, if what is known is too old."""
+        if not self.try_catch_up():
+            raise _unanswered()
+
+    def try_catch_up(self) -> bool:
+        """The same. False while the thread reads, if what is known is too old: `caught_up` waits for it."""
         self._is_needed()
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
         # While the thread reads, what is known is good enough for a little longer.
-        if self._lock.acquire(timeout=0 if known else self._patience_s()):
+        if self._lock.acquire(blocking=False):
             try:
                 read = self._read()
             except Failure as error:
@@ -182,25 +196,30 @@ class ChangeReader:
                 self._lock.release()
             if read is not None:
                 self._deliver(read)
-                return
+                return True
             known = now - self._read_at < self._max_stale_s
-        if not known:
-            raise failure or _unanswered()
         if failure is not None:
+            if not known:
+                raise failure
             # Asked again soon, but not by every call.
             self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
+        return known
 
-    def _patience_s(self) -> float:
-        """How long the loop waits for a read that is under way.
+    async def _wait_for(self, done: Callable[[], bool]) -> None:
+        """Try something until the thread's read lets it succeed; E3801 for a read that hangs. The loop goes on.
 
-        The limit counts from the beginning of the read, so one that hangs delays the loop once. It is generous, because
+        The limit counts from the beginning of the read, so one that hangs delays callers once. It is generous, because
         a thread may not run for a while on a busy machine. The real clock measures it: the injected one may jump.
         """
-        began_at = self._began_at
-        return _PATIENCE_S if began_at is None else max(0.0, _PATIENCE_S - (time.monotonic() - began_at))
+        asked_at = time.monotonic()
+        while not done():
+            began_at = self._began_at
+            if time.monotonic() - (asked_at if began_at is None else min(asked_at, began_at)) >= _PATIENCE_S:
+                raise _unanswered()
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _deliver(self, read: _Read) -> None:
-        """Take over a read that `look` or `catch_up` made, which other threads than the loop's may call too."""
+        """Take over a read of `look` or `catch_up`. Other threads than the loop's may call `catch_up` too."""
         if threading.get_ident() == self._loop_thread:
             self._take_over(read)
             return

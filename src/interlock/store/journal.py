@@ -337,7 +337,7 @@ class Journal:
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """What a function finds that only reads. It reads on the event loop, so it must be short."""
-        return work(self._reader)
+        return work(self.reader)
 
     async def close(self) -> None:
         """Write what is queued, anchor the head, let go of the file. Whoever asks again waits for the same end."""

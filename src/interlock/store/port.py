@@ -4,12 +4,15 @@ A repository is a module of functions beside this one, named for its family of t
 function is a `Reader` (it only reads) or a `Transaction` (it reads and writes). SQL is written in repositories and
 nowhere else; the rest of the program passes on the reader or transaction that it was given.
 
-`Store` is what the rest of the program holds: it commits units of work and has a reader for short reads.
+`Store` is what the rest of the program holds: it commits units of work (`commit`) and reads (`read`). Both are awaited,
+so a database that is reached over a network can implement them. Everything that a call needs each time is in caches,
+which `changes` keeps up to date.
 
 Implementations for SQLite:
 - `journal.Journal`: the store. One per process and home.
 - `journal.Transaction`: a unit of the journal. It reads and writes.
-- `Journal.reader`: short reads on the event loop. It raises a `Failure` when the database cannot be read.
+- `Journal.reader`: the reader behind `Journal.read`. It reads on the event loop, and raises a `Failure` when the
+  database cannot be read. Code above `store` uses `read`.
 - `connection.Connection`: every connection that the store opens. It raises the errors of the driver
   (`connection.StoreError`); `home.store_failure` turns them into a `Failure`.
 
@@ -114,12 +117,20 @@ class Changes(Protocol):
         """Begin to tell of changes also where nobody asks (`catch_up`)."""
         ...
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Let what this process has just committed count at once."""
         ...
 
-    def catch_up(self) -> None:
+    async def caught_up(self) -> None:
         """Make sure that what caches know is recent enough; refuses (E3801, E3803, E3804) where it is not."""
+        ...
+
+    def catch_up(self) -> None:
+        """The same for caches that cannot wait. It also refuses where the state has to be waited for."""
+        ...
+
+    def try_catch_up(self) -> bool:
+        """The same; returns False where the state has to be waited for."""
         ...
 
 
@@ -128,7 +139,7 @@ class Store(Protocol):
 
     @property
     def reader(self) -> Reader:
-        """For short reads. They run where they are called."""
+        """For short reads of code that cannot await. They run where they are called. All other code uses `read`."""
         ...
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from interlock.call.phases import Call
@@ -74,7 +74,8 @@ class Approvals(NamedTuple):
     resolved: Sequence[tuple[str, str, float]]
 
 
-NO_APPROVALS = Approvals({}, ())
+async def _no_approvals() -> Approvals:
+    return Approvals({}, ())
 
 
 class _Histogram:
@@ -146,7 +147,7 @@ class Metrics:
         self._series: dict[str, _Series] = {}
         self._readings: deque[tuple[float, dict[str, _Sums]]] = deque([(monotonic(), {})])
         # Sources of the numbers that this module does not count: tickets, signals, limits.
-        self.approvals: Callable[[], Approvals] = lambda: NO_APPROVALS
+        self.approvals: Callable[[], Awaitable[Approvals]] = _no_approvals
         self.signals: Counter[str] = Counter()
         self.limits: Callable[[], Mapping[str, float]] = dict
 
@@ -208,9 +209,9 @@ class Metrics:
 
     # Output
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """Render all metrics in the text format of Prometheus."""
-        samples = self._samples()
+        samples = self._samples(await self.approvals())
         lines: list[str] = []
         for metric in METRICS:
             name = metric.name.replace(".", "_")
@@ -224,7 +225,7 @@ class Metrics:
         lines.append("")
         return "\n".join(lines).encode()
 
-    def _samples(self) -> Mapping[str, list[tuple[tuple[str, ...], float | _Histogram]]]:
+    def _samples(self, approvals: Approvals) -> Mapping[str, list[tuple[tuple[str, ...], float | _Histogram]]]:
         made: dict[str, list[tuple[tuple[str, ...], float | _Histogram]]] = {metric.name: [] for metric in METRICS}
         shares = self._shares()
         by_tool: dict[str, _Sums] = {}
@@ -245,7 +246,6 @@ class Metrics:
                 ((tool, "input"), _share(recent.bad_inputs, recent.calls)),
                 ((tool, "output"), _share(recent.bad_outputs, recent.outputs)),
             ]
-        approvals = self.approvals()
         made["tool.approval.pending_count"] += list(approvals.pending.items())
         made["tool.approval.resolution_time_ms"] += _resolutions(approvals.resolved)
         made["interlock.signal.count"] += [((name,), count) for name, count in self.signals.items()]

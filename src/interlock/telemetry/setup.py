@@ -45,6 +45,10 @@ class Telemetry:
         """
         return [] if self.tracer is None else self.tracer.of(trace_id, caller, reaches)
 
+    def traced_calls(self, trace_id: str, caller: Caller) -> set[str]:
+        """Return the ids of the calls of a trace that the caller may see."""
+        return set() if self.tracer is None else self.tracer.calls_of(trace_id, caller)
+
     async def close(self) -> None:
         """Send the spans that are still waiting."""
         if self._stop is not None:

@@ -456,16 +456,25 @@ class Tracer:
 
         Auditors see those of their tenant, and local auditors see all. `reaches` filters calls by their id.
         """
-        everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
-        recordings = [
+        spans = [
             span
-            for owner, trace, recording in self._recordings
-            if trace == trace_id
-            and (everything or owner == own or (audits and owner[0] == own[0]))
-            and (reaches is None or reaches(recording.invocation_id))
+            for recording in self._seen_by(caller, trace_id)
+            if reaches is None or reaches(recording.invocation_id)
             for span in recording.spans()
         ]
-        return [span.document() for span in sorted(recordings, key=lambda span: span.start_ns)]
+        return [span.document() for span in sorted(spans, key=lambda span: span.start_ns)]
+
+    def calls_of(self, trace_id: str, caller: Caller) -> set[str]:
+        """Return the ids of the calls of a trace that `of` shows without a filter."""
+        return {recording.invocation_id for recording in self._seen_by(caller, trace_id)}
+
+    def _seen_by(self, caller: Caller, trace_id: str) -> list[Recording]:
+        everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
+        return [
+            recording
+            for owner, trace, recording in self._recordings
+            if trace == trace_id and (everything or owner == own or (audits and owner[0] == own[0]))
+        ]
 
 
 def _owner(caller: Caller) -> _Owner:

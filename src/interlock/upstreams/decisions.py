@@ -7,7 +7,7 @@ the reason.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog, Version, contract_digest
 from interlock.store import tools as stored_tools
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Store
 from interlock.upstreams import repository
 from interlock.upstreams.manifests import Imported, definition_digest, import_all
 from interlock.upstreams.overlay import Overlay, parse_overlay
@@ -51,7 +51,7 @@ def _cut(name: str) -> str:
 
 
 async def judge(
-    reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
+    store: Store, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
 ) -> Sequence[Offered]:
     """Decide on each definition: a first version, a next one, or unchanged. They are read apart from the loop."""
     overlay = parse_overlay(known.overlay)
@@ -59,8 +59,14 @@ async def judge(
         listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
         raise Failure("E3105", f"overlay refused: {listing}")
     offered = await DEFINITIONS.run(_imported, known, discovered, page, overlay)
-    taken = repository.foreign(reader, known.origin, {one.address for one in offered})
-    offered = _distinct(reader, offered)
+    shortens = {one.address: shortened(one.address) for one in offered if one.address}
+
+    def others(reader: Reader) -> tuple[dict[str, str], list[str]]:
+        there = sorted(stored_tools.addresses(reader)) if any(shortens.values()) else []
+        return repository.foreign(reader, known.origin, {one.address for one in offered}), there
+
+    taken, there = await store.read(others)
+    offered = _distinct(offered, shortens, there)
     return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
 
 
@@ -79,12 +85,11 @@ def _imported(known: Upstream, discovered: Discovered, page: Page, overlay: Over
     return [_offered(known, one) for one in imported]
 
 
-def _distinct(reader: Reader, offered: list[Offered]) -> list[Offered]:
-    """INVARIANT: no tool is admitted that clients would see under the shortened name of another."""
-    mine = {one.address: shortened(one.address) for one in offered if one.address}
-    if not any(mine.values()):
-        return offered
-    there = sorted(stored_tools.addresses(reader))
+def _distinct(offered: list[Offered], mine: Mapping[str, Collection[str]], there: Sequence[str]) -> list[Offered]:
+    """INVARIANT: no tool is admitted that clients would see under the shortened name of another.
+
+    `mine` are the shortened names of those that are offered, and `there` the addresses of all tools that are stored.
+    """
     owners = {name: address for address in there for name in shortened(address)}
     judged: list[Offered] = []
     for one in offered:
@@ -182,7 +187,7 @@ async def admit(
 ) -> tuple[Sequence[Offered], dict[str, Evidence]]:
     """Run the contract tests of new definitions, and check them against all eight conditions."""
     fresh = [
-        await DEFINITIONS.run(_next_version, catalog.versions(one.address), one)
+        await DEFINITIONS.run(_next_version, await catalog.versions(one.address), one)
         for one in offered
         if one.manifest is not None
     ]
@@ -190,7 +195,7 @@ async def admit(
     evidence = dict(zip((one.name for one in fresh), await try_out(tools) if tools else (), strict=True))
     judged: dict[str, Offered] = {}
     for one, tool in zip(fresh, tools, strict=True):
-        published = catalog.versions(one.address)
+        published = await catalog.versions(one.address)
         judged[one.name] = await DEFINITIONS.run(_examined, one, tool, published, evidence[one.name])
     return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
 

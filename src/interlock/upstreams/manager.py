@@ -78,7 +78,7 @@ class Upstreams:
         try_out: TryOut,
         announce: Callable[..., None],
         mention: Callable[..., None],
-        look: Callable[[], None],
+        look: Callable[[], Awaitable[None]],
         supervisor: Supervisor,
         answers: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
@@ -182,13 +182,13 @@ class Upstreams:
 
     # Looking
 
-    def list(self) -> list[Upstream]:
+    async def list(self) -> list[Upstream]:
         """Return every upstream, by name."""
-        return repository.upstreams(self._journal.reader)
+        return await self._journal.read(repository.upstreams)
 
-    def get(self, name: str) -> Upstream:
+    async def get(self, name: str) -> Upstream:
         """Return one upstream; E3101 if there is none of that name."""
-        upstream = next((one for one in self.list() if one.name == name), None)
+        upstream = next((one for one in await self.list() if one.name == name), None)
         if upstream is None:
             words, advice = f"there is no upstream `{name}`", "see which there are: interlock upstream list"
             raise Failure("E3101", words, resolution=advice)
@@ -205,16 +205,18 @@ class Upstreams:
         self._refresh()
         return frozenset(name for name, known in self._known.items() if known.state != "available")
 
-    def offers(self, name: str) -> tuple[Offered, ...]:
+    async def offers(self, name: str) -> tuple[Offered, ...]:
         """Return the tools that an upstream was last seen to offer, and the decision on each."""
-        return repository.offers(self._journal.reader, name)
+        return await self._journal.read(lambda reader: repository.offers(reader, name))
 
-    def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
+    async def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
         """For the tools that changed, return each part that differs: as admitted, and as offered now."""
-        known = self.get(name)
-        return {one.name: self._otherwise(known, one) for one in self.offers(name) if one.state == "changed"}
+        known = await self.get(name)
+        return {
+            one.name: await self._otherwise(known, one) for one in await self.offers(name) if one.state == "changed"
+        }
 
-    def _otherwise(self, known: Upstream, one: Offered) -> dict[str, list[Any]]:
+    async def _otherwise(self, known: Upstream, one: Offered) -> dict[str, list[Any]]:
         if one.definition is None or one.version is None:
             return {}
         overlay = parse_overlay(known.overlay)
@@ -230,28 +232,28 @@ class Upstreams:
         ).manifest
         if now is None:
             return {}
-        was: Json = orjson.loads(self._catalog.versions(one.address)[one.version].row.manifest)
+        was: Json = orjson.loads((await self._catalog.versions(one.address))[one.version].row.manifest)
         new: Json = orjson.loads(now.model_dump_json())
         return {part: [was.get(part), new.get(part)] for part in _COMPARED if was.get(part) != new.get(part)}
 
-    def document(self, name: str) -> Json:
+    async def document(self, name: str) -> Json:
         """Return one upstream, its tools, and the differences of those that changed."""
-        changes = self.changes(name)
+        changes = await self.changes(name)
         tools = [
             one.document() | ({"changes": changes[one.name]} if one.name in changes else {})
-            for one in self.offers(name)
+            for one in await self.offers(name)
         ]
-        return {**self.get(name).document(), "tools": tools}
+        return {**(await self.get(name)).document(), "tools": tools}
 
     async def try_connecting(self, name: str, kind: str, config: Json, overlay: Json | None = None) -> Report:
         """Report the result of adding an upstream. Connects to it and changes nothing."""
-        wanted = self._wanted(name, kind, config, overlay, "")
+        wanted = await self._wanted(name, kind, config, overlay, "")
         connector = self._make(name, kind, config, _nobody)
         try:
             discovered = await self._discover(wanted, connector)
         finally:
             await connector.close()
-        offered = await judge(self._journal.reader, wanted, discovered, Page(None, {}), {})
+        offered = await judge(self._journal, wanted, discovered, Page(None, {}), {})
         return Report(name, (*offered, *refused(discovered, offered)), dict(discovered.about))
 
     async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
@@ -283,7 +285,7 @@ class Upstreams:
     async def add(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Report:
         """Connect to an upstream, and serve those of its tools that are admitted."""
         _may(by)
-        wanted = self._wanted(name, kind, config, overlay, by.acting)
+        wanted = await self._wanted(name, kind, config, overlay, by.acting)
         if name in self._trying:
             raise Outdated(name)
         connector = self._trying[name] = self._make(name, kind, config, self._on_change(name))
@@ -296,7 +298,7 @@ class Upstreams:
             del self._trying[name]
             missed = name in self._missed
             self._missed.discard(name)
-        self._connectors[name] = self.get(name), connector
+        self._connectors[name] = await self.get(name), connector
         if missed:
             self._on_change(name)()
         return report
@@ -305,7 +307,7 @@ class Upstreams:
         """Look again at the tools of an upstream. Changed ones are quarantined, new ones are offered for admission."""
         if by is not None:
             _may(by)
-        known = self.get(name)
+        known = await self.get(name)
         if by is not None and name in self._away and (held := self._connectors.pop(name, None)) is not None:
             await held[1].close()  # perhaps it was repaired, so a connection that was given up is tried again
         try:
@@ -334,8 +336,8 @@ class Upstreams:
             raise Failure("E3206", "only a person can accept a changed definition; an agent never can")
         if not reason.strip():
             raise Failure("E3004", "say why the change is accepted")
-        known = self.get(name)
-        changed = {one.name: one.seen for one in self.offers(name) if one.state == "changed"}
+        known = await self.get(name)
+        changed = {one.name: one.seen for one in await self.offers(name) if one.state == "changed"}
         if unknown := sorted({*tools, *(shown or {})} - changed.keys()):
             raise Failure("E3101", f"`{unknown[0]}` has not changed; see interlock upstream show {name}")
         accepted = {one: (shown or {}).get(one, changed[one]) for one in (*tools, *(shown or {})) or changed}
@@ -353,12 +355,12 @@ class Upstreams:
     async def remove(self, name: str, *, by: Caller) -> None:
         """Remove an upstream. Its tools are sunset; their calls stay on record."""
         _may(by)
-        self.get(name)
+        await self.get(name)
         async with self._busy.setdefault(name, asyncio.Lock()):
             await self._journal.commit(repository.removal(name, by.acting))
-        self._catalog.forget()
+        await self._catalog.forget()
         held = self._connectors.pop(name, None)
-        self._changes.look()
+        await self._changes.look()
         if held is not None:
             await held[1].close()
 
@@ -366,11 +368,11 @@ class Upstreams:
 
     async def probe_all(self) -> None:
         """Probe all upstreams concurrently."""
-        await asyncio.gather(*(self.probe(one.name) for one in self.list()))
+        await asyncio.gather(*(self.probe(one.name) for one in await self.list()))
 
     async def probe(self, name: str) -> str:
         """Probe one upstream and return its state, which is stored if it changed."""
-        known = self.get(name)
+        known = await self.get(name)
         try:
             async with asyncio.timeout(PROBE_LIMIT_S):
                 await self._with_secrets(known, self._connector(known).probe)
@@ -390,7 +392,7 @@ class Upstreams:
         if (known.state, known.reason) == (state, reason):
             return
         await self._journal.commit(repository.marking(known, state, reason))
-        self._changes.look()
+        await self._changes.look()
         if known.state != state:
             facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
             self._announce("tool.alert", "", "", **facts)
@@ -412,10 +414,10 @@ class Upstreams:
 
     # Admission
 
-    def _wanted(self, name: str, kind: str, config: Json, overlay: Json | None, by: str) -> Upstream:
+    async def _wanted(self, name: str, kind: str, config: Json, overlay: Json | None, by: str) -> Upstream:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise Failure("E3004", "an upstream is named by up to 63 of `a-z 0-9 _ -`, a letter first; not `interlock`")
-        for one in self.list():
+        for one in await self.list():
             if one.name == name:
                 raise Failure(
                     "E3103",
@@ -444,11 +446,11 @@ class Upstreams:
             tries = 1
             while True:
                 if not new:
-                    known = self.get(known.name)
+                    known = await self.get(known.name)
                 if overlay is not None:
                     known = replace(known, overlay=_plain(overlay))
-                page = repository.page(self._journal.reader, known.name)
-                judged = await judge(self._journal.reader, known, discovered, page, accepted or {})
+                page = await self._page(known.name)
+                judged = await judge(self._journal, known, discovered, page, accepted or {})
                 offered, evidence = await admit(self._catalog, self._try_out, judged)
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
                 unit = await DEFINITIONS.run(
@@ -461,15 +463,18 @@ class Upstreams:
                     if new or tries == _TRIES:
                         raise
                 tries += 1
-                self._catalog.forget()
-            self._catalog.forget()
-            self._look()
+                await self._catalog.forget()
+            await self._catalog.forget()
+            await self._look()
             self._set_state(known.name, "available")
-            self._changes.look()
+            await self._changes.look()
         self._alert(known, page, looked, evidence, by)
         if self._answers is not None:
             await self._answers(known.name)
         return Report(known.name, looked, dict(discovered.about))
+
+    async def _page(self, name: str) -> Page:
+        return await self._journal.read(lambda reader: repository.page(reader, name))
 
     def _alert(
         self, known: Upstream, page: Page, looked: Sequence[Offered], evidence: Mapping[str, Evidence], by: str

@@ -64,7 +64,7 @@ def build_gateway(outside: Outside) -> Gateway:
         redaction=redaction,
         outputs=returning.outputs,
         undo=storage.undo,
-        reader=journal.reader,
+        journal=journal,
         most_values=settings.max_values,
     )
     gateway = Gateway(
@@ -99,7 +99,7 @@ def build_gateway(outside: Outside) -> Gateway:
         telemetry=shared.telemetry,
         quarantine=shared.quarantine,
         storage=storage,
-        checkpoints=StoredCheckpoints(journal.reader, settings, outside.redactor, outside.box),
+        checkpoints=StoredCheckpoints(journal, settings, outside.redactor, outside.box),
         waiting_calls=authorizing.waiting_calls,
     )
     return gateway

@@ -68,7 +68,7 @@ class Shared:
         self.telemetry = Telemetry(
             clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
         )
-        self.telemetry.metrics.approvals = lambda: measure(journal.reader)
+        self.telemetry.metrics.approvals = lambda: journal.read(measure)
         self.redaction = redaction = CallRedaction(outside.redactor)
         self.failure_log = failure_log = FailureLog(clock, outside.redactor, redaction)
         self.reviewer_view = ReviewerView(outside.redactor, redaction)

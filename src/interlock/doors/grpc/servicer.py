@@ -233,13 +233,13 @@ class Servicer:
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         tools = self._service.tools
         if request.query:
-            return wire.DiscoverResponse(tools=map(self._tool, tools.search(request.query, caller, limit)))
-        page = tools.page(caller, request.page_token or None, limit)
+            return wire.DiscoverResponse(tools=map(self._tool, await tools.search(request.query, caller, limit)))
+        page = await tools.page(caller, request.page_token or None, limit)
         return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 
     async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Rpc) -> wire.Tool:
         spec = request.version if request.HasField("version") else None
-        return self._tool(self._service.tools.find(request.tool_id, spec, caller))
+        return self._tool(await self._service.tools.find(request.tool_id, spec, caller))
 
     def _tool(self, version: Version) -> wire.Tool:
         tools = self._service.tools
@@ -268,7 +268,7 @@ class Servicer:
 
     async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:
         calls, call_id = self._service.calls, request.invocation_id
-        return messages.call_status(await calls.find(call_id, caller), calls.result(call_id, caller))
+        return messages.call_status(await calls.find(call_id, caller), await calls.result(call_id, caller))
 
     async def trace(self, request: wire.TraceRequest, caller: Caller, _: Rpc) -> wire.TraceResponse:
         return messages.trace(await self._service.calls.trace(request.invocation_id, caller))
@@ -322,7 +322,7 @@ class Servicer:
             while (message := await _read(context, self._most)) is not None:
                 if message.WhichOneof("message") != "cancel":
                     raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
-                answer = self._service.lock.cancel(stream.call_id or stream.first_id)
+                answer = await self._service.lock.cancel(stream.call_id or stream.first_id)
                 # The next message is read when this one was answered: a flood of them waits at its sender.
                 await stream.tell(wire.RunEvent(cancel=messages.cancelled(answer)))
         except Failure as failure:

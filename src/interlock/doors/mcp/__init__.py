@@ -244,7 +244,7 @@ class McpDoor(Route):
         end = lock.journal.changes.watch(("registry", "upstreams"), lambda reader: epochs.read(reader).registry, note)
         try:
             lock.journal.changes.start()
-            lock.journal.changes.catch_up()
+            await lock.journal.changes.caught_up()
             seen = revision, lock.upstreams.unanswered()
             while True:
                 await changed.wait()

@@ -125,7 +125,7 @@ class Calling:
         The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
         a call that ends still has a record to write.
         """
-        call = self.begin(wanted, caller, on_progress)
+        call = await self.begin(wanted, caller, on_progress)
         try:
             result = await asyncio.shield(call.task)
         except asyncio.CancelledError:
@@ -135,16 +135,18 @@ class Calling:
             return not_made(wanted, failure)
         return await self.answer(wanted, result)
 
-    def begin(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> RunningCall:
+    async def begin(
+        self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None
+    ) -> RunningCall:
         """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
-        ask, lock = self._ask(wanted, caller), self._service.lock
+        ask, lock = await self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
         task = asyncio.ensure_future(
             self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return RunningCall(task, partial(lock.cancel, call_id))
+        return RunningCall(task, partial(lock.gateway.cancellation.cancel, call_id, "interruption"))
 
     def call_here(self, wanted: Wanted, caller: Caller, tool: Prepared) -> Coroutine[Any, Any, Result]:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
@@ -152,7 +154,10 @@ class Calling:
         if address is not None and _META_TYPES.keys().isdisjoint(meta) and KEY not in arguments:
             calls = self._service.calls
             return calls.invoke_simple(address, arguments, caller, DOOR, wanted.native, wanted.trace, tool)
-        return self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
+        return self._call_here(wanted, caller)
+
+    async def _call_here(self, wanted: Wanted, caller: Caller) -> Result:
+        return await self._service.calls.invoke(await self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let calls end that nobody waits for any more; after the given time they are cut off, which is on record."""
@@ -162,19 +167,20 @@ class Calling:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
+    async def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
         ask = self._without_key(wanted)
-        return self._with_key(ask, wanted, caller) if KEY in ask.arguments else ask
+        return await self._with_key(ask, wanted, caller) if KEY in ask.arguments else ask
 
-    def _with_key(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
+    async def _with_key(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
         """The call with its key where keys belong, if the argument of that name is the one that this door added."""
         if wanted.found is not None and ask.version is None:
             form = wanted.found[1]
         else:
             try:
-                form = self._listing.form(self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability))
+                tool = await self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability)
             except Failure:
                 return ask  # the gateway refuses it, on record
+            form = self._listing.form(tool)
         if not form.keyed:
             return ask
         given = dict(ask.arguments)
@@ -229,15 +235,15 @@ class Calling:
             return _described(result.text(), "preview", result.value, _about(result))
         if result.persistence.ref is not None:
             return _stored(result)
-        form = self._form(wanted, result)
+        form = await self._form(wanted, result)
         return _native(result) if form.native else own_result(result, form)
 
-    def _form(self, wanted: Wanted, result: Result) -> Form:
+    async def _form(self, wanted: Wanted, result: Result) -> Form:
         """The form of the results of the version that was called. Another may have come since it was looked up."""
         if wanted.found is not None and wanted.found[0].ref == result.tool:
             return wanted.found[1]
         address, _, version = result.tool.partition("@")
-        return self._listing.form(self._service.lock.catalog.exact(address, version).prepared)
+        return self._listing.form((await self._service.lock.catalog.exact(address, version)).prepared)
 
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -75,16 +76,21 @@ class Handlers:
         expected = meta(ctx).get(EXPECTS)
         if not isinstance(expected, dict | None):
             raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
-        described, cursor = self._listing.page(await self._caller(ctx), params.cursor, cast("Json | None", expected))
+        caller, wanted = await self._caller(ctx), cast("Json | None", expected)
+        described, cursor = await self._listing.page(caller, params.cursor, wanted)
         more = {} if cursor is None else {"nextCursor": cursor}
         return {"tools": [one.document for one in described], **_OWN, **more}
 
     def input_schema(self, name: str) -> Mapping[str, Any] | None:
         """The schema that the SDK compares a call's headers with. It asks before the caller is authenticated."""
-        try:
-            return self._service.lock.catalog.resolve(self._names.address(name)).contract.input.model_facing
-        except Failure:
-            return None
+        version = self._service.lock.catalog.known(self._names.address(name))
+        return None if version is None else version.contract.input.model_facing
+
+    async def look_up(self, name: str | None) -> None:
+        """Find the tool that a request names in its headers: `input_schema` cannot wait."""
+        if name is not None:
+            with contextlib.suppress(Failure):
+                await self._service.lock.catalog.resolve(self._names.address(name))
 
     # Calls
 

@@ -83,12 +83,12 @@ class Listing:
         self._described: dict[tuple[str, str, int, str], Described] = {}
         self._forms: dict[str, Form] = {}
 
-    def page(
+    async def page(
         self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None
     ) -> tuple[Sequence[Described], str | None]:
         """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them."""
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
-        page = self._service.tools.page(caller, cursor, PAGE, wanted)
+        page = await self._service.tools.page(caller, cursor, PAGE, wanted)
         return [self.described(version) for version in page.versions], page.cursor
 
     def described(self, version: Version) -> Described:

@@ -213,7 +213,7 @@ class McpRoute(Route):
             if len(self._known_clients) < _KNOWN and len(introduction) <= _BRIEF:
                 self._known_clients.add(introduction)
 
-    def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
+    async def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
         """The tool that is called, the form of its results, and its address."""
         name = params.get("name")
         if (
@@ -227,32 +227,38 @@ class McpRoute(Route):
         address = self._names.address(name)
         try:
             tool = self.service.lock.catalog.at_hand(address, None, caller.capability)
+            if tool is None:
+                tool = await self._looked_up(address, caller)
         except Failure:
             raise _ForSdk from None
-        if tool is None:
-            raise _ForSdk  # its contract has to be compiled first
         form = self._listing.form(tool)
         if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
             raise _ForSdk  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
         return tool, form, address
 
+    async def _looked_up(self, address: str, caller: Caller) -> Prepared:
+        version = await self.service.lock.catalog.resolve(address, None, caller.capability)
+        if not version.at_hand:
+            raise _ForSdk  # its contract has to be compiled first
+        return version.prepared
+
     # Answering
 
-    def listed(self, request: Json, caller: Caller) -> Reply:
+    async def listed(self, request: Json, caller: Caller) -> Reply:
         """The answer to `tools/list`."""
         try:
-            return Reply(200, self._list(request, caller))
+            return Reply(200, await self._list(request, caller))
         except _ForSdk:
             raise
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request["id"], fault_of(error))
 
-    def _list(self, request: Json, caller: Caller) -> bytes:
+    async def _list(self, request: Json, caller: Caller) -> bytes:
         params: Json = request["params"]
         cursor = params.get("cursor")
         if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None) or EXPECTS in params["_meta"]:
             raise _ForSdk
-        described, more = self._listing.page(caller, cursor)
+        described, more = await self._listing.page(caller, cursor)
         # Each description was encoded once; a list of them is put together, not encoded again.
         return b"".join((
             b'{"jsonrpc":"2.0","id":', orjson.dumps(request["id"]), b',"result":{"tools":[',
@@ -295,7 +301,7 @@ class McpRoute(Route):
         Most calls end before anybody could: only after `WATCH_AFTER_S` is the client watched.
         """
         try:
-            call = self.calling.begin(wanted, caller)
+            call = await self.calling.begin(wanted, caller)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, error if isinstance(error, Fault) else fault_of(error))
         try:
@@ -382,9 +388,9 @@ class _Handler:
             else:
                 request = await read_with(route.read, body, self._method)
             if self._method == "tools/list":
-                return route.listed(request, caller)
+                return await route.listed(request, caller)
             params: Json = request["params"]
-            tool, form, address = route.tool(params, self._name, caller)
+            tool, form, address = await route.tool(params, self._name, caller)
         except _ForSdk:
             return route.to_sdk(caller, body)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens

@@ -67,7 +67,7 @@ class Changes:
         session = ctx.session
         kept = connection(ctx)
         if kept.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready
-            self.offers.attend(await self._caller(ctx))
+            await self.offers.attend(await self._caller(ctx))
             self._sessions.add(session)
             kept.exit_stack.callback(self._sessions.discard, session)
 
@@ -131,7 +131,7 @@ class Changes:
     ) -> types.SubscriptionsListenResult:
         """Tell a client of the modern era of changes: of the resources it names, those that it may have."""
         caller, wanted = await self._caller(ctx), params.notifications
-        self.offers.attend(caller)
+        await self.offers.attend(caller)
         with contextlib.ExitStack() as watched:
             granted: list[str] = []
             for uri in map(named, dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_WATCHED])):

@@ -49,9 +49,9 @@ class Offers:
         self._service = service
         self._changed = changed
 
-    def attend(self, caller: Caller) -> None:
+    async def attend(self, caller: Caller) -> None:
         """Hear from now on of changes in what a caller may have."""
-        self._sources(caller)
+        await self._sources(caller)
 
     async def resources(self, caller: Caller) -> list[Json]:
         """Every resource that is listed."""
@@ -106,11 +106,11 @@ class Offers:
 
     async def of_resource(self, uri: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
         """The answer of the upstream that has a resource, which is asked by the address it has there."""
-        sources = self._sources(caller) if _covered(caller, uri) else []
+        sources = await self._sources(caller) if _covered(caller, uri) else []
         return await self._first(f"no resource `{uri}`", _owners(sources, Source.uri, uri), caller, act, ask)
 
     async def _of_prompt(self, name: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
-        owners = _owners(self._sources(caller), Source.prompt, name)
+        owners = _owners(await self._sources(caller), Source.prompt, name)
         return await self._first(f"no prompt `{name}`", owners, caller, act, ask)
 
     async def _first(
@@ -133,15 +133,15 @@ class Offers:
                 failures.append(failure)
         raise failures[0] if failures else Failure("E3702", missing)
 
-    def _sources(self, caller: Caller) -> list[Source]:
+    async def _sources(self, caller: Caller) -> list[Source]:
         """The MCP upstreams that are there and of which the caller may use a tool."""
         from interlock.upstreams.mcp import McpUpstream
 
         lock = self._service.lock
-        origins = {version.row.origin for version in self._service.tools.visible(caller)}
+        origins = {version.row.origin for version in await self._service.tools.visible(caller)}
         served = {origin.removeprefix("upstream:") for origin in origins if origin.startswith("upstream:")}
         sources: list[Source] = []
-        for one in lock.upstreams.list():
+        for one in await lock.upstreams.list():
             if one.kind != "mcp" or one.name not in served or one.state != "available" or one.credentials:
                 continue
             try:
@@ -157,7 +157,7 @@ class Offers:
         self, caller: Caller, ask: Callable[[Source], Awaitable[list[Json]]]
     ) -> list[tuple[Source, Json]]:
         """The offers of all upstreams; one that does not answer is left out."""
-        sources = self._sources(caller)
+        sources = await self._sources(caller)
         answers = await asyncio.gather(*(ask(source) for source in sources), return_exceptions=True)
         found: list[tuple[Source, Json]] = []
         for source, answer in zip(sources, answers, strict=True):

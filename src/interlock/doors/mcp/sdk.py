@@ -21,6 +21,7 @@ from mcp.server.models import InitializationOptions
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import decode_header_value
 from mcp_types import methods
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -160,6 +161,8 @@ class Sdk:
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         named = {**scope, "headers": headers, CALLER: caller, "user": AuthenticatedUser(token)}
+        if header(named, b"mcp-method") == "tools/call":
+            await self._handlers.look_up(decode_header_value(header(named, b"mcp-name")))
         await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, Enveloped(send))
 
     # The opinions that the route asks for, so that it judges as the SDK does

@@ -54,7 +54,7 @@ class ApprovalRequests:
         """
         call = checked
         call.move("awaiting_approval")
-        if self._use_standing(checked):
+        if await self._use_standing(checked):
             call.move("approved")
             return Obtained()
         ticket = await self._tickets.find_or_open(checked, decision, to_preview)
@@ -91,7 +91,7 @@ class ApprovalRequests:
             return Obtained()
         return Obtained(edited=agreed["arguments"], by=ticket.resolved_by or "", agreed=agreed.get("agreed"))
 
-    def _use_standing(self, checked: Checked) -> bool:
+    async def _use_standing(self, checked: Checked) -> bool:
         call, tool = checked, checked.tool
         assert call.request.caller is not None
         if call.request.operation != "invoke":
@@ -100,8 +100,8 @@ class ApprovalRequests:
             return False  # nor of requests that others pass on to the caller
         if tool.tier >= ASKING_TIER:
             return False  # every call with full access needs an approval of its own
-        found = standing.find(
-            self._journal.reader,
+        look = partial(
+            standing.find,
             tenant=call.request.caller.tenant,
             caller=call.request.caller.acting,
             tool=tool.contract.address,
@@ -110,6 +110,7 @@ class ApprovalRequests:
             now_ms=self._clock.now_ms(),
             normal=partial(in_normal_form, tool.contract),
         )
+        found = await self._journal.read(look)
         if found is None:
             return False
         call.extend().approval = found.id

@@ -46,7 +46,7 @@ class ApprovedCalls:
 
     async def resume(self, ticket_id: str) -> Result:
         """Continue one call that was approved. Concurrent requests get the same answer."""
-        ticket = self._waiting.open(tickets.load(self._journal.reader, ticket_id))
+        ticket = self._waiting.open(await self._journal.read(lambda reader: tickets.load(reader, ticket_id)))
         # INVARIANT: a call that continues keeps its id, so only one attempt runs at a time.
         running = self._running.get(ticket.id)
         if running is None:
@@ -58,7 +58,7 @@ class ApprovedCalls:
         """Continue every call that was approved and has not run. One that cannot run now is tried again later."""
         results: list[Result] = []
         now = self._clock.monotonic()
-        for ticket in tickets.approved(self._journal.reader):
+        for ticket in await self._journal.read(tickets.approved):
             if self._retry_at.get(ticket.id, 0.0) > now:
                 continue
             try:

@@ -52,13 +52,14 @@ class Reviews:
         self._settings = settings
         self._channels = channels
 
-    def list(self, *, every: bool = False) -> list[Ticket]:
+    async def list(self, *, every: bool = False) -> list[Ticket]:
         """Return the tickets that wait for a decision, oldest first; or every ticket, newest first."""
-        return [self._waiting.open(ticket) for ticket in tickets.listing(self._journal.reader, every=every)]
+        found = await self._journal.read(lambda reader: tickets.listing(reader, every=every))
+        return [self._waiting.open(ticket) for ticket in found]
 
     async def show(self, ticket_id: str, *, by: Caller | None = None) -> Ticket:
         """Return one ticket, by its id or the beginning of it. `by` only limits what a refusal says."""
-        return self._waiting.open(tickets.load(self._journal.reader, ticket_id, by))
+        return self._waiting.open(await self._journal.read(lambda reader: tickets.load(reader, ticket_id, by)))
 
     async def approve(
         self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
@@ -85,16 +86,16 @@ class Reviews:
 
     async def sweep(self) -> list[Happening]:
         """Deny tickets that have timed out, and escalate those that wait too long."""
-        if not any_open(self._journal.reader):
+        if not await self._journal.read(any_open):
             return []
         happened = await self._journal.commit(tickets.sweep(self._channels))
         for one in happened:
             self._gateway.observer.announce(one.event, one.ticket.call, one.ticket.ref, **one.ticket.pending())
         return happened
 
-    def is_alone(self, by: Caller) -> bool:
+    async def is_alone(self, by: Caller) -> bool:
         """Whether a local person has stated that nobody else decides on this machine."""
-        return is_alone(self._journal.reader, by)
+        return await self._journal.read(lambda reader: is_alone(reader, by))
 
     async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> None:
         """Record that a local person decides alone on this machine, or no longer does."""
@@ -117,7 +118,7 @@ class Reviews:
         if capability is None:
             return None
         try:
-            contract = self._catalog.resolve(ticket.tool, ticket.version).contract
+            contract = (await self._catalog.resolve(ticket.tool, ticket.version)).contract
             token_checks.check_tool(capability, contract, self._settings.environment)
             token_checks.check_cost(capability, contract)
             if capability.bound and ticket.sealed is not None:

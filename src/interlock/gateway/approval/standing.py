@@ -49,7 +49,7 @@ class StandingApprovals:
 
         `tenant` is the caller's, if it is not that of the person who approves.
         """
-        version = self._catalog.resolve(tool, versions)
+        version = await self._catalog.resolve(tool, versions)
         contract = version.contract
         if contract.manifest.tier >= ASKING_TIER:
             raise Failure(
@@ -101,9 +101,9 @@ class StandingApprovals:
                 )
         return await self._journal.commit(unit)
 
-    def list(self) -> list[Standing]:
+    async def list(self) -> list[Standing]:
         """Return every standing approval."""
-        return standing.listing(self._journal.reader)
+        return await self._journal.read(standing.listing)
 
     async def revoke(self, standing_id: str, *, by: Caller) -> Standing:
         """End a standing approval now."""

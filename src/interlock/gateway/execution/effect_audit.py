@@ -112,7 +112,7 @@ class EffectAudit:
         await self._journal.commit(
             quarantine.impose(tool.digest, tool.ref, call.id, f"{verdict.finding}: {changes[0]}")
         )
-        self._quarantine.look()
+        await self._quarantine.look()
         self._observer.alert(verdict.finding, call, changes=changes)
         raise Failure(
             "E3417",

@@ -77,6 +77,6 @@ class Pieces:
             for ref in useless(transaction):
                 payloads.release_pieces(transaction, ref)
 
-        if useless(self._journal.reader):
+        if await self._journal.read(useless):
             await self._journal.commit(unit)
         self._abandoned -= abandoned

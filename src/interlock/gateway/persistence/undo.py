@@ -36,10 +36,10 @@ class UndoStore:
             arguments = tool.bound.undo_arguments(verified.input, verified.value)
         return None if arguments is None else _undo(verified, arguments)
 
-    def read(self, call: str, caller: Caller) -> Json:
+    async def read(self, call: str, caller: Caller) -> Json:
         """Return what undoing a call needs, as stored when the call succeeded; only for the caller that made it."""
         ref = f"undo:{call}"
-        row = payloads.owned(self._journal.reader, ref)
+        row = await self._journal.read(lambda reader: payloads.owned(reader, ref))
         if row is None or row.body is None or row.owner != owner_of(caller):
             raise Failure("E3702", f"nothing is stored that could undo call {call}")
         return decode(self._box.open(row.body, purpose="undo", about=ref))

@@ -16,13 +16,13 @@ router = APIRouter(prefix="/v1", tags=["approvals"])
 @router.get("/approvals", **says(models.Tickets))
 async def list_tickets(ask: Ask, query: Annotated[models.TicketsQuery, Query()]) -> Response:
     """Calls that wait for a person: those you asked for, and those you may decide on."""
-    return json({"tickets": ask.service.approvals.tickets(by=ask.caller, every=query.all)})
+    return json({"tickets": await ask.service.approvals.tickets(by=ask.caller, every=query.all)})
 
 
 @router.get("/approvals/standing", **says(models.Advances))
 async def list_standing(ask: Ask) -> Response:
     """Standing approvals that you gave or that apply to you."""
-    return json({"standing": ask.service.approvals.standing(by=ask.caller)})
+    return json({"standing": await ask.service.approvals.standing(by=ask.caller)})
 
 
 @router.post("/approvals/standing", **says(models.Advance, 201, "agreed"))

@@ -59,7 +59,7 @@ def _iso(at: datetime | None, name: str) -> str | None:
 async def show_call(invocation_id: Id, ask: Ask) -> Response:
     """The state of a call of yours, and its outcome while that is stored."""
     calls = ask.service.calls
-    return json(of_status(await calls.find(invocation_id, ask.caller), calls.result(invocation_id, ask.caller)))
+    return json(of_status(await calls.find(invocation_id, ask.caller), await calls.result(invocation_id, ask.caller)))
 
 
 @router.get(
@@ -112,7 +112,7 @@ async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> A
 @router.get("/calls/{invocation_id}/checkpoints", **says(models.Checkpoints))
 async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.CheckpointsQuery, Query()]) -> Response:
     """The checkpoints of a call of yours, oldest first. A damaged one has an error (E3904)."""
-    saved, after = ask.service.calls.checkpoints(invocation_id, ask.caller, after=query.after, limit=query.limit)
+    saved, after = await ask.service.calls.checkpoints(invocation_id, ask.caller, after=query.after, limit=query.limit)
     return json({"checkpoints": saved, "after": after})
 
 

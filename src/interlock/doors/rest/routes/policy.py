@@ -27,17 +27,17 @@ async def apply_policy(body: models.ApplyBody, ask: Ask) -> Response:
 @router.post("/policy/check", **says(models.Checked))
 async def check_policy(body: models.PolicyBody, ask: Ask) -> Response:
     """Check a policy text against the registered tools. Needs `policy:read`."""
-    return json(ask.service.policy.check(body.text, by=ask.caller))
+    return json(await ask.service.policy.check(body.text, by=ask.caller))
 
 
 @router.post("/policy/explain", **says(models.Explanation))
 async def explain_policy(body: models.ExplainBody, ask: Ask) -> Response:
     """Why somebody may make a call, or may not, and what would have to change. Needs `policy:read`."""
-    return json(ask.service.policy.explain(by=ask.caller, door=DOOR, **body.model_dump()))
+    return json(await ask.service.policy.explain(by=ask.caller, door=DOOR, **body.model_dump()))
 
 
 @router.post("/policy/test", **says(models.Cases))
 async def check_policy_cases(body: models.CasesBody, ask: Ask) -> Response:
     """Compare the decision on each case with the one that it expects. Needs `policy:read`."""
     cases = [case.model_dump() for case in body.cases]
-    return json(ask.service.policy.test(cases, by=ask.caller, door=DOOR))
+    return json(await ask.service.policy.test(cases, by=ask.caller, door=DOOR))

@@ -31,9 +31,9 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
     tools = ask.service.tools
     if query.q is not None:
-        found = tools.search(query.q, ask.caller, query.limit)
+        found = await tools.search(query.q, ask.caller, query.limit)
         return json({"tools": [_tool(tools, version) for version in found], "cursor": None})
-    shown = tools.page(ask.caller, query.cursor, query.limit)
+    shown = await tools.page(ask.caller, query.cursor, query.limit)
     return json({"tools": [_tool(tools, version) for version in shown.versions], "cursor": shown.cursor})
 
 
@@ -54,7 +54,7 @@ async def invoke_tool(
 @router.post("/tools/negotiate", tags=["tools"], **says(models.Negotiated))
 async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
     """Compare tools with what you expect of them; returns those that you can use."""
-    matches = ask.service.tools.negotiate(body.expected, ask.caller)
+    matches = await ask.service.tools.negotiate(body.expected, ask.caller)
     usable = [_tool(ask.service.tools, one.version) for one in matches if one.usable]
     return json({"matches": [one.document() for one in matches], "tools": usable})
 
@@ -62,7 +62,7 @@ async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
 @router.get("/tools/declarations", tags=["tools"], **says(models.Declarations))
 async def declare_tools(ask: Ask, query: Annotated[models.DeclarationsQuery, Query()]) -> Response:
     """The tools that your token lets you use, as OpenAI, Anthropic or Gemini take them, a page at a time."""
-    found, cursor = ask.service.providers.declarations(
+    found, cursor = await ask.service.providers.declarations(
         query.provider, ask.caller, strict=query.strict, names=query.tool, cursor=query.cursor, limit=query.limit
     )
     return json({"tools": found, "cursor": cursor})
@@ -89,21 +89,21 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 @router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
-    found = ask.service.tools.find(tool_id, query.version, ask.caller)
+    found = await ask.service.tools.find(tool_id, query.version, ask.caller)
     return json({**_tool(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))
 async def list_versions(tool_id: Id, ask: Ask) -> Response:
     """Every version of a tool that your token lets you use, the oldest first, with its state."""
-    versions = ask.service.tools.versions(tool_id, ask.caller)
+    versions = await ask.service.tools.versions(tool_id, ask.caller)
     return json({"tool_id": versions[0].row.address, "versions": [_version(one) for one in versions]})
 
 
 @router.get("/tools/{tool_id}/diff", tags=["tools"], **says(models.Comparison))
 async def compare_versions(tool_id: Id, ask: Ask, query: Annotated[models.CompareQuery, Query()]) -> Response:
     """The changes between two versions of a tool, and the step up in version that they need."""
-    return json(ask.service.tools.compare(tool_id, query.old, query.new, ask.caller))
+    return json(await ask.service.tools.compare(tool_id, query.old, query.new, ask.caller))
 
 
 @router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
@@ -116,7 +116,7 @@ async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> R
 @router.get("/quarantine", tags=["tools"], **says(models.QuarantineEntries))
 async def list_quarantine(ask: Ask) -> Response:
     """The versions that are or were in quarantine, each with the reason. Needs `tools:admin`."""
-    return json({"quarantine": ask.service.registration.quarantined(by=ask.caller)})
+    return json({"quarantine": await ask.service.registration.quarantined(by=ask.caller)})
 
 
 @router.post("/quarantine/release", tags=["tools"], **says(models.Released))

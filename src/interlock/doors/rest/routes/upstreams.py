@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1", tags=["upstreams"])
 @router.get("/upstreams", **says(models.Upstreams))
 async def list_upstreams(ask: Ask) -> Response:
     """Every upstream with its tools and their states. Needs `tools:admin`."""
-    return json(ask.service.upstreams.all(by=ask.caller))
+    return json(await ask.service.upstreams.all(by=ask.caller))
 
 
 @router.post("/upstreams", **says(models.Report, 201, "connected"))
@@ -35,7 +35,7 @@ async def preview_upstream(body: models.AddUpstreamBody, ask: Ask) -> Response:
 async def show_upstream(name: Id, ask: Ask) -> Response:
     """One upstream. For a tool that changed: `changes`, each part as it was admitted and as it is offered now, and
     `seen`, the digest to accept it by. Needs `tools:admin`."""
-    return json(ask.service.upstreams.one(name, by=ask.caller))
+    return json(await ask.service.upstreams.one(name, by=ask.caller))
 
 
 @router.post("/upstreams/{name}/probe", **says(models.Probed))

@@ -512,11 +512,16 @@ def test_what_a_call_gets_when_nothing_is_said() -> None:
 def _yielding() -> set[Path]:
     """The groups of this server that hold a process and have less than a whole share of the processor."""
     found: set[Path] = set()
-    for name, whole in (("cpu.shares", 1024), ("cpu.weight", 100)):
-        for group in Path("/sys/fs/cgroup").glob(f"**/{PREFIX}{os.getpid()}-*/*/{name}"):
+    whole = {"cpu.shares": 1024, "cpu.weight": 100}
+    # Groups of others come and go while we look, which ends a glob but not a walk.
+    for place, _, names in os.walk("/sys/fs/cgroup"):
+        group = Path(place)
+        if not group.parent.name.startswith(f"{PREFIX}{os.getpid()}-"):
+            continue
+        for name in whole.keys() & set(names):
             with contextlib.suppress(OSError):
-                if (group.parent / "cgroup.procs").read_text() and int(group.read_text()) < whole:
-                    found.add(group.parent)
+                if (group / "cgroup.procs").read_text() and int((group / name).read_text()) < whole[name]:
+                    found.add(group)
     return found
 
 

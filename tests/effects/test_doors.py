@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from interlock import Caller, Context, Failure, Interlock, tool
 from interlock.api.service import Service
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
@@ -89,7 +90,9 @@ async def test_who_tries_to_escape_is_answered_with_500_and_nothing_of_the_host(
 
 @pytest.mark.proves("EXEC-03")
 async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: Ways) -> None:
-    ways.lock.gateway.runner._isolated_executor._opener = lambda: Sandbox.open(backends=(), host=Host())
+    isolated = ways.lock.gateway.runner._executors["interlock.executors.isolated"]
+    assert isinstance(isolated, IsolatedExecutor)
+    isolated._opener = lambda: Sandbox.open(backends=(), host=Host())
     told = same(*await through_all(ways, lambda _: Wish("cell.double", {"n": 1})))
     assert told.error is not None
     assert told.error[:3] == ("E3405", "INTERNAL_TOOL_ERROR", "sandbox_violation")

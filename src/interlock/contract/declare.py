@@ -61,7 +61,7 @@ class Tool(Generic[P, R]):
         self.handlers: dict[str, Callable[..., Any]] = {}
         self.context = annotations.context
         self.takes_context = annotations.context is not None
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async: bool = inspect.iscoroutinefunction(function)
         self.arguments = annotations.converters
         self.rich = annotations.rich
         self.dump = annotations.dump

@@ -179,7 +179,7 @@ async def test_a_machine_that_is_down_when_a_ticket_expires_runs_nothing_when_it
         async with opening(turn["home"], FakeClock(BASE_MS + DAY * 1000, seed="judge")) as lock:
             lock.catalog.attach(stamp)
             ended = "LAPSED" if name in approved else "AUTO_DENIED"
-            assert scene.states(lock) == {name: ended}, "a ticket outlived its time"
+            assert await scene.states(lock) == {name: ended}, "a ticket outlived its time"
             assert await lock.approved_calls.resume_all() == []
             result = await send(lock, name)
             assert result.error is not None

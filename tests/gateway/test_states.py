@@ -167,14 +167,14 @@ class Races(RuleBasedStateMachine):
 
         self._run(begin())
 
-    def _do(self, what: str, name: str) -> None:
+    async def _do(self, what: str, name: str) -> None:
         if what == "finish":
             gates[name].set()
         elif what == "leave":
             self._tasks[name].cancel()
         else:
             reason: Literal["interruption", "discard"] = "discard" if what == "discard" else "interruption"
-            self._lock.cancel(self._ids[name], reason)
+            await self._lock.cancel(self._ids[name], reason)
 
     @precondition(lambda self: self._tasks)  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
     @rule(
@@ -186,7 +186,7 @@ class Races(RuleBasedStateMachine):
 
         async def do() -> None:
             for one in what:
-                self._do(one, name)
+                await self._do(one, name)
                 await self._turns(turns)
 
         self._run(do())
@@ -200,7 +200,7 @@ class Races(RuleBasedStateMachine):
         async def pass_time() -> None:
             self._clock.advance(3600)
             if what != "nothing":
-                self._do(what, name)
+                await self._do(what, name)
             await asyncio.wait(self._tasks.values())
 
         self._run(pass_time())

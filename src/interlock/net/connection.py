@@ -159,10 +159,10 @@ class Pool:
             where = await self._find()
             async with asyncio.timeout(self._connect_s):
                 connection = await (self._connect(where[0]) if len(where) == 1 else self._connect_to_first(where))
-        except ssl.SSLCertVerificationError:
-            raise Untrusted from None
-        except (OSError, TimeoutError):  # the errors of TLS are among them
-            raise Unreachable from None
+        except ssl.SSLCertVerificationError as error:
+            raise Untrusted(str(error)) from None
+        except (OSError, TimeoutError) as error:  # the errors of TLS are among them
+            raise Unreachable(str(error)) from None
         finally:
             self._dialled -= 1
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -348,6 +349,25 @@ async def test_an_example_whose_result_breaks_the_output_schema_is_a_refusal(tmp
 
     async with Interlock.open(tmp_path) as lock:
         assert "example 1" in reason(await offer(lock, balance))
+
+
+@pytest.mark.parametrize("late", [1, 2])
+async def test_a_read_that_is_late_is_tried_once_more(tmp_path: Path, late: int) -> None:
+    """Its first call in a process also loads what it needs, which takes long on a busy machine."""
+    calls: list[str] = []
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="interactive", external_io=False)
+    async def balance(account: Account) -> int:
+        """Balance of one account."""
+        calls.append(account)
+        if len(calls) <= late:
+            await asyncio.Event().wait()
+        return 5
+
+    async with Interlock.open(tmp_path) as lock:
+        admission = await offer(lock, balance)
+        assert admission.admitted is (late == 1)
+        assert calls == ["cash", "cash", "bank"]
 
 
 async def test_a_tool_that_crashes_is_refused_and_the_offer_survives(tmp_path: Path) -> None:

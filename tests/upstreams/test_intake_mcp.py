@@ -44,7 +44,7 @@ def noted(method, params):
 for line in sys.stdin:
     message = json.loads(line)
     number, method = message.get("id"), message.get("method")
-    if number is None:
+    if number is None or method is None:
         continue
     if method == "initialize":
         version = message["params"]["protocolVersion"]
@@ -206,7 +206,7 @@ class _Hostile(BaseHTTPRequestHandler):
         message = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
         number, method = message.get("id"), message.get("method")
         try:
-            if number is None:
+            if number is None or method is None:
                 self.send_response(202)
                 self.send_header("content-length", "0")
                 self.end_headers()

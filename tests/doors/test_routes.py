@@ -285,7 +285,7 @@ async def test_a_hook_that_comes_later_is_heeded(here: Place, prepared: Prepared
 async def test_a_call_is_told_in_the_form_of_the_version_that_ran(
     here: Place, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may publish a version after the endpoint has looked. The gateway runs what the endpoint found."""
+    """Another process may publish a version after the endpoint has looked. Either version may run."""
     request, peer = mcp(here, "demo-add", {"a": 1, "b": 2}), await here.raw()
     for _ in range(2):
         await ask(peer, request)
@@ -301,7 +301,10 @@ async def test_a_call_is_told_in_the_form_of_the_version_that_ran(
     count = prepared.count
     heard = [await ask(peer, request) for _ in range(2)]
     assert prepared.count == count
-    assert [one.said["result"]["structuredContent"] for one in heard] == [{"result": 3}, {"sum": 3}]
+    first, second = (one.said["result"]["structuredContent"] for one in heard)
+    # Where the call leaves the fast path, the gateway looks again and finds the new version.
+    assert first in ({"result": 3}, {"sum": 3})
+    assert second == {"sum": 3}
 
 
 async def test_a_client_that_goes_takes_nothing_with_it(here: Place, prepared: Prepared) -> None:

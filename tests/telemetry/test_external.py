@@ -143,8 +143,10 @@ async def test_the_span_of_an_attempt_ends_when_it_is_cut_off(home: Path, ending
         (tree,) = one.trees()
         assert one.tracer.open == 0
     expected = "CANCELED" if ending == "cancelled" else "DEADLINE_EXCEEDED"
-    attempts = external(tree).children
-    assert {attempt.shape for attempt in attempts} == {f"Attempt!{expected}"}
+    *before, last = attempts = external(tree).children
+    assert all(attempt.shape == f"Attempt!{expected}" for attempt in before)
+    # The connector and the gateway both end the last attempt at the call's deadline; either may be the first.
+    assert last.shape in {f"Attempt!{expected}", *(["Attempt!UPSTREAM_FAILURE"] if ending == "late" else [])}
     assert external(tree).span.status.description is not None
     for attempt in attempts:
         assert (attempt.span.start_time or 0) <= (attempt.span.end_time or 0) <= (tree.span.end_time or 0)

@@ -5,10 +5,12 @@ A ticket shows the reviewer what the call would do: the input without private va
 
 from __future__ import annotations
 
+from asyncio import Semaphore
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from interlock.approvals import tickets
 from interlock.approvals.ticket import Shown, Ticket, chain_of, ticket_id
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from interlock.store.sealing import Box
 
 _FOREVER_MS = 2**53
+# How many tickets of one caller are written at a time. Each takes several writes, and others wait for those.
+_AT_ONCE = 2
 
 
 class NewTickets:
@@ -58,6 +62,7 @@ class NewTickets:
         self._box = box
         self._waiting = waiting
         self._channels = channels
+        self._writing: WeakValueDictionary[tuple[str, str], Semaphore] = WeakValueDictionary()
 
     async def find_or_open(self, checked: Checked, decision: Decision, to_preview: Granted) -> Ticket | None:
         """Return the ticket of the call: the one it has, or a new one with a preview.
@@ -74,13 +79,15 @@ class NewTickets:
             timeout_ms=approval.timeout_seconds * 1000,
             most=self._settings.max_waiting,
         )
-        found = await self._journal.commit(ask(ticket))
-        if found is not None:
-            return found
-        if call.request.key is not None and await self._journal.commit(
-            lambda transaction: tickets.is_taken(transaction, ticket.scope)
-        ):
-            return None
+        turn = self._turn_of(ticket)
+        async with turn:
+            found = await self._journal.commit(ask(ticket))
+            if found is not None:
+                return found
+            if call.request.key is not None and await self._journal.commit(
+                lambda transaction: tickets.is_taken(transaction, ticket.scope)
+            ):
+                return None
         preview = await self._preview(to_preview)
         # The predicted changes are encrypted too: a short value can be guessed from its digest.
         content = {**content_of(checked, self._clock.monotonic()), "promised": predicted_changes(preview)}
@@ -97,11 +104,19 @@ class NewTickets:
             return asked
 
         try:
-            opened = await self._journal.commit(unit)
+            async with turn:
+                opened = await self._journal.commit(unit)
         finally:
             self._inputs.abandon(sent)
         assert opened is not None
         return opened
+
+    def _turn_of(self, ticket: Ticket) -> Semaphore:
+        who = (ticket.tenant, ticket.caller)
+        turn = self._writing.get(who)
+        if turn is None:
+            turn = self._writing[who] = Semaphore(_AT_ONCE)
+        return turn
 
     def _unopened(self, checked: Checked, decision: Decision, approval: Approval) -> Ticket:
         call, contract = checked, checked.tool.contract

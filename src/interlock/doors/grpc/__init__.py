@@ -42,8 +42,8 @@ _ROOM = 4
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is refused, not shared
     ("grpc.max_metadata_size", 16_384),
-    # RPCs of one connection at a time. A client that wants more waits, or opens another connection.
-    ("grpc.max_concurrent_streams", 100),
+    # A client that begins more before it has heard of the limit is refused, so the limit is far above honest use.
+    ("grpc.max_concurrent_streams", 1000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     # Connections whose other end is gone are noticed within a minute and a half.
     ("grpc.keepalive_time_ms", 60_000),

@@ -25,7 +25,7 @@ MIN_CALLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to measure, and what."""
+    """The duration of a measurement, and the rows to measure."""
 
     quick: bool
     rounds: int

@@ -54,7 +54,7 @@ class Executor(ABC):
         return {}
 
     def loads(self) -> Mapping[str, Callable[[], float]]:
-        """What operators are alerted of when it is nearly used up: functions that return the share in use."""
+        """The limits that raise an alert when nearly reached, by name: functions that return the share in use."""
         return {}
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing

@@ -149,7 +149,7 @@ class Result:
         return self.source == "replay"
 
     def without_modifiers(self) -> Result:
-        """The result of a call that ran beside others: it may not change the context, and is told so."""
+        """The result of a call that overlapped others: changes of the context are removed, with a warning."""
         if "context_modifiers" not in self.metadata:
             return self
         kept = {name: value for name, value in self.metadata.items() if name != "context_modifiers"}

@@ -1,4 +1,4 @@
-"""What `interlock doctor` looks at and finds: the types of its checks."""
+"""The types that the checks of `interlock doctor` share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Check = Callable[["Home"], Iterator[Finding]]
 
 @contextlib.contextmanager
 def if_usable(home: Home) -> Generator[Reader | None]:
-    """The database, or None where there is none or it cannot be used: that is told once, with the journal."""
+    """The database, or None if it is missing or cannot be used. The check of the journal reports that, once."""
     from interlock.core.errors import Failure
     from interlock.store.inspection import opened
 

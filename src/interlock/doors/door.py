@@ -28,8 +28,8 @@ class Door:
         return {}
 
     async def load(self) -> Route:
-        """Load the route that takes a while, when the first request asks for it or the server has time."""
-        raise NotImplementedError
+        """Load the route of `loaded_later`, when the first request asks for it or the server has time."""
+        raise NotImplementedError  # a door without `loaded_later` is never asked
 
     def is_endless(self, head: Scope) -> bool:
         """Whether a request is answered with events for as long as the client listens. No call depends on it."""

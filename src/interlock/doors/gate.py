@@ -70,7 +70,7 @@ class Gate(Route):
         origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"host":
-                # Of two names, whoever comes after us might take the other.
+                # With two Host headers, another program might use the other one, so neither is accepted.
                 host = value if host is None else b""
             elif name == b"origin":
                 origin = value if origin is None else b""

@@ -1,4 +1,4 @@
-"""Where a server listens, and by which names clients may call it."""
+"""The addresses that a server listens on, and the host names that clients may use for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAIN_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where and how to listen. `names` are the hosts by which clients may speak of us, besides loopback."""
+    """The addresses and TLS files of a server. `names` are host names that clients may use besides loopback."""
 
     host: str = "127.0.0.1"
     port: int = 8080

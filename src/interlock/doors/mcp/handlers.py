@@ -1,7 +1,7 @@
 """The answers to MCP requests that go through the SDK: lists, calls, resources, prompts and completions.
 
-Who calls is asked for each request: over HTTP it is in the request's scope, where only the entrance puts it; over stdio
-it is whoever started the process.
+The caller is read for each request. Over HTTP the entrance has put it into the request's scope; over stdio it is the
+identity that started the process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from interlock.upstreams.mcp.protocol import Listening
 Answer = Callable[[Context, Any], Awaitable[Json]]
 
 _COMPLETE: Json = {"resultType": "complete"}
-# What a caller is told is for that caller, and true now. (Earlier eras do not know of this; the SDK leaves it out.)
+# An answer is for its caller alone and is not cached. The SDK omits these fields in earlier protocol versions.
 _OWN: Json = {**_COMPLETE, "ttlMs": 0, "cacheScope": "private"}
 
 

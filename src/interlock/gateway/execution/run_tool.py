@@ -136,7 +136,7 @@ class ToolRunner:
         return {part: state for executor in self._executors.values() for part, state in executor.health().items()}
 
     def loads(self) -> dict[str, Callable[[], float]]:
-        """What operators are alerted of when it is nearly used up: functions that return the share in use."""
+        """The limits that raise an alert when nearly reached, by name: functions that return the share in use."""
         return {name: share for executor in self._executors.values() for name, share in executor.loads().items()}
 
     async def stop(self) -> None:

@@ -213,14 +213,19 @@ def test_three_processes_together_admit_no_more_than_the_limit(tmp_path: Path) -
         )
         for _ in range(3)
     ]
-    for node in nodes:
-        assert node.stdout is not None
-        assert node.stdout.readline() == "ready\n"
-    for node in nodes:
-        assert node.stdin is not None
-        node.stdin.write("go\n")
-        node.stdin.flush()
-    admitted = [int(node.communicate(timeout=60)[0]) for node in nodes]
+    try:
+        for node in nodes:
+            assert node.stdout is not None
+            assert node.stdout.readline() == "ready\n"
+        for node in nodes:
+            assert node.stdin is not None
+            node.stdin.write("go\n")
+            node.stdin.flush()
+        admitted = [int(node.communicate(timeout=60)[0]) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
     assert sum(admitted) == 50
 
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -41,6 +42,7 @@ RESTORE = (
 
 # The database's log is cut back to this size once what it holds is in the database.
 LOG_BYTES = 64 * 2**20
+_PRAGMA_PATIENCE_S = 10.0
 
 
 class Home:
@@ -256,10 +258,20 @@ def apply_log(home: Home) -> None:
 
 
 def _persist(connection: sqlite3.Connection, statement: str) -> None:
-    """Run a pragma that may meet another process's lock for a moment."""
-    connection.execute("PRAGMA busy_timeout=10000")
-    connection.execute(statement)
-    connection.execute("PRAGMA busy_timeout=0")
+    """Run a pragma that may meet another process's lock for a moment.
+
+    SQLite's own busy timeout does not cover the switch to WAL: of two connections that switch at once, one is refused
+    immediately.
+    """
+    give_up = time.monotonic() + _PRAGMA_PATIENCE_S
+    while True:
+        try:
+            connection.execute(statement)
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= give_up:
+                raise
+        time.sleep(0.001)
 
 
 # Whoever replaces a row removes one, and meets the trigger that removing meets.
@@ -286,8 +298,8 @@ def run_migrations(path: Path) -> None:
         _upgrade(path)
         return
     fresh = path.with_suffix(".new")
-    for leftover in (fresh, fresh.with_name(fresh.name + "-journal")):
-        leftover.unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
     if not _empty:
         _upgrade(fresh)
         _empty.append(fresh.read_bytes())
@@ -322,6 +334,8 @@ def _upgrade(path: Path) -> None:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         connection.exec_driver_sql("COMMIT")
+        # Here no other process can be at it. The mode stays with the file.
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     engine.dispose()
 
 

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import ours
-from bench.measure import Plan, number, times
+from bench.measure import Plan, number, process_clock, times
 from bench.payloads import PAYLOADS
 from bench.report import Table, verdict
 from interlock import Interlock
@@ -431,6 +432,7 @@ def _compare(
     """One round: every subject at every level once, in any order. What is found is added to the figures."""
     turns = [(subject, level) for subject in subjects for level in levels]
     for subject in subjects:
+        _wait_until_idle(subject.server.pid)  # it still loads modules when it already answers
         measure(load, subject, max(levels), seconds / 4)  # warms it up, and refuses what does not answer
     for subject, level in turns:
         figures[subject.name, level]  # in the order of the tables
@@ -441,6 +443,21 @@ def _compare(
         found.cpu_us.append(outcome["cpu_s"] / outcome["laps"] * 1e6)
         found.shares.append(outcome["cpu_s"] / outcome["wall_s"])
         found.latencies_us.append(outcome["latencies_us"])
+
+
+def _wait_until_idle(pid: int) -> None:
+    """Wait until a process has used next to no CPU for a quarter of a second."""
+    clock = process_clock(pid)
+    deadline = time.monotonic() + _IDLE_WITHIN_S
+    while time.monotonic() < deadline:
+        began = time.clock_gettime(clock)
+        time.sleep(0.25)
+        if time.clock_gettime(clock) - began < 0.01:
+            return
+    raise SystemExit(f"a server (process {pid}) was not idle within {_IDLE_WITHIN_S:.0f} s of its start")
+
+
+_IDLE_WITHIN_S = 60.0
 
 
 def measure(load: subprocess.Popen[str], subject: Subject, connections: int, seconds: float) -> Json:

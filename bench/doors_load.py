@@ -21,6 +21,8 @@ import sys
 import time
 from typing import Any, cast
 
+from bench.measure import process_clock
+
 Json = dict[str, Any]
 Latencies = list[float]
 KEPT = 20_000
@@ -36,7 +38,7 @@ class Run:
     def __init__(self, order: Json) -> None:
         self.requests = [[part.encode("latin-1") for part in parts] for parts in order["requests"]]
         self.seconds = float(order["seconds"])
-        self.clock = _clock_of(int(order["pid"]))
+        self.clock = process_clock(int(order["pid"]))
         self.keys = itertools.count()
         self.prefix = os.urandom(6).hex()
         self.laps = 0
@@ -170,11 +172,6 @@ async def grpc(order: Json) -> Json:
         run.begin()
         await asyncio.gather(*(caller() for _ in range(order["connections"])))
         return run.outcome()
-
-
-def _clock_of(pid: int) -> int:
-    """The clock that counts a process's CPU time (clock_getcpuclockid(3), which Python does not have)."""
-    return (~pid << 3) | 2
 
 
 def main() -> None:

@@ -113,6 +113,39 @@ def test_it_says_where_it_is_answers_there_and_ends_on_sigterm(cli: Cli) -> None
     assert made == [("demo.balance@1.0.0", "succeeded")] * 2
 
 
+COLLECTOR = """
+import gc
+from interlock import tool
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="process")
+def exempt() -> bool:
+    "Whether what was loaded is exempt from collection."
+    return gc.get_freeze_count() > 0 and gc.get_threshold()[0] > 700
+"""
+
+
+def test_a_server_does_not_stop_to_collect_what_it_has_loaded(cli: Cli) -> None:
+    (cli.path / "collector.py").write_text(COLLECTOR)
+    assert cli("tools", "add", "collector.py").code == 0
+    asked: Json = {"tool_id": "process.exempt", "parameters": {}}
+    with running(cli, "--no-grpc", "--json") as server:
+        told = server.json
+        with httpx.Client(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
+            until = time.monotonic() + PATIENCE_S
+            # It goes on loading when it already answers.
+            while client.post(f"{told['rest']}/tools/invoke", json=asked).json()["result"] is not True:
+                assert time.monotonic() < until
+        assert server.end() == (0, "")
+
+    async def ask() -> Any:
+        words = [*INTERLOCK[1:], "serve", "--stdio"]
+        target = StdioServerParameters(command=sys.executable, args=words, env=cli.environment, cwd=str(cli.path))
+        async with Client(target) as client:
+            return (await client.call_tool("process-exempt", {})).structured_content
+
+    assert asyncio.run(ask()) == {"result": True}
+
+
 async def _through_mcp(target: Any) -> tuple[list[str], Any]:
     async with Client(target) as client:
         listed = await client.list_tools()

@@ -7,10 +7,14 @@ import gc
 import json
 import math
 import os
+import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, cast
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -21,7 +25,8 @@ from typing_extensions import TypedDict
 
 from interlock.contract.hints import read_annotations
 from interlock.core.errors import Failure
-from interlock.data.canonical import canonical, compiled, interpreted
+from interlock.data import bounds
+from interlock.data.canonical import canonical, compiled, interpreted, may_hold_long_number
 from interlock.data.schema import Schema
 from interlock.data.schema_plan import fitter, taker
 
@@ -663,3 +668,64 @@ def test_nothing_is_left_behind() -> None:
     assert sys.getrefcount(part) == held
     assert abs(sys.getallocatedblocks() - before) < 250
     assert canonical(fits) == interpreted(fits)
+
+
+# Text that was not parsed yet
+
+_RUNS = ["1", "12345", "9" * 18, "9" * 19, "9" * 308, "9" * 400, "1.5"]
+_PIECES = st.sampled_from([*',[{]}:"\\ a', '\\"', "\\\\", '",[{', "\u00e9", "\0", *_RUNS])
+
+
+@given(st.lists(_PIECES, max_size=40).map("".join), st.sampled_from([bytes, bytearray]), st.sampled_from([7, 65_536]))
+@settings(deadline=None)
+def test_a_text_is_counted_as_python_counts_it(text: str, kind: type[bytes | bytearray], window: int) -> None:
+    assert compiled is not None
+    body = kind(text.encode())
+    runs = [len(run) for run in re.findall("[0-9]+", text)]
+    assert compiled.scanned(body)[1] == max((run for run in runs if run >= 19), default=0)
+
+    def found() -> tuple[bool, ...]:
+        limits = range(1, len(body) // 2 + 2)
+        values = [bounds.more_values(body, limit) for limit in limits]
+        return (*values, bounds.long_number(body), may_hold_long_number(bytes(body)))
+
+    with (
+        patch.object(bounds, "compiled", None),
+        patch("interlock.data.canonical.compiled", None),
+        patch.object(bounds, "_WINDOW", window),
+        patch("interlock.data.canonical._WINDOW", window),
+    ):
+        by_python = found()
+    assert found() == by_python
+
+
+def test_what_is_no_bytes_is_not_counted() -> None:
+    assert compiled is not None
+    with pytest.raises(TypeError):
+        compiled.scanned("text")  # pyright: ignore[reportArgumentType]
+    text = bytearray(b"[1,2]")
+    assert compiled.scanned(text) == (2, 0)
+    text += b"3"  # and the buffer was given back
+
+
+def test_other_threads_run_while_a_text_is_counted() -> None:
+    assert compiled is not None
+    text, turns, done = b"[" * (64 << 20), 0, threading.Event()
+
+    def count() -> None:
+        assert compiled is not None
+        compiled.scanned(text)
+        done.set()
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody has to give the interpreter up
+    try:
+        thread = threading.Thread(target=count)
+        thread.start()
+        while not done.is_set():
+            turns += 1
+            time.sleep(0)  # whoever wants the interpreter has it now; it comes back when they give it up
+        thread.join()
+    finally:
+        sys.setswitchinterval(usual)
+    assert turns > 100

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -232,3 +233,18 @@ async def test_a_first_message_that_comes_late_is_answered_as_one_that_is_there(
         await rpc.write(wire.InvokeRequest(tool_id="demo.echo", arguments_json=b'{"value": 6}').SerializeToString())
         await rpc.done_writing()
         assert wire.CallResult.FromString(await rpc).value_json == b"6"
+
+
+def _threads(named: str) -> list[int]:
+    """The threads of this process with a name, by number."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(task.name) for task in tasks if task.joinpath("comm").read_text().startswith(named)]
+
+
+async def test_the_threads_of_grpc_s_core_have_a_lower_priority_than_the_event_loop(home: Path) -> None:
+    async with Interlock.open(home) as lock, served(lock) as world:
+        assert (await world.invoke("demo.echo", {"value": 6})).value_json == b"6"
+        core = _threads("event_engine")
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert core
+        assert all(os.getpriority(os.PRIO_PROCESS, task) > own for task in core)

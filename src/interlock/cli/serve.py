@@ -139,13 +139,20 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         async with serving(Service(lock), listening) as server:
             token = None if given["no_token"] else await _token(lock)
             await _tell(out, lock, listening, server, token)
-            warming = asyncio.create_task(server.warm())
+            warming = asyncio.create_task(_warm(server))
             await ended.wait()
             warming.cancel()
             _end_sooner_on_the_next(server)
             if not out.as_json:
                 out.page(error=True).line("ending: calls in flight are finished first …")
     return 0
+
+
+async def _warm(server: Server) -> None:
+    from interlock.core.collector import exempt_loaded_modules
+
+    await server.warm()
+    exempt_loaded_modules()
 
 
 def _on_signals() -> asyncio.Event:
@@ -178,6 +185,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
 
     from interlock.api.interlock import Interlock
     from interlock.api.service import Service
+    from interlock.core.collector import collect_seldom, exempt_loaded_modules
     from interlock.doors.listening import DRAIN_S
     from interlock.doors.table import open_stdio
     from interlock.privacy.redact import safe_log
@@ -194,6 +202,8 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         lock.warm_up()
         service = Service(lock)
         door = open_stdio(service)
+        collect_seldom()
+        exempt_loaded_modules()
         serving, asked = asyncio.ensure_future(door.run_stdio(token=token)), asyncio.ensure_future(ended.wait())
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():

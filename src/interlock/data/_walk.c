@@ -749,6 +749,74 @@ static PyObject *measured(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     return value == NULL ? NULL : PyLong_FromSsize_t(measure(value, &size, most, 0) ? size : -1);
 }
 
+/* Text that was not parsed yet */
+
+/* Counts the commas and opening brackets of a JSON text that stand outside of its strings. A backslash belongs to a
+   quotation mark or a backslash after it. */
+static Py_ssize_t count_marks(const unsigned char *at, const unsigned char *end) {
+    enum { OTHER, MARK, QUOTE, ESCAPE };
+    static const unsigned char KIND[256] = {[','] = MARK, ['['] = MARK, ['{'] = MARK, ['"'] = QUOTE, ['\\'] = ESCAPE};
+    Py_ssize_t outside = 1, count = 0;
+    for (; at < end; at++) {
+        while (end - at > 4 && !(KIND[at[0]] | KIND[at[1]] | KIND[at[2]] | KIND[at[3]])) {
+            at += 4; /* most bytes are none of these */
+        }
+        switch (KIND[*at]) {
+        case MARK:
+            count += outside;
+            break;
+        case QUOTE:
+            outside ^= 1;
+            break;
+        case ESCAPE:
+            at += at + 1 < end && KIND[at[1]] >= QUOTE;
+            break;
+        }
+    }
+    return count;
+}
+
+/* The digits of the largest whole number that surely has no more than 64 bits, and one more. */
+#define LONG_RUN 19
+
+static int is_digit(unsigned char one) { return (unsigned char)(one - '0') < 10; }
+
+/* The longest run of digits, if it has at least LONG_RUN of them: one such run contains every LONG_RUNth byte, or more. */
+static Py_ssize_t longest_run(const unsigned char *start, const unsigned char *end) {
+    Py_ssize_t longest = 0;
+    for (const unsigned char *at = start + LONG_RUN - 1; at < end; at += LONG_RUN) {
+        if (!is_digit(*at)) {
+            continue;
+        }
+        const unsigned char *first = at, *after = at + 1;
+        while (first > start && is_digit(first[-1])) {
+            first--;
+        }
+        while (after < end && is_digit(*after)) {
+            after++;
+        }
+        longest = after - first > longest ? after - first : longest;
+        at = after - 1;
+    }
+    return longest < LONG_RUN ? 0 : longest;
+}
+
+/* Other threads run meanwhile: the buffer is held, and nothing else of Python is touched. */
+static PyObject *scanned(PyObject *Py_UNUSED(module), PyObject *text) {
+    Py_buffer buffer;
+    Py_ssize_t marks, longest;
+    if (PyObject_GetBuffer(text, &buffer, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    const unsigned char *const text = buffer.buf;
+    marks = count_marks(text, text + buffer.len);
+    longest = longest_run(text, text + buffer.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&buffer);
+    return Py_BuildValue("nn", marks, longest);
+}
+
 /* Shapes, as Python knows them */
 
 typedef struct {
@@ -944,6 +1012,7 @@ static PyMethodDef functions[] = {
     {"copied", copied, METH_O, "A copy of JSON data that shares nothing with it; None where it is not plain."},
     {"gathered", gathered, METH_VARARGS, "Whether all names in JSON data are known; lists the texts to be searched."},
     {"measured", (PyCFunction)(void (*)(void))measured, METH_FASTCALL, "The least bytes that JSON data takes; -1 where it is not plain."},
+    {"scanned", scanned, METH_O, "The commas and brackets outside of the strings of a JSON text, and its longest run of 19 digits or more."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.data.canonical import compiled, may_hold_long_number
+from interlock.data.canonical import compiled, longest_run, may_hold_long_number
 
 MARGIN: Final = 1024
 LONGEST_NAME: Final = 600
@@ -38,9 +38,7 @@ _UNSAFE = re.compile(
     "\ud800-\udfff]"
 )
 LONGEST_NUMBER: Final = 308
-_DIGITS = bytes(48 if 48 <= one <= 57 else 32 for one in range(256))
 _BACKSLASHES = re.compile(rb"\\*")
-_ENDLESS_NUMBER = b"0" * (LONGEST_NUMBER + 1)
 # Outside of strings: fractions and exponents are skipped; what is left with this many digits is a whole number.
 _WHOLE = re.compile(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
 _WINDOW = 65_536
@@ -101,57 +99,39 @@ def exactly(text: bytes) -> Any:
 
 def long_number(data: bytes | bytearray) -> bool:
     """Whether JSON text contains a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
-    if not _has_run(data):
+    if len(data) <= LONGEST_NUMBER or longest_run(data, LONGEST_NUMBER + 1) <= LONGEST_NUMBER:
         return False
     # Without escapes, every second part between quotes is a string.
     outside = b'"'.join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    if not _has_run(outside):
-        return False
     return any(match[1] is not None for match in _WHOLE.finditer(outside))
-
-
-def _has_run(data: bytes | bytearray) -> bool:
-    """Whether some bytes contain a run of more than 308 digits, examined in windows.
-
-    A call into C blocks all other threads, so each call gets a bounded amount.
-    """
-    if len(data) <= LONGEST_NUMBER:
-        return False
-    return any(
-        _ENDLESS_NUMBER in data[start : start + _WINDOW + LONGEST_NUMBER].translate(_DIGITS)
-        for start in range(0, len(data), _WINDOW)
-    )
 
 
 def more_values(data: bytes | bytearray, limit: int) -> bool:
     """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
-    if len(data) < 2 * limit or not _has_marks(data, limit):
+    if len(data) < 2 * limit:
         return False  # each value but the first takes at least two bytes including a punctuation mark
-    # Strings may hold any number of commas and brackets. Without escapes, every second part between quotes is a string.
-    count, inside, start = 1, 0, 0
-    while start < len(data):
+    if compiled is not None:
+        return compiled.scanned(data)[0] >= limit
+    return _marks(data, limit) >= limit
+
+
+def _marks(data: bytes | bytearray, most: int) -> int:
+    """Count the commas and opening brackets outside of strings; stops at `most`. Examines the text in windows.
+
+    A call into C blocks all other threads, so each call gets a bounded amount.
+    """
+    # Strings may hold any number of them. Without escapes, every second part between quotes is a string.
+    count, inside, start = 0, 0, 0
+    while start < len(data) and count < most:
         end = start + _WINDOW
         if data[end - 1 : end] == b"\\" and (run := _BACKSLASHES.match(data, end)) is not None:
             end = run.end() + 1  # an escape is not cut in two
         parts = data[start:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
         count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-        if count > limit:
-            return True
         inside ^= (len(parts) - 1) & 1
         start = end
-    return False
-
-
-def _has_marks(data: bytes | bytearray, limit: int) -> bool:
-    """Whether some bytes contain `limit` commas and brackets, in strings or not; examined in windows."""
-    count = 0
-    for start in range(0, len(data), _WINDOW):
-        part = data[start : start + _WINDOW]
-        count += part.count(b",") + part.count(b"[") + part.count(b"{")
-        if count >= limit:
-            return True
-    return False
+    return count
 
 
 # Requests

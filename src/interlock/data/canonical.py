@@ -189,20 +189,29 @@ def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
 
 
 _NINES = bytes.maketrans(b"0123456789", b"9" * 10)
-_RUN = b"9" * 19
+_DIGITS_OF_64_BITS = 19
+_RUN = b"9" * _DIGITS_OF_64_BITS
 _WINDOW = 65_536
 
 
 def may_hold_long_number(text: bytes) -> bool:
     """Whether JSON text has a run of digits that could be a whole number beyond 64 bits, which orjson would round."""
-    # Searching a run of one digit is many times faster than searching a run of any digits. A call into C blocks all
-    # other threads, so a long text is searched in windows.
     if len(text) <= _WINDOW:
         return _RUN in text.translate(_NINES)
-    return any(
-        _RUN in text[start : start + _WINDOW + len(_RUN) - 1].translate(_NINES)
-        for start in range(0, len(text), _WINDOW)
+    return longest_run(text, _DIGITS_OF_64_BITS) >= _DIGITS_OF_64_BITS
+
+
+def longest_run(text: bytes | bytearray, most: int) -> int:
+    """Find the longest run of digits in a text. May stop at `most`, and may return 0 for any run that is shorter."""
+    if compiled is not None:
+        return compiled.scanned(text)[1]
+    # Searching a run of one digit is many times faster than searching a run of any digits. A call into C blocks all
+    # other threads, so a long text is searched in windows.
+    run = b"9" * most
+    found = any(
+        run in text[start : start + _WINDOW + most - 1].translate(_NINES) for start in range(0, len(text), _WINDOW)
     )
+    return most if found else 0
 
 
 def encode(value: Any) -> bytes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import resource
 import socket
 from collections.abc import AsyncGenerator, Generator
@@ -20,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.service import Service
+from interlock.core.collector import collect_seldom
 from interlock.core.errors import Failure
 from interlock.doors.door import EVERYTHING_ELSE, Door, Key, Later
 from interlock.doors.gate import Gate
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     import uvicorn
 
 _LAST_WORDS_S = 5.0
-# Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
-# the collector would walk them all the time and find nothing.
-COLLECT = (20_000, 20, 50)
 # Connections that wait to be accepted, and how many of them are accepted in one turn of the event loop.
 _BACKLOG = 2048
 _ACCEPTED_AT_ONCE = 16
@@ -65,7 +62,7 @@ class Server:
         from interlock.http.connection import MAX_CONNECTIONS, Connection
 
         _allow_files(3 * MAX_CONNECTIONS)
-        gc.set_threshold(*COLLECT)
+        collect_seldom()
 
         listening = self._listening
         # Only now: doors with a port of their own bound their connections by the files that the process may open.

@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
 # Each step of a statement hands the interpreter over and back. Many rows to a statement make that one hand-over.
+# While one is under way, the process holds the database, and other threads may keep the interpreter for a while.
 _ROWS_AT_ONCE = 64
-_INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
+_INSERTS = [_INSERT + ", (?, ?, ?, ?, ?)" * further for further in range(_ROWS_AT_ONCE)]
 
 
 class Transaction(Rows):
@@ -114,10 +115,6 @@ def head_of(cursor: sqlite3.Cursor) -> tuple[int, bytes]:
 
 def insert(cursor: sqlite3.Cursor, rows: list[tuple[int, str, str, bytes, bytes]]) -> None:
     """Write the records that a transaction has appended."""
-    whole = len(rows) - len(rows) % _ROWS_AT_ONCE
-    for start in range(0, whole, _ROWS_AT_ONCE):
-        cursor.execute(_INSERT_MANY, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
-    if len(rows) - whole == 1:
-        cursor.execute(_INSERT, rows[whole])
-    elif whole < len(rows):
-        cursor.executemany(_INSERT, rows[whole:])
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        cursor.execute(_INSERTS[len(some) - 1], list(chain.from_iterable(some)))

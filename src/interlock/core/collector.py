@@ -1,0 +1,22 @@
+"""How often Python's garbage collector runs in a process that serves, and over what."""
+
+from __future__ import annotations
+
+import gc
+
+# Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
+# the collector would walk them all the time and find nothing.
+_THRESHOLDS = (4_000, 50, 100)
+
+
+def collect_seldom() -> None:
+    """Collect seldom."""
+    gc.set_threshold(*_THRESHOLDS)
+
+
+def exempt_loaded_modules() -> None:
+    """Exempt every object that exists now from collection. To be called once, when a server has loaded its modules.
+
+    A full collection walks all modules otherwise, which stops the process for 80 ms and longer.
+    """
+    gc.freeze()

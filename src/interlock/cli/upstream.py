@@ -9,6 +9,7 @@ import click
 
 from interlock.cli.command import Output, at_server, looking, over_home
 from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay
+from interlock.cli.upstream_import import import_
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -29,11 +30,13 @@ def upstream() -> None:
     \b
     interlock upstream add mcp files -- npx -y @modelcontextprotocol/server-filesystem /srv/data
     interlock upstream add openapi petstore openapi.yaml --accept-hints
+    interlock upstream import ~/.cursor/mcp.json
     interlock upstream list
     """
 
 
 upstream.add_command(add)
+upstream.add_command(import_)
 
 
 # List, show, refresh, accept, probe and remove

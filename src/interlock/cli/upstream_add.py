@@ -52,7 +52,7 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
                 add_it = upstreams.preview if asked.dry_run else upstreams.add
                 report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
             except Failure as failure:
-                raise _explained(failure, _said(log, logged)) from None
+                raise explained(failure, last_output(log, logged)) from None
             return answer_report(out, report, dry_run=asked.dry_run)
 
         async def ask(server: Server, out: Output, /, **given: Any) -> int:
@@ -103,7 +103,7 @@ class _Asked:
         return cls(name, config, None if overlay is None else read_overlay(overlay), dry_run)
 
 
-def _explained(failure: Failure, said: str) -> Failure:
+def explained(failure: Failure, said: str) -> Failure:
     """A failure to add an upstream, with advice for this command."""
     from interlock.core.errors import Failure
 
@@ -115,7 +115,7 @@ def _explained(failure: Failure, said: str) -> Failure:
     return Failure(failure.code, message, details=failure.details, resolution=advice)
 
 
-def _said(log: Path, since: int) -> str:
+def last_output(log: Path, since: int) -> str:
     """The last lines that a program wrote to its log. Secrets are masked there."""
     if not log.exists():
         return ""

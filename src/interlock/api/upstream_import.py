@@ -1,0 +1,96 @@
+"""Adds the MCP servers of a client's configuration as upstreams, one after the other; one that fails stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from interlock.api.rights import require_here
+from interlock.api.upstreams import Upstreams
+from interlock.core.credentials import without_credentials_in
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
+    from interlock.upstreams.client_config import Entry
+
+
+async def import_servers(
+    lock: Interlock,
+    entries: Sequence[Entry],
+    *,
+    more: Json,
+    explain: Callable[[str, Failure], Failure],
+    begin: Callable[[str], None],
+) -> list[Json]:
+    """Store the credentials of each entry and add it; returns a document for each. `more` is added to every config.
+
+    `begin` is called with the name of each before it is connected to. `explain` adds to the failure of an upstream what
+    is known here only, such as the output of its program.
+    """
+    require_here(lock.caller, "tools:admin", "adding an upstream")
+    if any(one.secrets for one in entries):
+        require_here(lock.caller, "secrets:admin", "storing a credential")
+    told: list[Json] = []
+    for one in entries:
+        begin(one.name)
+        told.append(await _import(lock, one, more, explain))
+    return told
+
+
+def plan(entry: Entry, more: Json) -> Json:
+    """Describe an entry: the upstream it becomes, its credentials by name, and the settings that stay in clear."""
+    config = entry.config
+    state = "skipped" if entry.skipped else "refused" if entry.reason else "planned"
+    return {
+        "name": entry.name,
+        "upstream": entry.upstream or None,
+        "state": state,
+        "reason": entry.reason,
+        "runs": without_credentials_in(config.get("command") or config.get("url")),
+        "credentials": config.get("credentials", {}),
+        "in_clear": sorted({**config.get("env", {}), **config.get("headers", {})}),
+        "accept_hints": bool(more.get("accept_hints")),
+        "notes": list(entry.notes),
+        "tools": [],
+    }
+
+
+async def _import(lock: Interlock, entry: Entry, more: Json, explain: Callable[[str, Failure], Failure]) -> Json:
+    told = plan(entry, more)
+    if entry.reason:
+        return told
+    config = entry.config | {key: one for key, one in more.items() if key != "allow_private" or "url" in entry.config}
+    known = next((one for one in await lock.upstreams.list() if one.name == entry.upstream), None)
+    if known is not None and (known.kind, known.config) == ("mcp", config):
+        tools = [one.document() for one in await lock.upstreams.offers(entry.upstream)]
+        return told | {"state": "known", "reason": "it was added before", "tools": tools}
+    stored: list[str] = []
+    try:
+        if known is None:
+            stored = await _store(lock, entry)
+        report = await Upstreams(lock, on_machine=True).add(entry.upstream, "mcp", config, by=lock.caller)
+    except Failure as failure:
+        for name in stored:
+            await lock.secrets.remove(name, by=lock.caller.acting)
+        shown = explain(entry.upstream, failure)
+        return told | {"state": "refused", "reason": shown.in_full, "error_code": shown.code, "next": shown.resolution}
+    admitted = [one for one in report["tools"] if one["state"] == "admitted"]
+    return told | {"state": "added", "reason": "", "tools": report["tools"], "admitted": len(admitted)}
+
+
+async def _store(lock: Interlock, entry: Entry) -> list[str]:
+    """Store the credentials of an entry. Returns the names that did not exist before.
+
+    With Vault nothing is stored: the credentials are expected there under the same names.
+    """
+    if lock.settings.secrets == "vault":
+        return []
+    before = {one.name for one in await lock.secrets.names()}
+    new: list[str] = []
+    for name, value in entry.secrets.items():
+        await lock.secrets.set(name, value, by=lock.caller.acting)
+        if name not in before:
+            new.append(name)
+    return new

@@ -832,10 +832,15 @@ async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_
     ticket = ticket_of(pending)
     await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora"})
     words[0] = "y"
+    tickets = [one.id for one in await lock.approvals.list(every=True)]
     result = await lock.approved_calls.resume(ticket)
     assert code(result) == "E3211"
+    assert result.error is not None
+    assert "under a new key" in (result.error.resolution or "")
     assert outbox.sent == []
     assert (await lock.approvals.show(ticket)).state == "VOID"
+    after = [one.id for one in await lock.approvals.list(every=True)]
+    assert after == tickets, "no ticket is made for a call that has ended"
     [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
     assert closed["status"] == "ERROR"
     assert (await lock.call("demo.mail", to="carl", note="a", key="again")).pending, "a person is asked anew"

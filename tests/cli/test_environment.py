@@ -15,7 +15,8 @@ from tests.cli.conftest import Cli
 
 REST = (
     "a tool that runs in process can read the server's memory, its files, and the variables of its environment whose"
-    " names do not look like credentials, and reach the metadata address"
+    " names do not look like credentials or that the operator keeps, in a program that uses the library all of them,"
+    " and reach the metadata address"
 )
 CANARY = "canary-88213"
 TOOLS = '''

@@ -113,6 +113,7 @@ LISTED: dict[str, tuple[str, Any, bool]] = {
 WORDED: dict[str, tuple[str, Any, bool]] = {
     "a piece": ("partial", "he", True),
     "a text, to be used": ("yielded", "hello", True),
+    "a piece, to be used": ("yielded", "he", False),
     "no text": ("partial", 7654321, False),
     "pieces": ("partial", ["7654321"], False),
     "no text, to be used": ("yielded", 7654321, False),
@@ -142,8 +143,8 @@ async def listed(ctx: Context, what: sample.Text) -> list[int]:
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="c")
-async def worded(ctx: Context, what: sample.Text) -> str:
-    """Send something before the text."""
+async def worded(ctx: Context, what: sample.Text) -> Annotated[str, Field(min_length=4)]:
+    """Send something before the text, which has four letters or more."""
     _send(ctx, WORDED[what])
     return "last"
 

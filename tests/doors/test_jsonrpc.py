@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from interlock.core.errors import CODES
 from interlock.doors.jsonrpc import MAX_BATCH, JsonRpcDoor
 from tests.doors.test_rest import World, serving
-from tests.gateway.test_batch import OVERLAPPING, gates, overlaps, prepare, release, running, shift, until
+from tests.gateway.test_batch import (
+    OVERLAPPING,
+    gates,
+    others_would_have_begun,
+    overlaps,
+    prepare,
+    release,
+    running,
+    shift,
+    until,
+)
 
 Json = dict[str, Any]
 OPS_03 = pytest.mark.proves("OPS-03")
@@ -190,6 +200,9 @@ async def test_a_tool_decides_by_the_input_that_hooks_leave_and_is_told_under_it
     seen, heard = shift(lock, 1), list[str]()
     lock.listen(lambda event: heard.append(event.invocation_id))
     task = asyncio.create_task(wire.send([member("depends", number) for number in (0, 2, 4)]))
+    await until(lambda: running == {1})
+    await others_would_have_begun()
+    assert seen == [0], "by the input as it was sent, all three would run now"
     await release([1, 3, 5], task.done)
     answers: list[Json] = (await task).json()
     assert [one["result"]["structured_content"] for one in answers] == [1, 3, 5]

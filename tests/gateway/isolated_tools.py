@@ -32,6 +32,13 @@ def double(n: Number) -> int:
     return n * 2
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
+async def sends(ctx: Context, what: What) -> list[int]:
+    """Send a part of a list before the list."""
+    ctx.partial(9 if what == "an element" else "7654321")
+    return [1]
+
+
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60,
     scopes=["a:read", "b:read"],

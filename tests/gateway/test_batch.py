@@ -202,6 +202,12 @@ async def release(numbers: list[int], until: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def others_would_have_begun() -> None:
+    """Give calls that may begin the time for it: turns of the loop, and of the threads that hooks and checks run in."""
+    for _ in range(50):
+        await asyncio.to_thread(int)
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Wait, turn by turn of the loop, until something holds."""
     async with asyncio.timeout(10):
@@ -279,6 +285,10 @@ async def test_a_tool_decides_by_the_input_that_hooks_leave(batches: Interlock, 
     given = [0 + by, 2 + by, 4 + by]
     if by % 2 == 0:
         await until(lambda: len(running) == 3)
+    else:
+        await until(lambda: running == {1})
+        await others_would_have_begun()
+        assert seen == [0], "by the input as it was sent, all three would run now"
     await release(given, task.done)
     assert [result.unwrap() for result in await task] == given
     assert [set(others) for others, _ in overlaps] == [set(), set(), set()] if by % 2 else [set(), {2}, {2, 4}]
@@ -355,6 +365,19 @@ async def test_a_call_that_waits_for_its_turn_is_called_off_like_one_that_has_no
     assert results[1].source == "synthetic"
     assert [number for _, number in overlaps] == [0]
     assert all(len(records(batches, result.invocation_id)) == 1 for result in results)
+
+
+@pytest.mark.supports("LIFE-17")
+async def test_a_call_that_is_cancelled_while_it_waits_for_its_turn_takes_no_other_with_it(batches: Interlock) -> None:
+    heard: list[str] = []
+    batches.listen(lambda event: heard.append(event.invocation_id))
+    task = asyncio.create_task(batches.batch(requests(batches, ["safe", "refuses", "safe"])))
+    await until(lambda: judged == [1] and running == {0})
+    await batches.cancel(heard[-1])
+    await release([0, 2], task.done)
+    results = await task
+    assert [code(result) for result in results] == [None, "E3703", None]
+    assert [number for _, number in overlaps] == [0, 2]
 
 
 @pytest.mark.supports("LIFE-17")

@@ -36,7 +36,7 @@ from tests.support.calls import admit, code, publish, records, until
 
 TOOLS = (
     cell.double, cell.attempt, cell.count, cell.drop, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more,
-    cell.hoard, cell.holding,
+    cell.hoard, cell.holding, cell.sends,
 )  # fmt: skip
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
@@ -57,6 +57,16 @@ async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) ->
     assert code(await lock.call("cell.double", n="x")) == "E3301"
     (record, _) = records(lock)
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
+
+
+@pytest.mark.proves("CONTRACT-01")
+async def test_nothing_leaves_a_sandbox_that_is_no_part_of_the_result_by_its_schema(lock: Interlock) -> None:
+    heard: list[Any] = []
+    lock.listen(lambda event: heard.append(event.data["value"]) if event.type.endswith("partial_result") else None)
+    assert (await lock.call("cell.sends", what="an element")).unwrap() == [1]
+    assert heard == [9]
+    assert code(await lock.call("cell.sends", what="something else")) == "E3303"
+    assert heard == [9]
 
 
 @pytest.mark.proves("EXEC-04")
@@ -114,7 +124,8 @@ async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> N
 @pytest.mark.part_of(
     "AUTH-09",
     rest="a tool that runs in process can read the server's memory, its files, and the variables of its environment"
-    " whose names do not look like credentials, and reach the metadata address",
+    " whose names do not look like credentials or that the operator keeps, in a program that uses the library all of"
+    " them, and reach the metadata address",
 )
 async def test_no_right_of_the_server_reaches_the_tool(lock: Interlock) -> None:
     seen = (await lock.call("cell.attempt", what="environment")).unwrap()

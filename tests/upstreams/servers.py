@@ -22,7 +22,12 @@ from interlock.call.connector import RemoteCall
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
+from interlock.core.clock import Clock
 from interlock.data.schema import Json
+from interlock.resilience.services import Services
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -150,6 +155,18 @@ class HttpServer:
             for writer in list(one._writers):
                 writer.close()
             await server.wait_closed()
+
+
+@asynccontextmanager
+async def services_of(place: Path) -> AsyncGenerator[Services]:
+    """Breakers and limits of services, as a server has them."""
+    home = Home(place)
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    try:
+        yield Services(journal, Clock())
+    finally:
+        await journal.close()
 
 
 def free_port() -> int:

@@ -29,6 +29,7 @@ from tests.upstreams.servers import (
     governed,
     new_certificate,
     remote_call,
+    services_of,
 )
 
 
@@ -36,9 +37,10 @@ from tests.upstreams.servers import (
 async def upstream(*ports: int, **said: Any) -> AsyncGenerator[GrpcUpstream]:
     resolve = said.pop("resolve", None)
     targets = said.pop("targets", [f"127.0.0.1:{port}" for port in ports])
+    services = said.pop("services", None)
     config = GrpcConfig.model_validate({"targets": targets, "allow_private": True, "plaintext": True, **said})
     more = {} if resolve is None else {"resolve": resolve}
-    one = GrpcUpstream("shop", config, clock=Clock(), sleep=Pauses(), **more)
+    one = GrpcUpstream("shop", config, clock=Clock(), sleep=Pauses(), services=services, **more)
     try:
         yield one
     finally:
@@ -263,6 +265,19 @@ async def test_a_server_says_in_its_status_when_to_come_back(tmp_path: Path) -> 
         failure = await failure_of(one, get)
     assert (failure.code, failure.retry_after_ms) == ("E3504", 100_000)
     assert len(server.asked) == 1
+
+
+@pytest.mark.proves("OPS-15")
+async def test_a_server_that_refuses_is_left_alone_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    async with services_of(tmp_path / "home") as services, ShopServer.open(tmp_path) as server:
+        away = free_port()
+        async with upstream(server.port) as looking:
+            get = (await found_in(looking))["Get"].native
+        async with upstream(away, server.port, services=services) as one:
+            for _ in range(8):
+                await one.call(remote_call(get))
+        assert {state.service: state.state for state in services.snapshot()}[f"shop grpc://127.0.0.1:{away}"] == "open"
+    assert len(server.asked) == 8
 
 
 async def test_a_refusing_server_was_not_asked_and_the_next_one_is(tmp_path: Path) -> None:

@@ -25,10 +25,6 @@ from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.resilience.services import Services
-from interlock.store.home import Home
-from interlock.store.journal import Journal
-from interlock.store.signing import Signer
 from interlock.upstreams import wire
 from interlock.upstreams.http import HttpConfig, HttpUpstream, build
 from interlock.upstreams.mcp.config import McpConfig
@@ -44,6 +40,7 @@ from tests.upstreams.servers import (
     json_answer,
     new_certificate,
     remote_call,
+    services_of,
     tls_contexts,
 )
 
@@ -316,18 +313,11 @@ async def test_an_endpoint_that_hangs_leaves_a_read_time_for_the_next_and_a_writ
 
 
 async def test_an_endpoint_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    home.prepare()
-    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
-    services = Services(journal, Clock())
-    try:
-        async with HttpServer.open() as first, HttpServer.open() as second:
-            first.otherwise = lambda _: Answer(status=500)
-            async with upstream(first.url, second.url, services=services) as one:
-                for _ in range(8):
-                    await one.call(remote_call(READ, {"id": 7}))
-    finally:
-        await journal.close()
+    async with services_of(tmp_path) as services, HttpServer.open() as first, HttpServer.open() as second:
+        first.otherwise = lambda _: Answer(status=500)
+        async with upstream(first.url, second.url, services=services) as one:
+            for _ in range(8):
+                await one.call(remote_call(READ, {"id": 7}))
     assert len(first.got) == 5
     assert len(second.got) == 8
 

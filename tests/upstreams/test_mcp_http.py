@@ -227,7 +227,19 @@ ERROR = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"not now"}
 @pytest.mark.parametrize("body", [b"", b"{}", ERROR], ids=["text", "json", "error"])
 @pytest.mark.parametrize(
     ("status", "named", "sent"),
-    [(501, None, 1), (401, None, 1), (403, None, 1), (404, None, 1), (503, None, 3), (501, [501], 3), (503, [501], 1)],
+    [
+        (501, None, 1),
+        (401, None, 1),
+        (403, None, 1),
+        (404, None, 1),
+        (503, None, 3),
+        (501, [501], 3),
+        (503, [501], 1),
+        (302, None, 1),
+        (308, None, 1),
+        (202, None, 1),
+        (200, None, 1),
+    ],
 )
 async def test_a_read_is_sent_again_only_after_a_status_that_its_policy_names(
     status: int, named: list[int] | None, sent: int, body: bytes

@@ -27,6 +27,7 @@ from tests.upstreams.servers import (
     governed,
     new_certificate,
     remote_call,
+    services_of,
     tls_contexts,
 )
 
@@ -37,7 +38,7 @@ ECHO: Json = {"protocol": "websocket", "method": "echo", "result": "result", "er
 @asynccontextmanager
 async def upstream(*urls: str, **said: Any) -> AsyncGenerator[WebSocketUpstream]:
     more: dict[str, Any] = {"clock": Clock(), "sleep": Pauses()}
-    more |= {name: said.pop(name) for name in ("resolve", "clock", "sleep") if name in said}
+    more |= {name: said.pop(name) for name in ("resolve", "clock", "sleep", "services") if name in said}
     config = WebSocketConfig.model_validate({"urls": list(urls), "allow_private": True, **said})
     one = WebSocketUpstream("feed", config, **more)
     try:
@@ -299,6 +300,17 @@ async def test_a_service_that_is_away_is_tried_again_with_growing_pauses_and_cal
             server.refuse = None
             fake.advance(60)
             assert await one.call(remote_call(ECHO, {"n": 1}, **timed)) == {"n": 1}
+
+
+@pytest.mark.proves("OPS-15")
+async def test_a_service_that_refuses_is_left_alone_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    nobody = f"ws://127.0.0.1:{free_port()}"
+    async with services_of(tmp_path) as services, SocketServer.open() as server:
+        async with upstream(nobody, server.url, services=services) as one:
+            for number in range(8):
+                assert await one.call(remote_call(ECHO, {"n": number})) == {"n": number}
+        assert {state.service: state.state for state in services.snapshot()}[f"feed {nobody}"] == "open"
+    assert len(server.heard) == 8
 
 
 async def test_a_refusing_service_was_not_asked_and_the_next_one_is() -> None:

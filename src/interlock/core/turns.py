@@ -32,7 +32,9 @@ class Turn:
         return not self._overlaps.done() or self._overlaps.result()
 
     def give(self, refusal: Failure | None) -> None:
-        self._given.set_result(refusal)
+        """Let the member go on, or refuse it. One that was cancelled while it waited is past both."""
+        if not self._given.done():
+            self._given.set_result(refusal)
 
 
 class Turns:

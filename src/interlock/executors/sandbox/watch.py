@@ -209,6 +209,7 @@ class Watch:
         self._files_size = 0
         self._violations: dict[str, None] = {}
         self._ended_by_us: tuple[Status, str] | None = None
+        self._failure: Failure | None = None
         self._ended = Ended(None)
         self._refusals = 0
         self._handlers: dict[int, Callable[[], object]] = {
@@ -220,6 +221,7 @@ class Watch:
         }
 
     async def outcome(self, cancelled: asyncio.Event | None) -> Outcome:
+        """Wait for the end of the call. Raises the failure of a listener who refuses what the code reports."""
         started = time.perf_counter_ns()
         timers = [self._loop.call_later(self._job.limits.wall_s, self._end, "timeout", "")]
         watching = None if cancelled is None else self._loop.create_task(self._until(cancelled))
@@ -248,6 +250,8 @@ class Watch:
                 watching.cancel()
             self._loop.remove_reader(watched)
             self._loop.remove_writer(self._child.control.fileno())
+        if self._failure is not None:
+            raise self._failure
         return self._judged(time.perf_counter_ns() - started)
 
     def _watch(self) -> None:
@@ -315,6 +319,9 @@ class Watch:
             self._silence("limit", str(what))
         except frames.Malformed as what:
             self._silence("no_result", str(what))
+        except Failure as failure:  # what it reports is not allowed by its contract
+            self._failure = failure
+            self._silence("no_result", "")
         except Exception:  # noqa: BLE001 - a loop's edge: whoever hears of it failed, and the call must end
             _log.exception("the reports of a sandboxed call could not be passed on")
             self._silence("no_result", "")

@@ -44,14 +44,14 @@ class Listening(Interaction):
 
 
 class RpcError(Exception):
-    """An error answer of the server, with the HTTP status if that is an error too."""
+    """An error answer of the server, with the HTTP status if it came over HTTP."""
 
     def __init__(self, code: int, message: str, data: Any, status: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.data = data
-        self.native_ref = f"http:{status}" if status >= 400 else None
+        self.native_ref = f"http:{status}" if status else None
 
 
 class Wire(Protocol):

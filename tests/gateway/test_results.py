@@ -67,6 +67,12 @@ async def long(size: Number) -> str:
     return "x" * size
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=5000)
+async def longer(size: Number) -> str:
+    """Text of a length, much of which may be shown."""
+    return "x" * size
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100, persist_output=False)
 async def read_back(ref: Text) -> str:
     """Read a kept payload; its own output is never kept again."""
@@ -132,7 +138,7 @@ async def _(result: dict[str, str]) -> None:
     return None
 
 
-TOOLS = (shaped, lenient, person, long, read_back, store, keep)
+TOOLS = (shaped, lenient, person, long, longer, read_back, store, keep)
 
 
 @pytest.fixture
@@ -263,6 +269,15 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
     assert shown.unwrap()["password"] == "[REDACTED]"
     assert shown.unwrap()["note"] == "call [PHONE_REDACTED], soon", "no schema says that it carries personal data"
     assert sorted(shown.document()["redaction_state"]["paths"]) == ["/note", "/password"]
+
+
+@pytest.mark.proves("LIFE-20")
+async def test_a_preview_has_a_thousand_characters_at_most(results: Interlock) -> None:
+    result = await results.call("r.longer", size=6000)
+    assert result.persistence.decision == "preview"
+    text = str(result.document())
+    assert "x" * 900 in text
+    assert "x" * 1001 not in text
 
 
 @pytest.mark.proves("LIFE-16")

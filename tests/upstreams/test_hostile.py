@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
-from interlock.call.connector import Connector, Definition, secret_of
+from interlock.call.connector import Aged, Connector, Definition, secret_of
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams import manifests, wire
+from interlock.upstreams import manifests
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.http import HttpConfig, HttpUpstream
 from interlock.upstreams.manager import MAX_TOOLS
@@ -790,10 +790,26 @@ async def test_killed_in_the_middle_nothing_is_half_registered(tmp_path: Path) -
 
 
 @pytest.mark.proves("EFFECT-01")
-def test_only_what_changes_nothing_is_ever_answered_from_a_cache() -> None:
-    kept = {"stale_s": 60}
-    assert wire._cached_as(remote_call(kept))[0] is not None  # pyright: ignore[reportPrivateUsage] - the one place that decides it
-    assert wire._cached_as(remote_call(kept, writes=True))[0] is None  # pyright: ignore[reportPrivateUsage] - as above
+async def test_only_what_changes_nothing_is_ever_answered_from_a_cache() -> None:
+    life = AsyncExitStack()
+    server = await life.enter_async_context(HttpServer.open())
+    server.otherwise = lambda _: json_answer({"paid": True})
+    config = HttpConfig.model_validate({"urls": [server.url], "allow_private": True})
+    one = HttpUpstream("bank", config, clock=Clock(), sleep=Pauses())
+    native = {"protocol": "http", "method": "POST", "path": "/pay", "stale_s": 60}
+    try:
+        for writes in (False, True):
+            assert await one.call(remote_call(native, writes=writes, key="k1")) == {"paid": True}
+        await life.aclose()
+        old = await one.call(remote_call(native))
+        assert isinstance(old, Aged)
+        assert old.value == {"paid": True}
+        for key in ("k1", "k2"):
+            with pytest.raises(Failure) as caught:
+                await one.call(remote_call(native, writes=True, key=key))
+            assert caught.value.code == "E3502"
+    finally:
+        await one.close()
 
 
 @pytest.mark.proves("EFFECT-01")

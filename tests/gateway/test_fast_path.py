@@ -615,7 +615,8 @@ async def test_a_read_that_cannot_be_recorded_is_no_success(
 
 async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
     prepared = await lock.catalog.prepared("line.tell", None)
-    read = FastRead(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
+    given = {"words": "a"}
+    read = FastRead(lock.request("line.tell", given), lock.caller, prepared, given, 0, 0.0, b"", None)
     for executor in (make(site()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:
             executor.start(read)

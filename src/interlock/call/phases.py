@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
@@ -365,34 +366,28 @@ else:
     Requested = Checked = Granted = Ran = Verified = Call
 
 
+@dataclass(slots=True, eq=False)
 class FastRead:
     """1 to 3 in one: a read on the fast path, from its request to the start of its function.
 
     Only the Authorize phase can grant it: it sets `decision` and `grant` together.
     """
 
-    __slots__ = (
-        "arguments", "caller", "decision", "grant", "id", "input_hash", "model_input", "own", "request", "started",
-        "started_ms", "tool", "trace_id",
-    )  # fmt: skip
-
+    request: Request
+    caller: Caller
+    tool: Prepared
+    arguments: Json
+    started_ms: int
+    started: float
+    # The input in canonical form, and a copy of it for the function alone.
     model_input: bytes
     own: Json | None
-    input_hash: str
-    id: str
-    trace_id: str
-
-    def __init__(
-        self, request: Request, caller: Caller, tool: Prepared, arguments: Json, started_ms: int, started: float
-    ) -> None:
-        self.request = request
-        self.caller = caller
-        self.tool = tool
-        self.arguments = arguments
-        self.started_ms = started_ms
-        self.started = started
-        self.decision: Decision | None = None
-        self.grant: object = None
+    decision: Decision | None = None
+    grant: object = None
+    # Set once it is granted.
+    input_hash: str = ""
+    id: str = ""
+    trace_id: str = ""
 
     def requested(self) -> Requested:
         """Return the call in the regular phases, in the state in which its tool runs."""

@@ -131,15 +131,6 @@ class Result:
         return self.error is None
 
     @property
-    def is_simple(self) -> bool:
-        """Whether the result consists only of the value, its source and the duration."""
-        return (
-            self.error is None and self.source == "compute" and self.persistence is INLINE
-            and self.state == "succeeded" and not self.redacted and not self.artifacts
-            and len(self.metadata) == 2 and "latency_ms" in self.metadata and "policy_refs" in self.metadata
-        )  # fmt: skip
-
-    @property
     def pending(self) -> bool:
         """Whether the call waits for a person: it has not failed, and it has not run."""
         return self.state == "awaiting_approval"

@@ -212,8 +212,9 @@ class JsonRpcDoor(Route):
                 result = result.without_modifiers()
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
-            if result.is_simple and not quiet:
-                return self._templates.of(result.tool, _success).fill(result, request_id)
+            made = None if quiet else self._templates.answer(result, _success, request_id)
+            if made is not None:
+                return made
             result = result.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from interlock.call.results import Result
+from interlock.call.results import INLINE, Result
 from interlock.core.clock import iso
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
@@ -29,6 +29,8 @@ _MOST = 1000
 class Template:
     """The answers to plain calls of one tool, as `put` words them."""
 
+    __slots__ = ("filled", "has_rules", "has_text")
+
     def __init__(self, put: Callable[[Result], Json], tool: str) -> None:
         metadata = {"latency_ms": _TOOK, "policy_refs": _RULES}
         words = encode(put(Result(_CALL, tool, "succeeded", _AT_MS, _TRACE, metadata, _VALUE)))
@@ -41,39 +43,48 @@ class Template:
         places[3] = rb"(?<=[:,\[])" + places[3]  # a number stands by itself, where the digits of a version do not
         found = re.compile(b"|".join(b"(%b)" % one for one in places))
         order = [one.lastindex - 1 for one in found.finditer(words) if one.lastindex is not None]
-        self._has_rules, self._has_text = 4 in order, 7 in order
+        self.has_rules, self.has_text = 4 in order, 7 in order
         kept = {f"word_{at}": one.decode() for at, one in enumerate(re.split(b"|".join(places), words))}
         turns = zip_longest(kept, [_FILLINGS[place] for place in order])
         in_turn = "".join(f"{{{name}}}" for turn in turns for name in turn if name is not None)
         # A format string puts them together quickest. It is written here, of our own names, each in braces.
-        self._filled: Callable[..., str] = eval(f"lambda {', '.join(_FILLINGS)}: f'{in_turn}'", kept)  # noqa: S307
+        self.filled: Callable[..., str] = eval(f"lambda {', '.join(_FILLINGS)}: f'{in_turn}'", kept)  # noqa: S307
 
-    def fill(self, result: Result, request: Any = None) -> bytes:
-        """The answer to a plain call, to a request of this id."""
+
+class Templates:
+    """A template for each tool, made when it is first called."""
+
+    def __init__(self) -> None:
+        self._templates: dict[str, Template] = {}
+
+    def answer(self, result: Result, put: Callable[[Result], Json], request: Any = None) -> bytes | None:
+        """The answer to a call that simply succeeded, to a request of this id; None for any other result.
+
+        Such a result consists only of its value, its source and its duration. `put` words the answer to a sample of it.
+        """
         metadata = result.metadata
+        if (
+            result.error is not None or result.source != "compute" or result.persistence is not INLINE
+            or result.state != "succeeded" or result.redacted or result.artifacts
+            or len(metadata) != 2 or "latency_ms" not in metadata or "policy_refs" not in metadata
+        ):  # fmt: skip
+            return None
+        template = self._templates.get(result.tool)
+        if template is None:
+            if len(self._templates) >= _MOST:
+                self._templates.clear()
+            template = self._templates[result.tool] = Template(put, result.tool)
         try:
             value, request_id = orjson.dumps(result.value).decode(), orjson.dumps(request).decode()
         except TypeError:  # a number of more than 64 bits
             value, request_id = encode(result.value).decode(), encode(request).decode()
-        return self._filled(
+        return template.filled(
             result.invocation_id,
             result.trace_id,
             iso(result.created_ms),
             orjson.dumps(metadata["latency_ms"]).decode(),
-            orjson.dumps(metadata["policy_refs"]).decode() if self._has_rules else "",
+            orjson.dumps(metadata["policy_refs"]).decode() if template.has_rules else "",
             request_id,
             value,
-            value if not self._has_text or isinstance(result.value, str) else orjson.dumps(value).decode(),
+            value if not template.has_text or isinstance(result.value, str) else orjson.dumps(value).decode(),
         ).encode()
-
-
-class Templates(dict[str, Template]):
-    """A template for each tool, made when it is first called."""
-
-    def of(self, tool: str, put: Callable[[Result], Json]) -> Template:
-        found = self.get(tool)
-        if found is None:
-            if len(self) >= _MOST:
-                self.clear()
-            found = self[tool] = Template(put, tool)
-        return found

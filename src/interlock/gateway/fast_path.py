@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -38,14 +39,13 @@ if TYPE_CHECKING:
     from interlock.call.prepared import Prepared
 
 
+@dataclass(slots=True, eq=False)
 class RunningRead(FastRead):
     """A read on the fast path: with its result, while that is being written, or with its started function."""
 
-    __slots__ = ("function", "result", "written")
-
-    function: StartedFunction
-    result: Result
-    written: asyncio.Future[None] | None
+    function: StartedFunction = field(init=False)
+    result: Result = field(init=False)
+    written: asyncio.Future[None] | None = field(init=False)
 
 
 class FastPath:
@@ -81,6 +81,7 @@ class FastPath:
         self._metrics = telemetry.metrics
         self._alerts = telemetry.alerts
         self._journal = journal
+        self._changes = journal.changes
         self._clock = clock
         self._loops = loops
         self._batched = batched
@@ -115,15 +116,15 @@ class FastPath:
                 if name not in given:
                     return None
             now_ms, now = clock.now_ms(), clock.monotonic()
-            self._quarantine.check(tool.digest, tool.ref, now)
-            read = RunningRead(request, caller, tool, given, now_ms, now)
+            if now >= self._changes.fresh_until or tool.digest in self._quarantine.held:
+                return None
+            read = RunningRead(request, caller, tool, given, now_ms, now, *taken)
             decision = self._authorizer.grant_read(read)
             if decision is None:
                 return None
             rest = records.rest_of_read(decision, tool, caller, request.door, request.native)
             if rest is None:
                 return None
-            read.model_input, read.own = taken
             read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             loop = self._loops.seen(caller, tool.ref, input_hash, now)

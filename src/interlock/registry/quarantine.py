@@ -6,7 +6,7 @@ do not release it. Every process on a home notices it within moments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from interlock.call.context import Caller
@@ -99,7 +99,8 @@ class Quarantine:
     def __init__(self, journal: Store, monotonic: Callable[[], float]) -> None:
         self._journal = journal
         self._monotonic = monotonic
-        self._held: dict[str, Quarantined] = {}
+        # The content in quarantine, as of the last look; see `check`.
+        self.held: Mapping[str, Quarantined] = {}
         self._changes = journal.changes
         self._changes.watch(("quarantine",), table.entries, self._changed)
 
@@ -107,8 +108,8 @@ class Quarantine:
         """Refuse (E3210) content that is in quarantine."""
         if now >= self._changes.fresh_until:
             self._changes.catch_up()
-        if self._held and digest in self._held:
-            held = self._held[digest]
+        held = self.held.get(digest)
+        if held is not None:
             words = f"{ref} is in quarantine until a person has looked at it: {held.reason}"
             raise Failure("E3210", words, details={"quarantined": True}, resolution=held.way_out)
 
@@ -116,14 +117,14 @@ class Quarantine:
         """Whether content is in quarantine."""
         if self._monotonic() >= self._changes.fresh_until:
             self._changes.catch_up()
-        return digest in self._held
+        return digest in self.held
 
     async def look(self) -> None:
         """Check whether anything was quarantined or released."""
         await self._changes.look()
 
     def _changed(self, rows: list[table.Row]) -> None:
-        self._held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
+        self.held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
 
     async def all(self) -> list[Quarantined]:
         """Return everything that ever was in quarantine."""

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from interlock.core.clock import Clock
@@ -36,19 +36,15 @@ LOCK_PATIENCE_S = 10.0
 _OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 
 
+@dataclass(slots=True, eq=False)
 class Waiting(Generic[T]):
     """A unit (or a single record) in the queue and who waits for it, if anybody does."""
 
-    __slots__ = ("error", "future", "large", "value", "work")
-
-    def __init__(
-        self, work: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None, large: bool = False
-    ) -> None:
-        self.work = work
-        self.future = future
-        self.large = large
-        self.value: Any = None
-        self.error: BaseException | None = None
+    work: Unit[T] | tuple[str, str, bytes]
+    future: asyncio.Future[T] | None
+    large: bool = False
+    value: Any = None
+    error: BaseException | None = None
 
 
 class Writer:

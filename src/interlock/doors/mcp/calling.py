@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -49,6 +49,8 @@ _META_TYPES: Mapping[str, type] = {
     "traceparent": str,
     "tracestate": str,
 }
+# A call without any of them in `_meta`, and without `KEY` among its arguments, consists of arguments and nothing else.
+OPTIONS = frozenset(_META_TYPES)
 _LONGEST_MS = 86_400_000
 _WORDS: Mapping[type, str] = {
     str: "a string", bool: "true or false", int: f"a whole number from 1 to {_LONGEST_MS}",
@@ -148,15 +150,8 @@ class Calling:
         task.add_done_callback(self._running.discard)
         return RunningCall(task, partial(lock.gateway.cancellation.cancel, call_id, "interruption"))
 
-    def call_here(self, wanted: Wanted, caller: Caller, tool: Prepared) -> Coroutine[Any, Any, Result]:
+    async def call_here(self, wanted: Wanted, caller: Caller) -> Result:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
-        meta, arguments, address = wanted.meta, wanted.arguments, wanted.address
-        if address is not None and _META_TYPES.keys().isdisjoint(meta) and KEY not in arguments:
-            calls = self._service.calls
-            return calls.invoke_simple(address, arguments, caller, DOOR, wanted.native, wanted.trace, tool)
-        return self._call_here(wanted, caller)
-
-    async def _call_here(self, wanted: Wanted, caller: Caller) -> Result:
         return await self._service.calls.invoke(await self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:
@@ -195,7 +190,7 @@ class Calling:
 
     def _without_key(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
-        if _META_TYPES.keys().isdisjoint(meta):
+        if OPTIONS.isdisjoint(meta):
             return Ask(
                 address, wanted.arguments, None, None, "", None, False, None, wanted.trace, wanted.interaction,
                 wanted.native,

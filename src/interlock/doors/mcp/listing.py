@@ -12,8 +12,9 @@ nobody but the caller can say which two calls are one action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import orjson
@@ -81,7 +82,8 @@ class Listing:
         self._service = service
         self._names = names
         self._described: dict[tuple[str, str, int, str], Described] = {}
-        self._forms: dict[str, Form] = {}
+        # The form of the results of a version.
+        self.form: Callable[[Prepared], Form] = lru_cache(maxsize=1000)(_form_of_tool)
 
     async def page(
         self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None
@@ -103,15 +105,6 @@ class Listing:
             document = describe(version, key[1], available)
             found = Described(document, orjson.dumps(document), form_of(version.contract))
             self._described[key] = found
-        return found
-
-    def form(self, tool: Prepared) -> Form:
-        """The form of the results of a version."""
-        found = self._forms.get(tool.ref)
-        if found is None:
-            if len(self._forms) >= _KEPT:
-                self._forms.clear()
-            found = self._forms[tool.ref] = form_of(tool.contract)
         return found
 
 
@@ -157,6 +150,10 @@ def form_of(contract: Contract) -> Form:
         # A tool with an argument of that name keeps it; its key is sent in `_meta`.
         keyed=contract.idempotency.key_required and KEY not in contract.input.document.get("properties", {}),
     )
+
+
+def _form_of_tool(tool: Prepared) -> Form:
+    return form_of(tool.contract)
 
 
 def input_schema(contract: Contract) -> Json:

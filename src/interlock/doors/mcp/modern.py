@@ -28,8 +28,10 @@ from interlock.data.canonical import encode, may_hold_long_number
 from interlock.data.schema import Json
 from interlock.doors.ids import usable
 from interlock.doors.mcp.calling import (
+    DOOR,
     INVALID_PARAMS,
     MISSING_CAPABILITY,
+    OPTIONS,
     Calling,
     Fault,
     RunningCall,
@@ -38,7 +40,7 @@ from interlock.doors.mcp.calling import (
     not_made,
     own_result,
 )
-from interlock.doors.mcp.listing import EXPECTS, Form, Listing
+from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay
@@ -272,7 +274,12 @@ class McpRoute(Route):
         """The answer to a `tools/call`, made in the task of the request."""
         try:
             try:
-                result = await self.calling.call_here(wanted, caller, tool)
+                if OPTIONS.isdisjoint(wanted.meta) and KEY not in wanted.arguments:
+                    result = await self.service.calls.invoke_simple(
+                        wanted.address or wanted.name, wanted.arguments, caller, DOOR, wanted.native, wanted.trace, tool
+                    )
+                else:
+                    result = await self.calling.call_here(wanted, caller)
             except Failure as failure:
                 return self._reply(request_id, not_made(wanted, failure))
             return self._from_template(request_id, result, tool, form) or self._reply(
@@ -286,12 +293,10 @@ class McpRoute(Route):
     def _from_template(self, request_id: int | str, result: Result, tool: Prepared, form: Form) -> Reply | None:
         """The answer to a call that simply succeeded, from the template of its tool; None for any other."""
         # Another version may have come since the form was looked up; `answer` looks again.
-        if not result.is_simple or form.native or result.tool != tool.ref:
+        if form.native or result.tool != tool.ref:
             return None
-        template = self._templates.get(tool.ref)
-        if template is None:
-            template = self._templates.of(tool.ref, lambda one: self._response(REQUEST, own_result(one, form)))
-        return Reply(200, template.fill(result, request_id))
+        made = self._templates.answer(result, lambda one: self._response(REQUEST, own_result(one, form)), request_id)
+        return None if made is None else Reply(200, made)
 
     async def watched(
         self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form

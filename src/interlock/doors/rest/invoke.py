@@ -115,10 +115,8 @@ class _Handler:
             else:
                 result = await self._calls.invoke(ask, caller, door=DOOR)
                 trace_id = result.trace_id
-                if result.is_simple:
-                    reply = Reply(200, self._route.templates.of(result.tool, success).fill(result))
-                else:
-                    reply = of_result(result)
+                made = self._route.templates.answer(result, success)
+                reply = of_result(result) if made is None else Reply(200, made)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return self.refuse(error)
         return Reply(reply.status, reply.body, (*reply.headers, *self._route.traced(trace_id, trace)))

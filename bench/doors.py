@@ -217,7 +217,7 @@ def _peer(stack: ExitStack, name: str, argument: str = "", *, core: int | None =
 
 
 def _interlock(stack: ExitStack, home: Path, *arguments: str, program: Sequence[str] = ()) -> Served:
-    options = ("--json", "--port", "0", "--grpc-port", "0", "--bare", *arguments)
+    options = ("--json", "--token", "--port", "0", "--grpc-port", "0", "--bare", *arguments)
     command = (*(program or _PROGRAM), "--home", str(home), "serve", *options)
     child = stack.enter_context(_child(*command, core=_cores()[0]))
     assert child.stdout is not None

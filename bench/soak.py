@@ -81,7 +81,7 @@ async def served() -> AsyncGenerator[Served]:
     with tempfile.TemporaryDirectory() as home:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "interlock.cli", "--home", home, "serve", "--port", "0", "--grpc-port", "0", "--json",
-            "--tools", str(TOOLS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            "--token", "--tools", str(TOOLS), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert process.stdout is not None
         try:

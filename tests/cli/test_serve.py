@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import select
 import signal
 import socket
@@ -93,9 +94,9 @@ def test_it_opens_the_sandbox_before_any_call_where_a_tool_needs_it(cli: Cli) ->
 
 
 def test_it_says_where_it_is_answers_there_and_ends_on_sigterm(cli: Cli) -> None:
-    with running(cli, "--grpc-port", "0", "--json") as server:
+    with running(cli, "--grpc-port", "0", "--token", "--json") as server:
         told = server.json
-        assert told["tools"] == 3
+        assert (told["tools"], told["home"]) == (3, str(cli.home))
         assert told["grpc"].startswith("127.0.0.1:")
         with httpx.Client(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
             called = client.post(f"{told['rest']}/tools/invoke", json=BALANCE)
@@ -128,7 +129,7 @@ def test_a_server_does_not_stop_to_collect_what_it_has_loaded(cli: Cli) -> None:
     (cli.path / "collector.py").write_text(COLLECTOR)
     assert cli("tools", "add", "collector.py").code == 0
     asked: Json = {"tool_id": "process.exempt", "parameters": {}}
-    with running(cli, "--no-grpc", "--json") as server:
+    with running(cli, "--no-grpc", "--token", "--json") as server:
         told = server.json
         with httpx.Client(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
             until = time.monotonic() + PATIENCE_S
@@ -154,8 +155,9 @@ async def _through_mcp(target: Any) -> tuple[list[str], Any]:
 
 
 def test_on_an_empty_home_it_prints_all_that_a_first_call_takes(fresh: Cli) -> None:
-    with running(fresh, "--no-grpc", until="Ctrl-C\n") as server:
+    with running(fresh, "--no-grpc", "--token", until="Ctrl-C\n") as server:
         lines = server.said.splitlines()
+        assert f"  Data      {fresh.home}" in lines
         assert lines[0].endswith("serves 3 demonstration tools")
         # The lines are pasted as they stand.
         export = next(line for line in lines if line.startswith("export TOKEN="))
@@ -175,6 +177,33 @@ def test_on_an_empty_home_it_prints_all_that_a_first_call_takes(fresh: Cli) -> N
         assert value == {"result": 1000}
         code, err = server.end(signal.SIGINT)
     assert (code, err) == (0, "ending: calls in flight are finished first …\n")
+
+
+def test_a_token_goes_to_a_terminal_and_not_into_a_log(fresh: Cli) -> None:
+    with running(fresh, "--no-grpc", until="Ctrl-C\n") as server:
+        assert "eyJ" not in server.said
+        # The line that issues one is pasted as it stands, with the data directory that is served.
+        export = next(line for line in server.said.splitlines() if line.startswith("export TOKEN="))
+        words = export.removeprefix("export TOKEN=$(interlock ").removesuffix(")").split()
+        token = fresh(*words).out.strip()
+        url = next(line.split()[1] for line in server.said.splitlines() if line.startswith("  REST"))
+        called = httpx.post(f"{url}/tools/invoke", json=BALANCE, headers=bearer(token), timeout=PATIENCE_S)
+        assert called.json()["result"] == 1000
+        server.end()
+    with running(fresh, "--no-grpc", "--json") as server:
+        assert server.json["token"] is None
+        server.end()
+    outer, inner = pty.openpty()
+    words = [*INTERLOCK, "serve", "--port", "0", "--no-grpc"]
+    child = subprocess.Popen(words, stdout=inner, stderr=subprocess.DEVNULL, env=fresh.environment, cwd=fresh.path)
+    os.close(inner)
+    with open(outer, "rb", buffering=0) as terminal:
+        said = b""
+        while b"Ctrl-C" not in said and (more := terminal.read(4096)):
+            said += more
+        child.terminate()
+        assert child.wait(PATIENCE_S) == 0
+    assert b"export TOKEN=eyJ" in said
 
 
 def test_an_mcp_client_can_start_it_as_its_own_server(cli: Cli) -> None:
@@ -350,7 +379,9 @@ def test_a_client_that_does_not_read_neither_fills_the_memory_nor_keeps_the_serv
 
 def test_with_two_files_it_speaks_tls(cli: Cli) -> None:
     cert, key = certificate(cli.path)
-    with running(cli, "--no-grpc", "--cert", str(cert), "--key", str(key), "--name", "localhost", "--json") as server:
+    with running(
+        cli, "--no-grpc", "--cert", str(cert), "--key", str(key), "--name", "localhost", "--token", "--json"
+    ) as server:
         told = server.json
         assert told["rest"].startswith("https://localhost:")
         assert told["grpc"] is None
@@ -366,7 +397,7 @@ def test_without_tools_and_without_a_token_it_says_how_to_go_on(fresh: Cli) -> N
         assert "serves 0 tools; clients elsewhere are refused until you say by which name" in server.said
         assert "  REST      http://127.0.0.1:" in server.said
         assert "interlock tools add FILE.py" in server.said
-        assert "TOKEN" not in server.said
+        assert "eyJ" not in server.said
         code, err = server.end()
         assert code == 0
         assert "warning: this is plain HTTP on a network: tokens and results travel in clear" in err
@@ -529,7 +560,7 @@ async def test_a_running_server_notifies_approvers_by_itself_and_sends_again_wha
     async with Receiver.open() as receiver:
         receiver.answers = [Failing(503)]
         (cli.home / "settings.toml").write_text(HOOKED.format(url=receiver.url, secret=cli.path / "secret"))
-        with running(cli, "--no-grpc", "--json") as server:
+        with running(cli, "--no-grpc", "--token", "--json") as server:
             told = server.json
             question = {
                 "tool_id": "demo.mail_statement",

@@ -161,7 +161,7 @@ async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path:
     """SIGTERM while 32 clients post: whatever was answered with success is in the journal, and nothing twice."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "interlock.cli", "--home", str(tmp_path / "home"), "serve", "--port", "0", "--no-grpc",
-        "--json", stdout=asyncio.subprocess.PIPE,
+        "--token", "--json", stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     facts: Json = json.loads(await process.stdout.readline())

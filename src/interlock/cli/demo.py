@@ -198,7 +198,7 @@ class Tour:
     @contextlib.contextmanager
     def serving(self) -> Generator[Json]:
         """A server in the background for as long as the block lasts, and what it says of itself."""
-        words = ("serve", "--port", "0", "--no-grpc", "--json")
+        words = ("serve", "--port", "0", "--no-grpc", "--token", "--json")
         self._prompt(shlex.join(["interlock", *words]) + " &")
         server = subprocess.Popen(  # noqa: S603 - as above
             [*_INTERLOCK, *words],

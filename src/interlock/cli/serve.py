@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +41,16 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--public-url", metavar="URL", help="Where clients find it, if a proxy stands in front.")
 @click.option("--tools", "targets", multiple=True, metavar="FILE|MODULE", help="Tools to add before serving; repeat.")
 @click.option("--bare", is_flag=True, help="On an empty data directory, do not add the demonstration tools.")
-@click.option("--no-token", is_flag=True, help="Do not issue and print a token.")
+@click.option("--token/--no-token", "shows_token", default=None, help="Print a token [default: only to a terminal].")
 @click.option("--stdio", is_flag=True, help="Speak MCP on stdin and stdout instead, for clients that start servers.")
 @without_home
 def serve(out: Output, /, **given: Any) -> int:
     """Serve your tools over REST, MCP, JSON-RPC and gRPC, governed.
 
-    Prints where everything is, a token, a first call to paste, and what an MCP client wants to know. A home without
-    tools gets those of the demonstration. Listens on loopback unless told otherwise; on a network, say by which names
-    clients call it, and give it a certificate. Ends on Ctrl-C or SIGTERM, after calls in flight have ended.
+    Prints where everything is, a first call to paste, and what an MCP client wants to know; on a terminal also a token,
+    which does not belong into a log. A home without tools gets those of the demonstration. Listens on loopback unless
+    told otherwise; on a network, say by which names clients call it, and give it a certificate. Ends on Ctrl-C or
+    SIGTERM, after calls in flight have ended.
 
     \b
     interlock serve
@@ -137,7 +139,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         await _prepare(lock, given)
         lock.warm_up()
         async with serving(Service(lock), listening) as server:
-            token = None if given["no_token"] else await _token(lock)
+            token = await _token(lock) if _shows_token(out, given["shows_token"]) else None
             await _tell(out, lock, listening, server, token)
             warming = asyncio.create_task(_warm(server))
             await ended.wait()
@@ -146,6 +148,11 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
             if not out.as_json:
                 out.page(error=True).line("ending: calls in flight are finished first …")
     return 0
+
+
+def _shows_token(out: Output, asked: bool | None) -> bool:
+    """Whether to print a token. Unless it was asked for, it is printed to a terminal only: logs and pipes keep it."""
+    return out.stdout.isatty() if asked is None else asked
 
 
 async def _warm(server: Server) -> None:
@@ -256,7 +263,7 @@ async def _tell(out: Output, lock: Interlock, listening: Listening, server: Serv
     tools = await lock.catalog.addresses()
     places = list(addresses(base, host, server.ports))
     document: dict[str, Any] = {"base_url": base, **{one.name: one.url for one in places}}
-    document |= {"tools": len(tools), "token": token}
+    document |= {"tools": len(tools), "home": str(lock.home.path), "token": token}
     if listening.loopback:
         reach = ""
     elif everywhere and not listening.names:
@@ -278,18 +285,24 @@ def _show(page: Page, facts: dict[str, Any], places: list[Address], tools: list[
     for _, label, url in places:
         if url is not None:
             page.line(f"  {label:<9} {url}")
+    page.line(f"  {'Data':<9} {facts['home']}")
     token: str | None = facts["token"]
-    if token is not None:
-        page.line("")
+    page.line("")
+    if token is None:
+        page.line("Calls need a token; one is printed to a terminal only, or with --token. To issue one:")
+        page.line(
+            f"export TOKEN=$(interlock --home {shlex.quote(facts['home'])} token issue --agent my-agent --ttl 8h)"
+        )
+    else:
         page.line("A token for an agent of yours, good for 8 hours (others: interlock token issue):")
         page.line(f"export TOKEN={token}")
-        page.line("")
-        page.line("A first call:")
-        page.line(_curl(facts["rest"], tools))
-        page.line("")
-        page.line("An MCP client takes this:")
-        entry = {"type": "http", "url": facts["mcp"], "headers": {"Authorization": f"Bearer {token}"}}
-        page.line(json.dumps({"mcpServers": {"interlock": entry}}))
+    page.line("")
+    page.line("A first call:")
+    page.line(_curl(facts["rest"], tools))
+    page.line("")
+    page.line("An MCP client takes this:")
+    entry = {"type": "http", "url": facts["mcp"], "headers": {"Authorization": f"Bearer {token or 'TOKEN'}"}}
+    page.line(json.dumps({"mcpServers": {"interlock": entry}}))
     page.line("")
     if demo or not tools:
         page.line("Your own tools: interlock tools add FILE.py    Other people's: interlock upstream add --help")

@@ -110,6 +110,30 @@ def test_a_case_comes_out_as_the_call_would_where_a_person_is_asked_whatever_the
     assert cli.call("demo.mail_statement", wish, "--key", "p", "--dry-run").get("pending") is None
 
 
+WHEN = """
+@id("by-day")
+permit (principal, action, resource)
+when { context.time.hour >= 6 && context.door != "mcp" && context.budgets.left >= 100 };
+"""
+
+
+def test_a_case_says_when_and_through_what_and_with_how_much_left_its_call_is_made(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text(WHEN)
+    case = '[[case]]\ntool = "demo.balance"\nbudget_left = 100\n'
+    (cli.path / "cases.toml").write_text(
+        f"{case}at = 2026-11-17T07:00:00Z\nexpect = 'allow'\n"
+        f"{case}at = '2026-11-17T07:00:00+02:00'\nexpect = 'deny'\n"
+        f"{case}at = 2026-11-17T07:00:00Z\ndoor = 'mcp'\nexpect = 'deny'\n"
+        f"{case.replace('100', '99')}at = 2026-11-17T07:00:00Z\nexpect = 'deny'\n"
+    )
+    tried = cli("policy", "test", "cases.toml")
+    assert (tried.code, "4 of 4 cases as expected" in tried.out) == (0, True), tried.out
+    for wrong in ("'yesterday'", "2026-11-17T07:00:00"):
+        (cli.path / "cases.toml").write_text(f"{case}at = {wrong}\nexpect = 'allow'\n")
+        refused = cli("policy", "test", "cases.toml")
+        assert (refused.code, "a time with its zone" in refused.err) == (1, True)
+
+
 def test_a_broken_policy_in_force_is_found_and_can_be_replaced(cli: Cli) -> None:
     (cli.home / "policy.cedar").write_text("permit (principal, action, resource)\n")
     assert cli("policy", "check").code == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
@@ -174,7 +176,11 @@ async def explain_call(
 
 
 async def run_cases(parts: Parts, by: Caller, cases: Sequence[Json], *, door: str) -> Json:
-    """Compare the decision on each case with its `expect` and, where it names one, its `rule`."""
+    """Compare the decision on each case with its `expect` and, where it names one, its `rule`.
+
+    A case may say when (`at`), through which endpoint (`door`) and with how much left to spend (`budget_left`) its call
+    is made. Otherwise it is made now, through the endpoint that asks, with nothing spent and nothing left.
+    """
     rows = [await _run_case(parts, by, case, door) for case in cases]
     return {"cases": rows, "failed": sum(not row["passed"] for row in rows)}
 
@@ -183,8 +189,11 @@ async def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
     principal, tool = str(case.get("principal") or "me"), str(case["tool"])
     operation = str(case.get("operation") or "invoke")
     arguments: Json = case.get("arguments") or {}
-    question = await question_of(parts, await _principal(parts, principal, by), tool, arguments, operation, door)
-    ruled = parts.policy.judge(question)
+    caller = await _principal(parts, principal, by)
+    question = await question_of(parts, caller, tool, arguments, operation, str(case.get("door") or door))
+    at, left = case.get("at"), int(case.get("budget_left") or 0)
+    now_ms = question.now_ms if at is None else _milliseconds(str(at))
+    ruled = parts.policy.judge(replace(question, now_ms=now_ms, budgets=(0, left)))
     decision = asked_all_the_same(parts, question, ruled) or ruled
     rule = case.get("rule")
     return {
@@ -196,6 +205,17 @@ async def _run_case(parts: Parts, by: Caller, case: Json, door: str) -> Json:
         "rules": list(decision.rules),
         "passed": decision.behavior == case["expect"] and rule in (None, *decision.rules),
     }
+
+
+def _milliseconds(at: str) -> int:
+    """A time with its zone, as milliseconds since 1970. E3004 for anything else."""
+    try:
+        time = datetime.fromisoformat(at)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise Failure("E3004", f"`at` is a time with its zone, such as 2026-11-17T23:30:00Z: not `{at}`")
+    return int(time.timestamp() * 1000)
 
 
 async def _principal(parts: Parts, name: str, by: Caller) -> Caller:

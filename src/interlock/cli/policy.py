@@ -180,11 +180,16 @@ def _cases(file: Path) -> list[Json]:
     if not isinstance(cases, list) or not cases:
         raise Failure("E3004", f"`{file.name}` has no [[case]]")
     for at, case in enumerate(cast("list[Json]", cases), 1):
-        unknown = case.keys() - {"principal", "tool", "arguments", "operation", "expect", "rule"}
+        unknown = case.keys() - _CASE
         if unknown or "tool" not in case or case.get("expect") not in ("allow", "ask", "deny"):
             words = f"case {at} of `{file.name}` needs a tool and expect = allow, ask or deny"
             raise Failure("E3004", f"{words}; it may not say {', '.join(sorted(unknown))}" if unknown else words)
+        if "at" in case:
+            case["at"] = str(case["at"])  # TOML has times of its own, JSON has none
     return cast("list[Json]", cases)
+
+
+_CASE = {"principal", "tool", "arguments", "operation", "expect", "rule", "at", "door", "budget_left"}
 
 
 # explain

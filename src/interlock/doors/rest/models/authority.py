@@ -134,6 +134,11 @@ class PolicyCase(Body):
     operation: Operation = "invoke"
     expect: Literal["allow", "ask", "deny"]
     rule: Name | None = Field(None, description="a rule that must be among those that decide")
+    at: Name | None = Field(
+        None, description="when the call is made, with a zone: 2026-11-17T23:30:00Z; now by default"
+    )
+    door: Name | None = Field(None, description="the endpoint it comes through: rest, mcp, jsonrpc, grpc, cli")
+    budget_left: int = Field(0, description="what is left to spend", ge=0, lt=2**63)
 
 
 class CasesBody(Body):

@@ -58,6 +58,8 @@ class Ask:
     interaction: Interaction | None = None
     # By which ids the one who asks knows this call; see `native_id`.
     native: Mapping[str, Any] | None = None
+    # The client's own identity of this request, where its wire has one.
+    identity: str | None = None
 
 
 def native_id(said: object) -> int | str:
@@ -100,6 +102,7 @@ class Calls:
         request = Request(
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
             ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
+            ask.identity,
         )  # fmt: skip
         return await self._parts.gateway.invoke(request, turn)
 

@@ -32,7 +32,7 @@ from interlock.contract.standard.states import State
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
 from interlock.data.schema import Json
-from interlock.store import idempotency, ledger, notifications, records
+from interlock.store import facts, idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
 from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.tickets import TicketRow
@@ -62,12 +62,15 @@ class Refused:
 # Requesting
 
 
-def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most: int = 100) -> Unit[Ticket | None]:
+def ask(
+    wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most: int = 100, collects: bool = False
+) -> Unit[Ticket | None]:
     """Unit that finds the existing ticket of a call, or opens one; a wish without sealed parts only looks.
 
     The ticket expires after the timeout, or when its caller's authority ends (`expires_ms` of the wish) if that is
-    earlier. Without an idempotency key, a ticket that has ended no longer belongs to the call. One requester has at
-    most `most` waiting calls, because reviewers are people.
+    earlier. Without an idempotency key, a ticket that has ended no longer belongs to the call; with `collects`, the
+    next call with the same input is answered with its end, once. One requester has at most `most` waiting calls,
+    because reviewers are people.
     """
 
     def unit(transaction: Transaction) -> Ticket | None:
@@ -84,7 +87,9 @@ def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most:
             _move(transaction, ticket, "VOID", act="voided", why="something else is asked for now")
             if ticket.call != wish.call:
                 _close(transaction, ticket, "what was asked for changed before it ran")
-        elif ticket is not None and keyed and _still_answers(transaction, ticket, wish):
+        elif ticket is not None and (
+            _still_answers(transaction, ticket, wish) if keyed else collects and _collect(transaction, ticket, wish)
+        ):
             return ticket
         if wish.sealed is None:
             return None
@@ -107,6 +112,25 @@ def _still_answers(transaction: Transaction, ended: Ticket, wish: Ticket) -> boo
         # The outcome is stored under the idempotency key; once the key is free again, a call under it is a new one.
         return is_taken(transaction, ended.scope)
     return ended.state != "VOID" and ended.digest == wish.digest
+
+
+def _collect(transaction: Transaction, ended: Ticket, wish: Ticket) -> bool:
+    """Whether a call that is sent again learns what came of the call that waited, which nobody has told it yet."""
+    if ended.state == "VOID" or ended.digest != wish.digest:
+        return False
+    if ended.state == "USED":
+        row = idempotency.of_call(transaction, ended.call)
+        if row is None or (row.state == "done" and row.expires_ms <= transaction.now_ms):
+            return False
+    return facts.put_once(transaction, f"{_COLLECTED}{ended.id}", str(transaction.now_ms))
+
+
+def mark_collected(transaction: Transaction, ticket_id: str) -> None:
+    """Note that a caller was told what came of a call that waited."""
+    facts.put(transaction, f"{_COLLECTED}{ticket_id}", str(transaction.now_ms))
+
+
+_COLLECTED = "collected:"
 
 
 def is_taken(transaction: Transaction, scope: bytes) -> bool:

@@ -86,7 +86,7 @@ class _Key:
                 tenant=str(record.get("tenant")), caller=str(record.get("callerId")),
                 session=str(record.get("session", "")), tool=str(record.get("toolId")),
                 operation=str(record.get("operation")), key=record.get("idempotencyKey"),
-                parent=record.get("parent"), given=str(record.get("inputHash")),
+                parent=record.get("parent"), given=str(record.get("inputHash")), call=str(record.get("call")),
             )  # fmt: skip
 
     def _lasts_from(self, record: Json) -> None:

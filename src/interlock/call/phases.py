@@ -57,6 +57,13 @@ class Request:
     hidden: tuple[str, ...] = ()
     # How the caller can be asked while the call is made.
     interaction: Interaction | None = None
+    # The client's own identity of this request, where its wire has one: the key of tools whose operator says so.
+    identity: str | None = None
+
+    @property
+    def own_key(self) -> str | None:
+        """The key that the caller chose; None if the key is only the identity of the request."""
+        return None if self.key == self.identity else self.key
 
 
 class ResultPart(NamedTuple):
@@ -111,6 +118,7 @@ class More:
         "attestations",
         "borrowed",
         "changes",
+        "collects",
         "compensation",
         "context",
         "detected",
@@ -183,6 +191,8 @@ class More:
         self.meter: Meter | None = None
         # While it runs: its idempotency key as the store has it, and how it is reached and stopped.
         self.scope: bytes | None = None
+        # The row whose outcome it is answered with, if a call that waited for a person has run meanwhile.
+        self.collects: bytes | None = None
         self.context: Context | None = None
         self.task: asyncio.Task[Any] | None = None
         self.waiter: asyncio.Future[None] | None = None

@@ -36,6 +36,7 @@ class Prepared:
         "has_verifier",
         "input_redactor",
         "isolated",
+        "key_from",
         "key_required",
         "max_inline",
         "max_result",
@@ -75,6 +76,7 @@ class Prepared:
         self.input_redactor: SchemaRedactor | None = None
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
+        self.key_from = contract.idempotency.key_from if self.writes else "caller"
         self.required_scopes = contract.auth.required_scopes
         self.permissions = permissions_of(contract.auth.required_permissions)
         self.credentials = self.permissions.credentials

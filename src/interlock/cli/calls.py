@@ -326,7 +326,8 @@ def _show_history(viewer: Viewer, page: Page, history: History) -> None:
 
 _FACTS = (
     ("caller", "callerId"), ("agent", "agentId"), ("door", "door"), ("operation", "operation"),
-    ("key", "idempotencyKey"), ("session", "session"), ("parent", "parent"), ("replay of", "replayOf"),
+    ("key", "idempotencyKey"), ("key from", "keyFrom"), ("resend protection", "resendProtection"),
+    ("session", "session"), ("parent", "parent"), ("replay of", "replayOf"),
     ("task", "task"), ("ticket", "approvalTicketId"), ("input", "inputHash"),
     ("class", "mutationClass"), ("took ms", "latencyMs"), ("trace", "traceId"), ("settled by", "by"),
 )  # fmt: skip

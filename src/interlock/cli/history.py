@@ -236,7 +236,10 @@ def _asked(history: History) -> Iterator[str]:
         yield f"It came out of call {facts['parent']}."
     if facts.get("idempotencyKey"):
         session = f" in session {facts['session']}" if facts.get("session") else ""
-        yield f"The caller's key was {facts['idempotencyKey']}{session}."
+        key = "Its key, the client's own identity of the request," if facts.get("keyFrom") else "The caller's key"
+        yield f"{key} was {facts['idempotencyKey']}{session}."
+    if facts.get("resendProtection") == "none":
+        yield "It had no idempotency key: nothing protected it from being done again if the request was sent again."
     if facts.get("inputHash"):
         yield f"The input is on record by its hash, sha256 {facts['inputHash']}."
     for change in cast("list[Json]", facts.get("inputMutations") or []):

@@ -90,6 +90,7 @@ class _Asked:
         no_prefix: bool,
         allow_private: bool,
         secrets: tuple[str, ...],
+        idempotency: str | None,
         dry_run: bool,
         **given: Any,
     ) -> _Asked:
@@ -100,7 +101,19 @@ class _Asked:
             config["prefix"] = False
         if allow_private:
             config["allow_private"] = True
-        return cls(name, config, None if overlay is None else read_overlay(overlay), dry_run)
+        stated = None if overlay is None else read_overlay(overlay)
+        return cls(name, config, _with_idempotency(stated, idempotency), dry_run)
+
+
+def _with_idempotency(overlay: Json | None, given: str | None) -> Json | None:
+    """The overlay with where keys come from, for all tools that it does not say it of."""
+    if given is None:
+        return overlay
+    stated = overlay or {}
+    defaults: Json = stated.get("defaults", {})
+    if defaults.get("idempotency", given) != given:
+        raise click.UsageError(f"the overlay says idempotency: {defaults['idempotency']}, --idempotency says {given}")
+    return {**stated, "defaults": {**defaults, "idempotency": given}}
 
 
 def explained(failure: Failure, said: str) -> Failure:
@@ -141,6 +154,12 @@ _OPTIONS = (
         multiple=True,
         metavar="WHERE=NAME",
         help="Send the secret NAME as an environment variable or header; repeat.",
+    ),
+    click.option(
+        "--idempotency",
+        type=click.Choice(["caller", "request", "each"]),
+        help="Where the idempotency key of a write comes from: the caller (default), the client's identity of the"
+        " request, or nowhere: then each request is a new action.",
     ),
     click.option("--dry-run", is_flag=True, help="Connect and show its tools; change nothing."),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from interlock.contract.manifest import Effect, Manifest, MutationClass, TimeoutClass, parse_manifest
+from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass, TimeoutClass, parse_manifest
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
@@ -67,10 +67,11 @@ class TimeoutPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencySpec:
-    """Whether an idempotency key is required, and the minimum lifetime of its record."""
+    """Whether an idempotency key is required, where it comes from, and the minimum lifetime of its record."""
 
     key_required: bool
     window_s: int | None
+    key_from: KeyFrom = "caller"
 
     def window(self, timeout: TimeoutPolicy, minimum_s: int = MIN_WINDOW_S) -> int:
         """Seconds a record lives: max(2 x class maximum, the configured minimum), or the author's value if longer."""
@@ -215,6 +216,8 @@ def contract_of(manifest: Manifest) -> Contract:
         raise Failure("E3105", "private_output keeps every result, and persist_output: false keeps none; drop one")
     if manifest.expected_artifacts and (manifest.sandbox is None or not manifest.sandbox.artifacts):
         raise Failure("E3105", "expected_artifacts names files, and only a tool with sandbox.artifacts leaves any")
+    if manifest.idempotency.key != "caller" and (manifest.execution is None or manifest.execution.kind != "upstream"):
+        raise Failure("E3105", "idempotency.key is caller, except for tools of an upstream, whose operator decides")
     writes = manifest.mutation_class != "read_only"
     takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
     if not takes.can_hide:
@@ -227,7 +230,11 @@ def contract_of(manifest: Manifest) -> Contract:
         error=Schema(manifest.error_schema or ERROR_SCHEMA),
         auth=AuthContract(required_permissions=manifest.required_permissions, required_scopes=manifest.required_scopes),
         timeout=timeout_policy(manifest),
-        idempotency=IdempotencySpec(key_required=writes, window_s=manifest.idempotency.window_seconds),
+        idempotency=IdempotencySpec(
+            key_required=writes and manifest.idempotency.key != "each",
+            window_s=manifest.idempotency.window_seconds,
+            key_from=manifest.idempotency.key,
+        ),
         mutation=Mutation(mutation_class=manifest.mutation_class, effects=manifest.effects),
         observability=Observability(trace=manifest.observability.trace, metrics=manifest.observability.metrics),
         manifest=manifest,

@@ -251,9 +251,18 @@ class Precondition(Part):
         def __init__(self, resource: str, version: str = "*") -> None: ...
 
 
-class IdempotencyPart(Part):
-    """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum)."""
+KeyFrom = Literal["caller", "request", "each"]
 
+
+class IdempotencyPart(Part):
+    """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum).
+
+    For a tool of an upstream, the operator may decide otherwise. `request`: the key is the client's own identity of the
+    request. `each`: a request without a key is a new action, and its record says that nothing protected it from being
+    sent twice.
+    """
+
+    key: KeyFrom = "caller"
     window_seconds: int | None = Field(None, ge=1, le=31_536_000)
 
 

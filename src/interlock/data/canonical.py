@@ -281,9 +281,10 @@ def key_scope(
     key: str | None,
     parent: str | None,
     given: str,
+    call: str | None = None,
 ) -> bytes:
-    """Compute the row of a call's idempotency record: by its caller's key, for an undo by the call it undoes, without a
-    key by its input.
+    """Compute the row of a call's idempotency record: by its key, for an undo by the call it undoes, without a key by
+    the id of the `call`, if that is given, or else by its input.
 
     A caller cannot reach another caller's row, whatever key it guesses.
     """
@@ -291,11 +292,10 @@ def key_scope(
     if operation == "compensate":
         # One undo per undone call, whatever key and session it is requested with, as long as it can be undone.
         return sealed_digest(tenant, caller, "", name, f"{parent}")
-    return (
-        sealed_digest(tenant, caller, session, name, key)
-        if key
-        else (sealed_digest(tenant, caller, session, f"{name}#input", given))
-    )
+    if key:
+        return sealed_digest(tenant, caller, session, name, key)
+    by, part = ("input", given) if call is None else ("call", call)
+    return sealed_digest(tenant, caller, session, f"{name}#{by}", part)
 
 
 def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:

@@ -27,13 +27,25 @@ from interlock.store.port import Transaction, Unit
 Settlement = Literal["done", "released", "unknown"]
 
 
-def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
-    """Return the id of the row of a call's idempotency key."""
+def scope_for(request: Request, contract: Contract, input_hash: str, call: str | None) -> bytes:
+    """Return the id of the row of a call's idempotency key. A call without a key has a row by its own id."""
+    return _scope(request, contract, input_hash, request.key, call)
+
+
+def ticket_scope(request: Request, contract: Contract, input_hash: str) -> bytes:
+    """Return the id by which a call that is sent again finds its ticket: the caller's key, or else the input.
+
+    The identity of a request does not do, because the call that is sent again is another request.
+    """
+    return _scope(request, contract, input_hash, request.own_key, None)
+
+
+def _scope(request: Request, contract: Contract, input_hash: str, key: str | None, call: str | None) -> bytes:
     caller = request.caller
     assert caller is not None
     return key_scope(
         tenant=caller.tenant, caller=caller.id, session=request.session, tool=contract.address,
-        operation=request.operation, key=request.key, parent=request.parent, given=input_hash,
+        operation=request.operation, key=key, parent=request.parent, given=input_hash, call=call,
     )  # fmt: skip
 
 
@@ -44,13 +56,15 @@ class KeyRequest:
     scope: bytes
     tool: str
     version: str
-    key: str
+    key: str  # empty for a call without a key, which no other call finds
     caller: str
     input_hash: str
     call: str
     owner: str
     window_s: int
     intent: bytes
+    # By which the call finds its ticket; the same as `scope` if that is the caller's key.
+    ticket_scope: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ def reserve(
         if check is not None:
             check(transaction)
         run_all(transaction, uses)
-        tickets.pass_over(transaction, wanted.scope, wanted.call)
+        tickets.pass_over(transaction, wanted.ticket_scope or wanted.scope, wanted.call)
         now = transaction.now_ms
         idempotency.reserve(
             transaction, wanted.scope, wanted.tool, wanted.version, wanted.key, wanted.caller, wanted.input_hash,
@@ -172,8 +186,8 @@ def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settle
 def given_back(call: Call, wanted: KeyRequest, at_ms: int) -> bytes:
     """Return the record of a key that was reserved for a call whose caller was cancelled before it began."""
     return records.about(
-        "settled", call, at_ms, toolId=wanted.tool, version=wanted.version, idempotencyKey=wanted.key, happened=False,
-        by="interlock", resultHash=None,
+        "settled", call, at_ms, toolId=wanted.tool, version=wanted.version, idempotencyKey=wanted.key or None,
+        happened=False, by="interlock", resultHash=None,
     )  # fmt: skip
 
 
@@ -190,7 +204,7 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
             body = records.plain(
                 "closed", call, transaction.now_ms, **told, toolId=tool, version=version, callerId=caller,
                 inputHash=input_hash, outputSummary=None, sideEffects=[], latencyMs=None,
-                idempotencyKey=key, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
+                idempotencyKey=key or None, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
             transaction.append("closed", call, body)
@@ -201,8 +215,9 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
 
 # The fields that the closing record of an orphaned call copies from its intent.
 _OF_THE_INTENT = (
-    "agentId", "approval", "approvalTicketId", "authDecision", "door", "mutationClass", "native", "operation", "parent",
-    "policy", "resources", "rules", "session", "task", "tenant", "token", "traceId",
+    "agentId", "approval", "approvalTicketId", "authDecision", "door", "keyFrom", "mutationClass", "native",
+    "operation", "parent", "policy", "resendProtection", "resources", "rules", "session", "task", "tenant", "token",
+    "traceId",
 )  # fmt: skip
 _OF_EVERY_CLOSING = ("agentId", "approvalTicketId", "authDecision", "mutationClass", "operation", "traceId")
 

@@ -201,7 +201,8 @@ class Gateway:
         finally:
             if self._tracer is not None:
                 self._tracer.end(call)
-            if request.key is not None or request.id is not None or call.more.held is not None:
+            more = call.more
+            if request.key is not None or request.id is not None or more.held is not None or more.scope is not None:
                 self._execution.release(call)
             if call.more.lease is not None:
                 await self._close_lease(call, call.more.lease)

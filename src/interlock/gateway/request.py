@@ -56,6 +56,8 @@ class Requests:
     async def read(self, call: Call) -> Requested:
         """Check the request of a call, encode its input, and find its tool and deadline."""
         request = call.request
+        if request.key == "":
+            call.request = request = replace(request, key=None)
         if request.caller is None:
             raise Failure("E3212", "a call needs the identity it is made for")
         if not isinstance(request.arguments, dict):
@@ -132,6 +134,8 @@ class Requests:
         """Set the tool of a call and its deadline."""
         request = call.request
         call.tool = tool
+        if request.identity is not None and request.key is None and tool.key_from == "request":
+            call.request = request = replace(request, key=request.identity)
         self._quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
         self._observer.emit("tool.invocation.selected", call)
@@ -151,7 +155,7 @@ class Requests:
         tool, request = missing.prepared, call.request
         if not tool.writes or request.key is None or request.dry_run:
             raise missing
-        scope = idempotency.scope_for(request, tool.contract, call.input_hash)
+        scope = idempotency.scope_for(request, tool.contract, call.input_hash, None)
         answered = partial(idempotency_rows.has_outcome, scope=scope, now_ms=call.started_ms)
         if not await self._journal.read(answered):
             raise missing

@@ -60,6 +60,11 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         record["native"] = dict(request.native)
     if request.key is not None:
         record["idempotencyKey"] = request.key
+        if request.key == request.identity:
+            record["keyFrom"] = "request"
+    elif call.tool is not None and call.tool.key_from == "each" and request.operation == "invoke":
+        # INVARIANT: no key is made up for a caller; the record says that a resend would have run again.
+        record["resendProtection"] = "none"
     if request.session:
         record["session"] = request.session
     if request.task is not None:

@@ -193,7 +193,7 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
         "parameters": _parameters(definition.input_schema, stated, needs),
         "result_schema": _result(definition, kind, stated),
         "mutation_class": judged.mutation_class,
-        "idempotency": {},
+        "idempotency": {} if stated.idempotency in (None, "caller") else {"key": stated.idempotency},
         "observability": {},
         "previews": judged.mutation_class == "write_irreversible",
         "annotations": {"hints": dict(definition.hints)} if definition.hints else {},

@@ -27,7 +27,16 @@ import pydantic
 from pydantic import Field
 
 from interlock.call.connector import Definition
-from interlock.contract.manifest import Approval, Effect, MutationClass, Part, SchemaDocument, TimeoutClass, ToolIdText
+from interlock.contract.manifest import (
+    Approval,
+    Effect,
+    KeyFrom,
+    MutationClass,
+    Part,
+    SchemaDocument,
+    TimeoutClass,
+    ToolIdText,
+)
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
@@ -51,8 +60,9 @@ class ToolOverlay(Part):
     applies.
 
     `restart_safe` states that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
-    upstream takes the idempotency key and acts once under it, `stale_s` that a read may be answered with an answer of
-    up to that age while the upstream does not answer; such an answer is marked. Calls of a batch run beside others if
+    upstream takes the idempotency key and acts once under it, `idempotency` where that key comes from, `stale_s` that a
+    read may be answered with an answer of up to that age while the upstream does not answer; such an answer is marked.
+    Calls of a batch run beside others if
     `concurrency_safe` and, because an upstream is another system, `isolated_calls` are set.
     """
 
@@ -65,6 +75,7 @@ class ToolOverlay(Part):
     approval: Approval | None = None
     restart_safe: bool | None = None
     idempotent_by_key: bool | None = None
+    idempotency: KeyFrom | None = None
     concurrency_safe: bool | None = None
     isolated_calls: bool | None = None
     tags: tuple[str, ...] = Field((), strict=False)

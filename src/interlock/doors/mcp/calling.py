@@ -3,7 +3,8 @@
 A tool's failure is a result with `isError`, so that a model can read it; only a name that means nothing is a fault of
 the protocol. A call that waits for a person is neither: its text says what it waits for, and the same call made again
 goes on once they have agreed. The protocol has no idempotency keys, so a tool that needs one lists it among its
-arguments, where whoever calls makes it up as they do the others; a program may send it in `_meta` instead.
+arguments, where the caller makes it up as it does the others; a program may send it in `_meta`, or as the header
+`Idempotency-Key`, instead.
 """
 
 from __future__ import annotations
@@ -88,12 +89,20 @@ class Wanted:
     native: Mapping[str, Any] | None = None
     # The version that a call by this name is made of, and the form of its results, where they were looked up already.
     found: tuple[Prepared, Form] | None = None
+    # The header `Idempotency-Key`, and the client's identity of this request within its session.
+    key: str | None = None
+    identity: str | None = None
 
     @property
     def answers(self) -> Json | None:
         """The client's answers to questions of an earlier round; None if it cannot get questions as a result."""
         asked = self.interaction
         return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
+
+    @property
+    def key_place(self) -> str:
+        """Where the client sent a key, besides the arguments."""
+        return f"_meta[{_KEY!r}]" if self.meta.get(_KEY) else "the Idempotency-Key header"
 
 
 class RunningCall:
@@ -180,36 +189,41 @@ class Calling:
             return ask
         given = dict(ask.arguments)
         key: Any = given.pop(KEY)
-        if ask.key is not None and ask.key != key:
-            raise Fault(INVALID_PARAMS, f"`{KEY}` and _meta[{_KEY!r}] say different things")
+        if ask.key and key and ask.key != key:
+            raise Fault(INVALID_PARAMS, f"`{KEY}` and {wanted.key_place} say different things")
+        if not isinstance(key, str):
+            key = " "  # malformed: the gateway refuses it, on record
         # Positional on purpose: `replace` costs several times as much.
         return Ask(
-            ask.tool, given, ask.version, key if isinstance(key, str) else "", ask.session, ask.timeout_s, ask.dry_run,
-            ask.task, ask.trace, ask.interaction, ask.native,
+            ask.tool, given, ask.version, key or ask.key, ask.session, ask.timeout_s, ask.dry_run, ask.task, ask.trace,
+            ask.interaction, ask.native, ask.identity,
         )  # fmt: skip
 
     def _without_key(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
         if OPTIONS.isdisjoint(meta):
             return Ask(
-                address, wanted.arguments, None, None, "", None, False, None, wanted.trace, wanted.interaction,
-                wanted.native,
+                address, wanted.arguments, None, wanted.key, "", None, False, None, wanted.trace, wanted.interaction,
+                wanted.native, wanted.identity,
             )  # fmt: skip
         for name, kind in _META_TYPES.items():
             if name in meta and not _is(meta[name], kind):
                 words = f"_meta[{name!r}] must be {_WORDS[kind]}"
                 raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
+        if wanted.key and meta.get(_KEY) and meta[_KEY] != wanted.key:
+            raise Fault(INVALID_PARAMS, f"_meta[{_KEY!r}] and the Idempotency-Key header say different things")
         return Ask(
             tool=address,
             arguments=wanted.arguments,
             version=meta.get(_VERSION),
-            key=meta.get(_KEY),
+            key=meta.get(_KEY) or wanted.key,
             session=meta.get(_SESSION, ""),
             timeout_s=meta[_TIMEOUT] / 1000 if _TIMEOUT in meta else None,
             dry_run=meta.get(_DRY_RUN, False),
             trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
             interaction=wanted.interaction,
             native=wanted.native,
+            identity=wanted.identity,
         )
 
     # Answers

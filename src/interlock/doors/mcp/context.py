@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,11 @@ import mcp_types as types
 from mcp.server import ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from interlock.api.service import native_id
 from interlock.core.errors import Failure
+from interlock.data.canonical import encode
 from interlock.doors.mcp.calling import Fault, no_trace
 
 if TYPE_CHECKING:
@@ -42,6 +45,25 @@ def native_ids(ctx: Context) -> dict[str, Any]:
     ids = {"jsonrpc_request_id": native_id(ctx.request_id), "mcp_protocol_version": ctx.protocol_version}
     session: str | None = None if ctx.request is None else ctx.request.headers.get("mcp-session-id")
     return ids if session is None else {**ids, "mcp_session_id": native_id(session)}
+
+
+def request_identity(ctx: Context, stdio_session: str) -> str | None:
+    """The client's own identity of a request: its JSON-RPC id within its session. None if it has no session.
+
+    Ids are used once in a session. The protocol of 2026-07-28 has no sessions over HTTP: ids repeat there.
+    """
+    session = stdio_session
+    if ctx.request is not None:
+        if ctx.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            return None
+        session = ctx.request.headers.get("mcp-session-id") or ""
+    if not session or ctx.request_id is None:
+        return None
+    # A text and a number of the same digits are two ids.
+    written = f"mcp:{session}:{encode(ctx.request_id).decode()}"
+    if len(written) <= 255 and written.isascii() and written.isprintable() and " " not in written:
+        return written
+    return f"mcp:sha256:{hashlib.sha256(written.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def named(text: str) -> str:

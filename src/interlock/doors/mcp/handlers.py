@@ -24,7 +24,17 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, fault_of, no_trace, questions
-from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
+from interlock.doors.mcp.context import (
+    CALLER,
+    Context,
+    connection,
+    faulty,
+    meta,
+    missing,
+    named,
+    native_ids,
+    request_identity,
+)
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
@@ -51,6 +61,8 @@ class Handlers:
         self._offers = self.changes.offers
         # Asks who the client on stdin is. Not set over HTTP.
         self.stdio_caller: Callable[[], Awaitable[Caller]] | None = None
+        # The one session that there is over stdio: requests of a process that is started again are others.
+        self._stdio_session = service.lock.clock.random_bytes(16).hex()
 
     def all(self) -> Iterator[tuple[str, type[types.RequestParams], Answer]]:
         """Each method with the type of its parameters and its handler."""
@@ -101,7 +113,10 @@ class Handlers:
         trace = joined(said.get("traceparent"), said.get("tracestate"))
         news: News = asyncio.Queue()
         ids = native_ids(ctx)
-        wanted = Wanted(params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids)
+        key, named = said.get("idempotency-key"), request_identity(ctx, self._stdio_session)
+        wanted = Wanted(
+            params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids, key=key, identity=named
+        )
         progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
         try:
             if progress is None and not isinstance(wanted.interaction, Listening):

@@ -7,7 +7,7 @@ A call may end in something other than the tool's result: it waits for a person,
 it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it.
 
 A tool whose calls need an idempotency key has one more argument here (`KEY`): the protocol has no place for keys, and
-nobody but the caller can say which two calls are one action.
+nobody but the caller can say which two calls are one action. The operator of an upstream may have decided otherwise.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def form_of(contract: Contract) -> Form:
         wraps=contract.manifest.protocol != "mcp" and contract.delivers.get("type") != "object",
         headers=b'"x-mcp-header"' in orjson.dumps(contract.input.model_facing),
         # A tool with an argument of that name keeps it; its key is sent in `_meta`.
-        keyed=contract.idempotency.key_required and KEY not in contract.input.document.get("properties", {}),
+        keyed=contract.idempotency.key_required
+        and contract.idempotency.key_from == "caller"
+        and KEY not in contract.input.document.get("properties", {}),
     )
 
 

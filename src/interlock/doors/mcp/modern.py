@@ -354,7 +354,8 @@ class _Handler:
     """Answers requests with one head. `headers` are None where the SDK answers them."""
 
     __slots__ = (
-        "_authorization", "_counted", "_digest", "_head", "_method", "_name", "_recall", "_route", "_trace", "max_body",
+        "_authorization", "_counted", "_digest", "_head", "_key", "_method", "_name", "_recall", "_route", "_trace",
+        "max_body",
     )  # fmt: skip
 
     def __init__(
@@ -375,6 +376,7 @@ class _Handler:
         sent = headers or {}
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]
         self._name = _latin(sent.get(b"mcp-name"))
+        self._key = _latin(sent.get(b"idempotency-key"))
         self._trace = joined(_latin(sent.get(b"traceparent")), _latin(sent.get(b"tracestate")))
 
     async def __call__(self, body: bytes) -> Reply | Stream:
@@ -404,7 +406,7 @@ class _Handler:
         known_as = request_id if request_id.__class__ is int else native_id(request_id)
         ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
         arguments = params.get("arguments", {})
-        wanted = Wanted(params["name"], arguments, meta, self._trace, None, address, ids, (tool, form))
+        wanted = Wanted(params["name"], arguments, meta, self._trace, None, address, ids, (tool, form), self._key)
         if tool.computes and "interlock/version" not in meta:
             return await route.called(request_id, wanted, caller, tool, form)
         return await route.watched(request_id, wanted, caller, tool, form)

@@ -149,8 +149,8 @@ def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
     mode = said.get("execution_mode", "sync")
     if mode not in ("sync", "async"):
         raise Failure("E3004", "`execution_mode` must be sync or async")
-    own = said.get("idempotency_key") or key
-    if key is not None and own != key:
+    own = said.get("idempotency_key") or key or None
+    if key and own != key:
         raise Failure("E3004", "`idempotency_key` and the Idempotency-Key header say different things")
     ask = Ask(
         tool,

@@ -72,21 +72,24 @@ class NewTickets:
         call, tool = checked, checked.tool
         approval = tool.contract.manifest.approval or self._settings.approval
         ticket = self._unopened(checked, decision, approval)
+        scope = idempotency.scope_for(call.request, tool.contract, call.input_hash, call.id)
         ask = partial(
             tickets.ask,
             channels=self._channels,
-            keyed=call.request.key is not None,
+            keyed=call.request.own_key is not None,
+            collects=tool.key_from != "caller",
             timeout_ms=approval.timeout_seconds * 1000,
             most=self._settings.max_waiting,
         )
         turn = self._turn_of(ticket)
+        taken = partial(tickets.is_taken, scope=scope)
         async with turn:
+            if call.request.own_key is None and call.request.key is not None and await self._journal.commit(taken):
+                return None  # its ticket is found by its input, and may be that of another request
             found = await self._journal.commit(ask(ticket))
             if found is not None:
                 return found
-            if call.request.key is not None and await self._journal.commit(
-                lambda transaction: tickets.is_taken(transaction, ticket.scope)
-            ):
+            if call.request.key is not None and await self._journal.commit(taken):
                 return None
         preview = await self._preview(to_preview)
         # The predicted changes are encrypted too: a short value can be guessed from its digest.
@@ -136,7 +139,7 @@ class NewTickets:
         return Ticket(
             id=ticket_id(now_ms, self._clock.random_bytes(8)),
             call=call.id,
-            scope=idempotency.scope_for(call.request, contract, call.input_hash),
+            scope=idempotency.ticket_scope(call.request, contract, call.input_hash),
             tool=contract.address,
             version=contract.version,
             operation=call.request.operation,

@@ -14,6 +14,7 @@ from interlock.authority.facts import in_normal_form
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
+from interlock.store import idempotency
 from interlock.telemetry.trace import Recording
 
 if TYPE_CHECKING:
@@ -80,9 +81,15 @@ class ApprovalRequests:
         if ticket.state == "USED":
             # It ran, and its outcome is under its key. If the key is free by now, the approval is used up.
             self._add_use(call, _refuse_used)
+            if call.request.own_key is None:
+                row = await self._journal.read(partial(idempotency.of_call, call=ticket.call))
+                call.extend().collects = None if row is None else row.scope
             return Obtained()
         call.id = ticket.call
         self._add_use(call, lambda transaction: tickets.use(transaction, ticket, call.id))
+        if call.own_id != ticket.call and call.request.own_key is None and checked.tool.key_from != "caller":
+            # It was sent again, and is answered with what comes of it. Otherwise it was continued by itself.
+            self._add_use(call, lambda transaction: tickets.mark_collected(transaction, ticket.id))
         assert ticket.sealed is not None
         agreed = self._waiting.unseal(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
         # An edited input has a preview of its own, and the preview of the original input does not apply to it.

@@ -45,12 +45,15 @@ class ApprovedCalls:
         self._running: dict[str, asyncio.Future[Result]] = {}
 
     async def resume(self, ticket_id: str) -> Result:
-        """Continue one call that was approved. Concurrent requests get the same answer."""
+        """Continue one call that was approved, for somebody who waits. Concurrent requests get the same answer."""
+        return await self._resume(ticket_id, awaited=True)
+
+    async def _resume(self, ticket_id: str, *, awaited: bool) -> Result:
         ticket = self._waiting.open(await self._journal.read(lambda reader: tickets.load(reader, ticket_id)))
         # INVARIANT: a call that continues keeps its id, so only one attempt runs at a time.
         running = self._running.get(ticket.id)
         if running is None:
-            running = self._running[ticket.id] = asyncio.ensure_future(self._run(ticket))
+            running = self._running[ticket.id] = asyncio.ensure_future(self._run(ticket, awaited=awaited))
             running.add_done_callback(lambda _: self._running.pop(ticket.id))
         return await asyncio.shield(running)
 
@@ -62,7 +65,7 @@ class ApprovedCalls:
             if self._retry_at.get(ticket.id, 0.0) > now:
                 continue
             try:
-                result = await self.resume(ticket.id)
+                result = await self._resume(ticket.id, awaited=False)
             except Failure:
                 continue  # another process was quicker
             results.append(result)
@@ -70,7 +73,7 @@ class ApprovedCalls:
                 self._retry_at[ticket.id] = now + max(RETRY_S, (result.error.retry_after_ms or 0) / 1000)
         return results
 
-    async def _run(self, ticket: Ticket) -> Result:
+    async def _run(self, ticket: Ticket, *, awaited: bool) -> Result:
         """Run the six phases of a call that waited, with the authority that its caller has now."""
         if ticket.state != "APPROVED" or ticket.sealed is None:
             raise tickets.rejection(ticket) or Failure(
@@ -84,4 +87,6 @@ class ApprovedCalls:
             result = await self._gateway.decline(request, failure)
         if result.error is not None and not result.pending and not result.error.retryable:
             await self._journal.commit(tickets.give_up(ticket.id, result.error))
+        if awaited and request.own_key is None:
+            await self._journal.commit(lambda transaction: tickets.mark_collected(transaction, ticket.id))
         return result

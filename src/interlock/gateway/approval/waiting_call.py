@@ -56,6 +56,7 @@ def content_of(requested: Requested, now: float) -> Json:
         "version": requested.tool.contract.version,
         "arguments": decode(requested.model_input),
         "key": request.key,
+        "identity": request.identity,
         "session": request.session,
         "trace_id": requested.trace_id,
         # The time spent waiting does not count against the deadline.

@@ -59,7 +59,6 @@ class Reservations:
         """Make the intent durable and reserve the key. Returns a replay if the call has been made already."""
         call, contract, request = granted, granted.tool.contract, granted.request
         assert request.caller is not None
-        assert request.key is not None
         predicted = call.extend().predicted = predict(contract.mutation.effects, granted.input)
         call.move("queued")
         self._observer.emit("tool.invocation.queued", call)
@@ -67,10 +66,11 @@ class Reservations:
         if request.operation == "compensate":
             window_s = max(window_s, self._settings.undo_days * 86_400)
         wanted = idempotency.KeyRequest(
-            scope=idempotency.scope_for(request, contract, call.input_hash),
+            scope=call.more.collects or idempotency.scope_for(request, contract, call.input_hash, call.id),
+            ticket_scope=idempotency.ticket_scope(request, contract, call.input_hash),
             tool=contract.address,
             version=contract.version,
-            key=request.key,
+            key=request.key or "",
             caller=request.caller.id,
             input_hash=call.input_hash,
             call=call.id,

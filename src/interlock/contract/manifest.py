@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import pydantic
@@ -19,14 +18,23 @@ from pydantic_core import PydanticCustomError
 
 from interlock.contract import executors
 from interlock.contract.executors import ExecutorKind
-from interlock.contract.versions import parse_version
+from interlock.contract.texts import (
+    Day,
+    NamespaceText,
+    Permission,
+    SchemaDocument,
+    ToolIdText,
+    Uri,
+    check_domain,
+    check_email,
+    check_version,
+)
 from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
 from interlock.data.schema import (
     Fault,
     Json,
     Schema,
-    compile_validator,
     pointer,
     properties_of,
     resolve_ref,
@@ -56,64 +64,6 @@ CLASS_OF_COMPENSATION: Mapping[CompensationClass, MutationClass] = {
     "compensable_with_side_effects": "write_irreversible",
     "irreversible": "write_irreversible",
 }
-
-_URI = compile_validator({"type": "string", "format": "uri"})
-_EMAIL = compile_validator({"type": "string", "format": "email"})
-_DATE = compile_validator({"type": "string", "format": "date"})
-_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.IGNORECASE | re.ASCII)
-
-
-def _uri(value: str) -> str:
-    if not _URI.is_valid(value):
-        raise ValueError(f"`{value}` is not a URI")
-    return value
-
-
-def _email(value: str) -> str:
-    if not _EMAIL.is_valid(value):
-        raise ValueError(f"`{value}` is not an e-mail address")
-    return value
-
-
-def _date(value: Any) -> Any:
-    """Accept a full date only; YAML reads an unquoted one as a date already."""
-    if isinstance(value, date) and not isinstance(value, datetime):
-        return value
-    if isinstance(value, str) and _DATE.is_valid(value):
-        return date.fromisoformat(value)
-    raise ValueError("a date is written YYYY-MM-DD")
-
-
-def _domain(value: str) -> str:
-    if len(value) > 253 or not _HOST.match(value):
-        raise ValueError(f"`{value}` is not a host name (one leading `*.` is allowed)")
-    return value
-
-
-def _version(value: str) -> str:
-    try:
-        parse_version(value)
-    except Failure as failure:
-        raise ValueError(failure.message) from None
-    return value
-
-
-def _json_schema(value: Json) -> Json:
-    try:
-        compile_validator(value)
-    except Failure as failure:
-        raise ValueError(failure.message) from None
-    return value
-
-
-Uri = Annotated[str, AfterValidator(_uri)]
-Day = Annotated[date, BeforeValidator(_date)]
-SchemaDocument = Annotated[dict[str, Any], AfterValidator(_json_schema)]
-ToolIdText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", min_length=3, max_length=255)]
-NamespaceText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", min_length=1, max_length=255)]
-Permission = Annotated[str, StringConstraints(pattern=r"^[a-z_]+:[^ ]+$")]
-
 
 if TYPE_CHECKING:
     _Kind = type(BaseModel)
@@ -213,14 +163,14 @@ def _bytes(text: str) -> int:
 
 
 class NetworkPolicy(Part):
-    allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...] = Field((), strict=False)
+    allowed_domains: tuple[Annotated[str, AfterValidator(check_domain)], ...] = Field((), strict=False)
     allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((80, 443), strict=False)
     deny_all_egress: bool = False
 
 
 class Author(Part):
     name: str | None = None
-    email: Annotated[str, AfterValidator(_email)] | None = None
+    email: Annotated[str, AfterValidator(check_email)] | None = None
     url: Uri | None = None
 
 
@@ -482,7 +432,7 @@ class Manifest(Part):
     """A tool's declaration, checked field by field."""
 
     tool_id: ToolIdText
-    version: Annotated[str, AfterValidator(_version)]
+    version: Annotated[str, AfterValidator(check_version)]
     name: str = Field(min_length=3, max_length=255)
     description: str = Field(min_length=10, max_length=2000)
     provider: str

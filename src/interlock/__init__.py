@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from interlock.call.results import Result
     from interlock.contract.declare import Tool, tool
     from interlock.contract.effects import Change
+    from interlock.contract.examples import Example
     from interlock.contract.manifest import Approval, ApprovalStep, Effect, Precondition, Sandboxing
     from interlock.core.clock import Clock, Deadline
     from interlock.core.errors import ErrorClass, ErrorCode, Failure
@@ -45,6 +46,7 @@ _HOMES = {
     "ErrorClass": "interlock.core.errors",
     "ErrorCode": "interlock.core.errors",
     "Event": "interlock.call.events",
+    "Example": "interlock.contract.examples",
     "Failure": "interlock.core.errors",
     "Field": "pydantic",
     "Hook": "interlock.gateway.hooks",
@@ -76,6 +78,7 @@ __all__ = [
     "ErrorClass",
     "ErrorCode",
     "Event",
+    "Example",
     "Failure",
     "Field",
     "Hook",

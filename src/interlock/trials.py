@@ -1,9 +1,10 @@
 """Contract tests: evidence that a version keeps its contract, gathered without causing an effect nobody asked for.
 
 They run through the same gateway as every call, in a scratch home that is thrown away. Invalid and boundary inputs stop
-before Execute. A read-only tool runs its own examples. A write tool runs in dry run, or for real inside the fixture it
-declares, where the same key must change things once, and what can be undone is undone by what the call itself stored. A
-tool with neither is run for real only when its author asks.
+before Execute. A read-only tool runs its own examples, except those that it declares as not live: of these the input,
+and the recorded answer if there is one, is held against the contract. A write tool runs in dry run, or for real inside
+the fixture it declares, where the same key must change things once, and what can be undone is undone by what the call
+itself stored. A tool with neither is run for real only when its author asks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from interlock.contract.declare import Tool
 from interlock.core.errors import ErrorCode, Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.data.canonical import encode
-from interlock.data.explain import brief
+from interlock.data.explain import brief, output_faults
 from interlock.data.schema import Json
 from interlock.gateway.invoke import Gateway
 from interlock.registry.admission import Evidence
 
 Run = Callable[[Request], Awaitable[Result]]
-Mode = Literal["examples", "preview", "fixture", "live", "none"]
+Mode = Literal["examples", "recorded", "preview", "fixture", "live", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Outcome:
     case: str
     passed: bool
     message: str = ""
+    ran: bool = True  # False for an example that the tool was not run with, because it needs a network host
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Trial:
     def evidence(self, digest: str) -> Evidence:
         failed = [f"{outcome.case}: {outcome.message}" for outcome in self.outcomes if not outcome.passed]
         report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
+        if unrun := [outcome.case for outcome in self.outcomes if not outcome.ran]:
+            report = f"{report}; the tool was not run with: {', '.join(unrun[:5])}"
         return Evidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
 
 
@@ -100,12 +104,17 @@ async def try_tool(
         return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
     if "compensate" in tool.handlers:
         outcomes.extend(_undoable(tool))
-    for case in await DEFINITIONS.run(cases_of, contract):
+    cases = await DEFINITIONS.run(cases_of, contract)
+    if mode == "examples" and not live and not any(case.expect in ("example", "pair") for case in cases):
+        mode = "recorded" if any(case.expect == "recorded" for case in cases) else mode
+    for case in cases:
         await asyncio.sleep(0)  # others have their turn between two cases
         if case.expect == "pair":
             if mode != "fixture":
                 outcomes.append(await _run_pair(run, contract, case, mode, make))
-        elif case.expect == "example":
+        elif case.expect == "recorded" and not live:
+            outcomes.append(await _check_recorded(gateway, contract, case, make))
+        elif case.expect in ("example", "recorded"):
             outcomes.extend(await _run_example(gateway, run, contract, case, mode, make))
         else:
             outcomes.append(await _check(gateway, contract, case, make))
@@ -130,6 +139,17 @@ async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callabl
     # The tool's own checks may know better than its schema; a crash would not be E3308.
     passed = failure is None or failure.code == "E3308"
     return Outcome(case.name, passed, "" if failure is None else failure.message)
+
+
+async def _check_recorded(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
+    """Hold an example that is not run against the contract: its input, and its answer if one was recorded."""
+    name = f"{case.name}, {'by its recorded answer' if case.answered else 'its input alone'}"
+    failure = await gateway.check(make(contract.address, case.input, key="trial", version=contract.version))
+    if failure is not None:
+        return Outcome(name, False, failure.message, ran=False)
+    faults = output_faults(contract.output, case.output)[:5] if case.answered else []
+    words = "; ".join(f"{fault.pointer or 'the answer'} {fault.message}" for fault in faults)
+    return Outcome(name, not faults, f"the recorded answer is not as promised: {words}" if faults else "", ran=False)
 
 
 async def _run_example(

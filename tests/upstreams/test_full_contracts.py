@@ -181,6 +181,7 @@ PLAIN: Json = {
     "parameters": NOTE, "result_schema": {"type": "string"}, "required_permissions": [], "idempotency": {},
     "observability": {}, "timeout_class": "standard", "concurrency_safe": True, "isolated_calls": True,
     "private_output": True, "known_pairs": [{"input": {"text": "hello"}, "output": "hello"}],
+    "recorded_examples": [{"input": {"text": "hello"}, "output": "hello"}],
     "execution": {"kind": "program", "target": "printf", "argv": ["printf", "--", "%s", "{text}"]},
 }  # fmt: skip
 DEFAULTS: Json = {
@@ -202,8 +203,8 @@ DEFAULTS: Json = {
     "replacement_tool_id": None, "priority": 5, "tags": [], "changelog": None, "breaking_changes": False,
     "documentation_url": None, "source_code_url": None, "license": None, "author": None, "compensation_class": None,
     "effects": [], "preconditions": [], "tool_kind": "function", "title": None, "aliases": [], "search_hint": None,
-    "examples": [], "known_pairs": [], "annotations": {}, "compensable": False, "previews": False,
-    "versioned": False, "has_fixture": False, "concurrency_safe": False, "isolated_calls": False,
+    "examples": [], "known_pairs": [], "recorded_examples": [], "annotations": {}, "compensable": False,
+    "previews": False, "versioned": False, "has_fixture": False, "concurrency_safe": False, "isolated_calls": False,
     "restart_safe": False, "external_io": True, "cancellable": True, "paged": False, "coerce_output": False,
     "tolerant_output": False, "behaviour_change": False, "redact_results": True, "max_inline_chars": 25_000,
     "max_result_bytes": None, "persist_output": True, "private_output": False, "content_types": [],

@@ -100,7 +100,11 @@ def _show_offer(page: Page, offer: Json) -> None:
     if offer["admitted"]:
         how = "admitted" if offer["new"] else "already there, unchanged"
         cases = f"{len(tests['cases'])} contract tests passed ({tests['mode']})" if tests else ""
+        unrun = sum(not one.get("ran", True) for one in tests["cases"]) if tests else 0
         page.line(GOOD, " ", Text(offer["tool"], "bold"), f"   {how}", right=cases)
+        if unrun:
+            words = f"not run with {unrun} example{'' if unrun == 1 else 's'}; to run all: interlock tools test --live"
+            page.line("    ", MAYBE, " ", words)
     else:
         page.line(BAD, " ", Text(offer["tool"], "bold"), "   refused")
         page.table([(Text(f"    {name}", "red"), advice) for name, advice in _reasons(offer)])
@@ -131,7 +135,8 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     """Run the contract tests of every tool in TARGET, or of a registered one, and say how each case went.
 
     Without --live nothing is written: bad input must be refused, read-only tools run their examples, write tools run
-    as previews or in the fixture they declare. Exits 1 if a case failed.
+    as previews or in the fixture they declare. With it, examples that are declared as not live run too. Exits 1 if a
+    case failed.
 
     \b
     interlock tools test my_tools.py
@@ -170,7 +175,9 @@ def _trial_document(trial: Trial) -> Json:
         "tool": trial.tool,
         "mode": trial.mode,
         "passed": trial.passed,
-        "cases": [{"case": one.case, "passed": one.passed, "message": one.message} for one in trial.outcomes],
+        "cases": [
+            {"case": one.case, "passed": one.passed, "message": one.message, "ran": one.ran} for one in trial.outcomes
+        ],
     }
 
 

@@ -15,17 +15,21 @@ from interlock.data.schema import Json, Schema, resolve_ref
 # and of a larger schema the first ones.
 MOST_WORK = 200_000
 
-Expectation = Literal["example", "pair", "accepted", "refused"]
+Expectation = Literal["example", "recorded", "pair", "accepted", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An input and the expected outcome: run and succeed, return this output, pass validation, or be refused there."""
+    """An input and the expected outcome: run and succeed, return this output, pass validation, or be refused there.
+
+    A `recorded` one is not run: input and, if it was `answered`, output must fit the contract.
+    """
 
     name: str
     input: Json
     expect: Expectation
     output: Any = None
+    answered: bool = False
 
 
 def cases_of(contract: Contract) -> list[Case]:
@@ -34,7 +38,7 @@ def cases_of(contract: Contract) -> list[Case]:
     """
     schema = Schema(contract.input.model_facing)
     examples = examples_of(contract)
-    cases = [Case(f"example {index + 1}", example, "example") for index, example in enumerate(examples)]
+    cases = [_example(contract, number, one) for number, one in enumerate(examples, 1)]
     cases += [
         Case(f"known pair {number}", dict(one.input), "pair", one.output)
         for number, one in enumerate(contract.manifest.known_pairs, 1)
@@ -47,6 +51,13 @@ def cases_of(contract: Contract) -> list[Case]:
         if faults == (0 if case.expect == "accepted" else 1):
             cases.append(case)
     return cases
+
+
+def _example(contract: Contract, number: int, example: Json) -> Case:
+    for one in contract.manifest.recorded_examples:
+        if one.input == example:
+            return Case(f"example {number}", example, "recorded", one.output, one.answered)
+    return Case(f"example {number}", example, "example")
 
 
 def examples_of(contract: Contract) -> list[Json]:

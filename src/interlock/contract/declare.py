@@ -21,6 +21,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import BaseModel
 
+from interlock.contract.examples import Example
 from interlock.contract.hints import PARAMETERS, Annotations, hints_of, is_context, parameter_hints, read_annotations
 from interlock.contract.manifest import (
     AddedType,
@@ -238,7 +239,7 @@ def tool(
     timeout_s: int | None = None,
     permissions: Sequence[str] = (),
     scopes: Sequence[str] = (),
-    examples: Sequence[Mapping[str, Any]] = (),
+    examples: Sequence[Mapping[str, Any] | Example] = (),
     known_pairs: Sequence[Mapping[str, Any]] = (),
     aliases: Sequence[str] = (),
     tags: Sequence[str] = (),
@@ -379,7 +380,7 @@ def _facts(
 ) -> Json:
     """Build the manifest from the options, the docstring and the hints; adds the faults of the options."""
 
-    def listed(option: str, kind: type = object) -> list[Any]:
+    def listed(option: str, kind: type | tuple[type, ...] = object) -> list[Any]:
         value = said[option]
         items = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple | set | frozenset) else None
         others = [one for one in items or () if not isinstance(one, kind)]
@@ -397,6 +398,7 @@ def _facts(
         return value.model_dump(exclude_unset=option == "sandbox")
 
     identifier, space = _name_of(function, said)
+    examples = [one if isinstance(one, Example) else Example(one) for one in listed("examples", (Mapping, Example))]
     facts: Json = {
         "tool_id": identifier,
         "namespace": space,
@@ -413,7 +415,7 @@ def _facts(
         "effects": [effect.model_dump() for effect in listed("effects", Effect)],
         "idempotency": {} if said["window_s"] is None else {"window_seconds": said["window_s"]},
         "observability": {},
-        "examples": [dict(example) for example in listed("examples", Mapping)],
+        "examples": [dict(example.arguments) for example in examples],
         "aliases": listed("aliases"),
         "tags": listed("tags"),
     }
@@ -421,6 +423,8 @@ def _facts(
     for name in ("content_types", "expected_artifacts", "expected_resources"):
         if said[name]:
             facts[name] = listed(name)
+    if recorded := [told for one in examples if (told := one.recorded()) is not None]:
+        facts["recorded_examples"] = recorded
     if said["known_pairs"]:
         facts["known_pairs"] = [dict(one) for one in listed("known_pairs", Mapping)]
     if said["preconditions"]:
@@ -472,6 +476,7 @@ _ITEMS = {"effects": "Effect(…)", "examples": "objects", "known_pairs": "objec
 _OPTION_OF = {
     "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",
     "idempotency": "window_s", "resource_limits": "memory", "network_policy": "network",
+    "recorded_examples": "examples",
     "checkpoint_config": "checkpoints", "retry_policy": "retry", "circuit_breaker_config": "breaker",
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from interlock.contract import executors
+from interlock.contract.examples import KnownPair, RecordedExample
 from interlock.contract.executors import ExecutorKind
 from interlock.contract.texts import (
     Day,
@@ -275,13 +276,6 @@ AddedType = Literal[
 Expected = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
-class KnownPair(Part):
-    """An input, and the output that the tool must give for it."""
-
-    input: dict[str, Any]
-    output: Any
-
-
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 _LONGEST_COMMAND = 1 << 17  # bytes; the kernel accepts no longer word, and no program should need more in all
 Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
@@ -484,6 +478,12 @@ class Manifest(Part):
         max_length=100,
         description="inputs, and the outputs the tool must give; run at admission",
     )
+    recorded_examples: tuple[RecordedExample, ...] = Field(
+        (),
+        strict=False,
+        max_length=100,
+        description="inputs of examples that a read-only tool is not run with at admission, and recorded outputs",
+    )
     annotations: dict[str, Any] = Field(default_factory=dict)
     compensable: bool = False
     previews: bool = False
@@ -589,6 +589,8 @@ def parse_manifest(document: Any) -> Manifest:
     if sandbox is not None and "tier" in sandbox.model_fields_set and sandbox.tier < manifest.tier:
         words = f"files, an environment or hosts are had at tier {manifest.tier}; say that one, or none"
         raise _refused([Fault("/sandbox/tier", words)])
+    if manifest.recorded_examples and manifest.mutation_class != "read_only":
+        raise _refused([Fault("/recorded_examples", "only a read_only tool may leave an example without a run")])
     unfit = [fault for name in ("annotations", "examples", *_SCHEMAS) for fault in _unfit(manifest, name)]
     if unfit:
         raise _refused(unfit)

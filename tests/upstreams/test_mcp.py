@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.call.connector import Connector, Interaction
+from interlock.call.context import Caller
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
@@ -463,13 +464,10 @@ async def test_resources_and_prompts_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "method", "declined"),
-    [
-        ("elicit", "elicitation/create", {"action": "decline"}),
-        ("sample", "sampling/createMessage", {"code": -1, "message": "declined"}),
-    ],
+    ("tool", "method"),
+    [("elicit", "elicitation/create"), ("sample", "sampling/createMessage"), ("roots", "roots/list")],
 )
-async def test_a_pushed_question_reaches_the_one_caller_or_is_declined(tool: str, method: str, declined: Json) -> None:
+async def test_a_pushed_question_reaches_its_caller_or_fails(tool: str, method: str) -> None:
     asked: list[tuple[str, Json]] = []
 
     async def answer(method: str, params: Json) -> Json:
@@ -477,22 +475,47 @@ async def test_a_pushed_question_reaches_the_one_caller_or_is_declined(tool: str
         return {"action": "accept", "content": {"n": 3}}
 
     async def refuse(method: str, params: Json) -> Json:
-        raise Failure("E3206", "the person said no")
+        raise Failure("E3411", "rejected", details={"code": -1})
 
-    able: Json = {"elicitation": {}, "sampling": {}}
+    async def fail(method: str, params: Json) -> Json:
+        raise Failure("E3411", "the client has gone")
+
+    able: Json = {"elicitation": {}, "sampling": {}, "roots": {}}
     async with scripted() as one:
         yes = await ask(one, tool, interaction=Interaction(able, answer))
         no = await ask(one, tool, interaction=Interaction(able, refuse))
         nobody = await ask(one, tool)
-        # Another call under way with the same abilities: the question might be either's.
+        gone = await ask(one, tool, interaction=Interaction(able, fail))
+        # Another call of the same caller has a conversation of its own.
         other = asyncio.create_task(ask(one, "hang", interaction=Interaction(able, answer)))
         await until(lambda: one.health()["busy"] == 1)
-        unclear = await ask(one, tool, interaction=Interaction(able, answer))
+        beside = await ask(one, tool, interaction=Interaction(able, answer))
         other.cancel()
         await asyncio.wait({other})
-    assert yes["structuredContent"]["told"] == {"action": "accept", "content": {"n": 3}}
-    assert [told["structuredContent"]["told"] for told in (no, nobody, unclear)] == [declined] * 3
-    assert [one[0] for one in asked] == [method]
+    told = [one["structuredContent"]["told"] for one in (yes, beside, no, nobody, gone)]
+    assert told[:2] == [{"action": "accept", "content": {"n": 3}}] * 2
+    assert [one["code"] for one in told[2:]] == [-1, -32601, -32603]
+    assert [one[0] for one in asked] == [method] * 2
+
+
+async def test_a_caller_has_a_bounded_number_of_conversations_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "PER_CALLER", 2)
+
+    async def answer(method: str, params: Json) -> Json:
+        return {"action": "accept"}
+
+    interaction = Interaction({"elicitation": {}}, answer)
+    async with scripted() as one:
+        hanging = [asyncio.create_task(ask(one, "hang", interaction=interaction)) for _ in range(2)]
+        await until(lambda: one.health()["busy"] == 2)
+        full = await failure_of(one, "state", interaction=interaction, attempts=1, left_s=1.0)
+        assert (full.code, full.details, full.retry_after_ms) == ("E3502", {"sent": False}, 1000)
+        other = (await state(one, interaction=interaction, caller=Caller(id="bob")))["pid"]
+        waiting = asyncio.create_task(state(one, interaction=interaction))
+        for task in hanging:
+            task.cancel()
+        await asyncio.wait(hanging)
+        assert (await waiting)["pid"] != other
 
 
 async def test_a_modern_question_ends_the_call_and_the_answers_go_with_the_next() -> None:
@@ -531,7 +554,7 @@ async def test_clients_that_can_be_asked_share_the_process_where_questions_are_n
     interaction = Interaction({"elicitation": {}}, answer)
     async with scripted(said={"questions": False}) as one:
         told = await ask(one, "elicit", interaction=interaction)
-        assert told["structuredContent"]["told"] == {"action": "decline"}
+        assert told["structuredContent"]["told"]["code"] == -32601
         await state(one)
         assert one.health()["sessions"] == 1
     async with scripted() as one:

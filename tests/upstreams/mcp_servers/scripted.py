@@ -141,6 +141,9 @@ def call(request: Json) -> None:
         case "sample":
             told = ask("sampling/createMessage", {"messages": [], "maxTokens": 1})
             answer(request, text("", structuredContent={"told": told.get("result") or told.get("error")}))
+        case "roots":
+            told = ask("roots/list", {})
+            answer(request, text("", structuredContent={"told": told.get("result") or told.get("error")}))
         case "input":
             if "inputResponses" in params:
                 answer(request, text(json.dumps([params["inputResponses"], params["requestState"]])))

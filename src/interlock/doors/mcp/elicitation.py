@@ -28,6 +28,12 @@ MAX_WAITING = 1000
 # What an upstream may ask of a client, and how the modern era brings the answers.
 _ASKED = ("elicitation", "sampling", "roots")
 _ANSWERS = ("inputResponses", "requestState")
+_QUESTIONS: dict[str, tuple[Any, type[types.Result]]] = {
+    "elicitation/create": (types.ElicitRequest, types.ElicitResult),
+    "sampling/createMessage": (types.CreateMessageRequest, types.CreateMessageResult),
+    "roots/list": (types.ListRootsRequest, types.ListRootsResult),
+}
+_LONGEST = 500
 
 
 def listening(ctx: Context, news: News) -> Interaction | None:
@@ -55,18 +61,17 @@ def interaction(ctx: Context) -> Interaction | None:
 
 
 async def _ask(ctx: Context, method: str, params: Json) -> Json:
-    """Put an upstream's question to the client of this call; a Failure declines it."""
+    """Put an upstream's question to the client of this call; a Failure if it has no answer to it."""
     metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
-    said = {"method": method, "params": params}
+    kind, expected = _QUESTIONS[method]
     try:
-        if method == "elicitation/create":
-            asked = types.ElicitRequest.model_validate(said, by_name=False)
-            answer = await ctx.session.send_request(asked, types.ElicitResult, metadata=metadata)
-        else:
-            wished = types.CreateMessageRequest.model_validate(said, by_name=False)
-            answer = await ctx.session.send_request(wished, types.CreateMessageResult, metadata=metadata)
-    except (MCPError, ValidationError) as error:
-        raise Failure("E3411", "the client does not answer the upstream's question") from error
+        asked = kind.model_validate({"method": method, "params": params}, by_name=False)
+        answer = await ctx.session.send_request(asked, expected, metadata=metadata)
+    except MCPError as error:
+        words = f"the client answered with an error: {error.error.message[:_LONGEST]}"
+        raise Failure("E3411", words, details={"code": error.error.code}) from error
+    except ValidationError as error:
+        raise Failure("E3411", "the question or the client's answer to it is malformed") from error
     return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 

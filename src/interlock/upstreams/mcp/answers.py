@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Container, Iterator
 from itertools import islice
@@ -24,7 +25,7 @@ from interlock.upstreams.mcp.protocol import (
     RpcError,
     members,
 )
-from interlock.upstreams.mcp.session import put
+from interlock.upstreams.mcp.questions import Questions
 
 MAX_NAME = 256
 MAX_ROUNDS = 10
@@ -88,33 +89,45 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
     )
 
 
-async def rounds(ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction) -> Json:
+async def rounds(
+    ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction, questions: Questions
+) -> Json:
     """Send a request, and send it again with the client's answers as long as the server asks questions that can be
     answered.
     """
     answer = await ask({**params, **interaction.answers})
     for _ in range(MAX_ROUNDS):
-        answers = await _answers(answer, interaction)
+        answers = await _answers(answer, interaction, questions)
         if answers is None:
             break
         answer = await ask({**params, **answers})
     return answer
 
 
-async def _answers(answer: Json, interaction: Interaction) -> Json | None:
+async def _answers(answer: Json, interaction: Interaction, questions: Questions) -> Json | None:
     """Return the answers to a server's questions, if the client can be asked all of them right away."""
     if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None:
         return None
-    wanted = answer.get("inputRequests")
-    responses: Json = {}
-    for name, question in (cast("Json", wanted) if isinstance(wanted, dict) else {}).items():
-        fields = cast("Json", question) if isinstance(question, dict) else {}
-        method, params = fields.get("method"), fields.get("params", {})
+    wanted: list[tuple[str, str, Json]] = []
+    for name, question in members(answer.get("inputRequests")).items():
+        method, params = members(question).get("method"), members(question).get("params", {})
         if QUESTIONS.get(str(method)) not in interaction.capabilities or not isinstance(params, dict):
             return None
-        responses[name] = await put(interaction.ask, str(method), cast("Json", params))
-    if not responses:
+        wanted.append((name, str(method), cast("Json", params)))
+    if not wanted:
         return None
+    # All at once: none of them waits for the answer to another.
+    told = await asyncio.gather(
+        *(questions.put(method, params) for _, method, params in wanted), return_exceptions=True
+    )
+    responses: Json = {}
+    for (name, _, _), one in zip(wanted, told, strict=True):
+        if isinstance(one, RpcError):
+            # This era has no form for a question without answer, so the server is not asked again.
+            raise questions.explain(Failure("E3411", f"the upstream was given no answer: {one.message}"))
+        if isinstance(one, BaseException):
+            raise one
+        responses[name] = one
     state = {"requestState": answer["requestState"]} if "requestState" in answer else {}
     return {"inputResponses": responses, **state}
 

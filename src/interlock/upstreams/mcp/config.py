@@ -14,7 +14,7 @@ class McpConfig(wire.Part):
 
     `credentials` maps each secret to the environment variable or header in which it is lent; a secret that is lent as
     Authorization and names no scheme is sent as a bearer token. `questions`: whether the questions of a server of the
-    handshake era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
+    handshake era are passed on; callers whose clients can be asked then have conversations of their own. `logs`:
     whether its log messages during a call are passed on to clients that want them; each such caller then has a
     conversation of their own, so by default this is done only by `url`, where that costs no process. `send_caller`:
     whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a program of one's

@@ -15,9 +15,10 @@ Imported only when an upstream is reached by its address, because the SDK is slo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -39,6 +40,7 @@ from interlock.upstreams.wire import Tls
 
 CLOSE_S = 5.0
 NOTICE_S = 30.0
+LISTENS_S = 1.0
 MAX_CONNECTIONS = 1024
 _REQUEST = 100  # reopening a stream costs as much as this many messages
 _FLOODED = "the upstream sent far more messages than it was asked for, so the conversation was ended"
@@ -134,7 +136,13 @@ class Http:
         await asyncio.wait({post.over, self.ended}, timeout=NOTICE_S, return_when=asyncio.FIRST_COMPLETED)
         post.cut()
         if begins and self.session_id is not None:
-            self.spawn(self._listen())
+            begun = asyncio.Event()
+            self.spawn(self._listen(begun.set))
+            if self.session.capabilities:
+                # A question outside of answers is lost if it comes before there is a stream for it.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LISTENS_S):
+                        await begun.wait()
 
     async def post(self, post: Post, target: str = "") -> None:
         """Write a message; a request that cannot be written is forgotten."""
@@ -177,8 +185,10 @@ class Http:
 
     # Streams that are opened by GET
 
-    async def _listen(self) -> None:
-        """Hear what a server of the handshake era has to say outside of answers."""
+    async def _listen(self, begun: Callable[[], None]) -> None:
+        """Hear what a server of the handshake era has to say outside of answers. Calls `begun` when it can be heard, or
+        does not speak.
+        """
 
         def take(message: Any) -> bool:
             if self.session.hear(message):
@@ -188,6 +198,7 @@ class Http:
         failed, last_id = 0, ""
         while failed < MAX_RESUMED:
             stream = Stream(self, take)
+            stream.on_head = begun
             good = await self.get(stream, last_id)
             if stream.status == 405:
                 return  # it has nothing to say

@@ -54,7 +54,12 @@ class Conversation(Protocol):
 
 
 class Stream:
-    """The answer to a GET: a stream of events, each given to `take`, which says whether it was the last one."""
+    """The answer to a GET: a stream of events, each given to `take`, which says whether it was the last one.
+
+    `on_head` is called when the server has begun to answer.
+    """
+
+    on_head: Callable[[], None] | None = None
 
     def __init__(self, http: Conversation, take: Callable[[Any], bool]) -> None:
         self.connection: HttpConnection | None = None
@@ -88,6 +93,8 @@ class Stream:
         self._reads = status == 200 and media.startswith("text/event-stream") and _uncompressed(headers)
         if status in _REDIRECTS:
             self.moved_to, _ = self._http.redirected(headers)
+        if self.on_head is not None:
+            self.on_head()
 
     def body(self, data: bytes) -> bool:
         if not self._reads or self._complete:
@@ -214,7 +221,7 @@ class Post(Stream):
             message = {"error": {"code": _PARSE_ERROR, "message": "the upstream's answer is not a message"}}
         fields = cast("Json", message)
         if "method" in fields:
-            session.hear(fields)
+            session.hear(fields, of=self.number)
             return False
         # INVARIANT: what answers a POST answers its request by its id, and no other. An error may have none.
         waits, number = not self._complete, self.number

@@ -25,11 +25,9 @@ INPUT_REQUIRED = "input_required"
 LONGEST_TEXT = 16_384
 
 # The questions that a server may ask a client during a call, and the capability that a client declares for each.
-QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling"}
+QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 
 Era = Literal["auto", "modern", "handshake"]
-# Answers a question that a server asks the client during a call: its method and parameters. A Failure declines.
-Ask = Callable[[str, Json], Awaitable[Json]]
 Progress = Callable[[Json], None]
 # Receives the log messages of a server during a call: level, data and, if there is one, logger.
 OnLog = Callable[[Json], None]

@@ -4,8 +4,9 @@ The session does not know how messages travel; a `Wire` does (`pipes`, `http`). 
 `negotiation`. In the modern era every request identifies the client and its version, and changes come through a
 subscription; before it, a handshake did so once and the server sends changes unasked.
 
-Nothing that arrives is trusted: an answer without a request, a line that is not a message or a question that cannot be
-attributed to exactly one call changes nothing.
+Nothing that arrives is trusted: an answer without a request or a line that is not a message changes nothing. A question
+belongs to the request on whose stream it came or, where the wire has no streams, to the one that is under way; if there
+are several, nobody is asked, see `questions`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from interlock.upstreams.mcp.protocol import (
     METHOD_NOT_FOUND,
     QUESTIONS,
     UNSENT,
-    Ask,
     Era,
     OnLog,
     Progress,
@@ -39,6 +39,7 @@ from interlock.upstreams.mcp.protocol import (
     strings,
     text_in,
 )
+from interlock.upstreams.mcp.questions import Questions, unclear
 from interlock.upstreams.response_limits import addressee
 
 _log = logging.getLogger("interlock.upstreams.mcp")
@@ -52,6 +53,8 @@ _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
 # Requests whose name or URI the protocol wants repeated in a header.
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+# Requests during which a server may ask or log something. They are the ones that have a name.
+_ASKING = frozenset(_NAMED)
 
 Connect = Callable[["Session"], Awaitable[Wire]]
 
@@ -63,7 +66,7 @@ class _Pending:
     answer: asyncio.Future[Json]
     method: str
     progress: Progress | None = None
-    ask: Ask | None = None
+    questions: Questions | None = None
     on_log: OnLog | None = None
 
 
@@ -77,11 +80,13 @@ class Session:
         capabilities: Mapping[str, Any],
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
+        on_doubt: Callable[[], None] | None = None,
     ) -> None:
         self.server = Server("")
         self.capabilities = dict(capabilities)
         self._on_change = on_change
         self._on_list = on_list
+        self._on_doubt = on_doubt
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._watched: dict[str, Callable[[], None]] = {}
@@ -103,12 +108,14 @@ class Session:
         capabilities: Mapping[str, Any],
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
+        on_doubt: Callable[[], None] | None = None,
     ) -> Session:
-        """Connect and negotiate a version. `on_list` is called with the list that changed: tools, resources or prompts.
+        """Connect and negotiate a version. `on_list` is called with the list that changed: tools, resources or prompts;
+        `on_doubt` when a question could belong to several calls.
 
         Raises E3502 if there is no common version; Crashed if the server ended meanwhile.
         """
-        session = cls(capabilities=capabilities, on_change=on_change, on_list=on_list)
+        session = cls(capabilities=capabilities, on_change=on_change, on_list=on_list, on_doubt=on_doubt)
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
         try:
@@ -163,7 +170,7 @@ class Session:
         meta: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         progress: Progress | None = None,
-        ask: Ask | None = None,
+        questions: Questions | None = None,
         on_log: OnLog | None = None,
         capabilities: Json | None = None,
         noted: Json | None = None,
@@ -181,7 +188,7 @@ class Session:
         meta_ = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
         message, stamped = self._stamp(number, method, params, meta_, capabilities or self.capabilities)
         loop = asyncio.get_running_loop()
-        waiting = _Pending(loop.create_future(), method, progress, ask, on_log)
+        waiting = _Pending(loop.create_future(), method, progress, questions, on_log)
         self._pending[number] = waiting
         until = None if within_s is None else loop.time() + within_s
         timer: asyncio.TimerHandle | None = None
@@ -372,15 +379,16 @@ class Session:
 
     # Receiving
 
-    def hear(self, message: Any, status: int = 0) -> bool:
+    def hear(self, message: Any, status: int = 0, *, of: int | None = None) -> bool:
         """Process a message: an answer, a notification, a question, or several. Returns whether something waited for
-        it. `status` is the HTTP status with which it came, if any.
+        it. `status` is the HTTP status with which it came, if any; `of` the request on whose stream it came.
         """
         if isinstance(message, list):
-            taken = [self._take(cast("Json", one)) for one in cast("list[Any]", message) if isinstance(one, dict)]
+            parts = [cast("Json", one) for one in cast("list[Any]", message) if isinstance(one, dict)]
+            taken = [self._take(one, 0, of) for one in parts]
             return any(taken)
         if isinstance(message, dict):
-            return self._take(cast("Json", message), status)
+            return self._take(cast("Json", message), status, of)
         _log.debug("an upstream sent something that is not a message")
         return False
 
@@ -404,13 +412,13 @@ class Session:
             words = f"the upstream sent a message over the limits: {failure.message}"
             self.fail(number, Failure("E3502", words, details={"sent": True}))
 
-    def _take(self, message: Json, status: int = 0) -> bool:
+    def _take(self, message: Json, status: int, of: int | None) -> bool:
         method, number = message.get("method"), message.get("id")
         if isinstance(method, str):
             if number is None:
-                self._notified(method, members(message.get("params")))
+                self._notified(method, members(message.get("params")), of)
             elif type(number) in (int, str) and len(self._tasks) < MAX_QUESTIONS:
-                self._spawn(self._answer(number, method, members(message.get("params"))))
+                self._spawn(self._answer(number, method, members(message.get("params")), of))
             return False
         # INVARIANT: an answer reaches the request that has its id, or none.
         waiting = self._pending.get(number) if type(number) is int else None
@@ -430,7 +438,7 @@ class Session:
             )
         return True
 
-    def _notified(self, method: str, params: Json) -> None:
+    def _notified(self, method: str, params: Json, of: int | None) -> None:
         if method in _CHANGES:
             if _CHANGES[method] == "tools":
                 self._forget()
@@ -443,11 +451,11 @@ class Session:
             if waiting is not None and waiting.progress is not None:
                 waiting.progress({"message": text_in(params.get("message")), "percent": _percent(params)})
         elif method == "notifications/message":
-            # INVARIANT: a conversation with a listener belongs to one caller. The protocol does not say to which of
-            # that caller's calls a message belongs, so it is passed on only if there is no doubt.
-            calls = [one.on_log for one in self._pending.values() if one.method == "tools/call"]
-            if len(calls) == 1 and calls[0] is not None:
-                calls[0](params)
+            # INVARIANT: a conversation with a listener belongs to one caller, and a message of the log is passed on if
+            # there is no doubt to which of that caller's calls it belongs.
+            owners = self._owners(of)
+            if len(owners) == 1 and owners[0].on_log is not None:
+                owners[0].on_log(params)
         elif method == "notifications/resources/updated":
             self._changed(params.get("uri"))
         elif method == "notifications/subscriptions/acknowledged":
@@ -459,10 +467,19 @@ class Session:
         if on_change is not None:
             on_change()
 
-    async def _answer(self, number: Any, method: str, params: Json) -> None:
+    def _owners(self, of: int | None) -> list[_Pending]:
+        """Return the requests that a question or a message of the log may belong to: the one on whose stream it came
+        (none if that is over), or every one under way.
+        """
+        if of is not None:
+            owner = self._pending.get(of)
+            return [] if owner is None or owner.method not in _ASKING else [owner]
+        return [one for one in self._pending.values() if one.method in _ASKING]
+
+    async def _answer(self, number: Any, method: str, params: Json, of: int | None) -> None:
         answer: Json = {"jsonrpc": "2.0", "id": number}
         try:
-            answer["result"] = await self._reply(method, params)
+            answer["result"] = await self._reply(method, params, of)
         except RpcError as error:
             answer["error"] = {"code": error.code, "message": error.message}
         try:
@@ -470,16 +487,19 @@ class Session:
         except Failure:
             pass  # the caller has gone
 
-    async def _reply(self, method: str, params: Json) -> Json:
+    async def _reply(self, method: str, params: Json, of: int | None) -> Json:
         if method == "ping":
             return {}
         if method not in QUESTIONS:
             raise RpcError(METHOD_NOT_FOUND, "this client does not offer that", None)
-        # INVARIANT: a question reaches the caller whose call raised it, if its client declared that it can be asked, or
-        # nobody. The protocol does not say to which call it belongs, so it is asked only if there is no doubt.
-        asks = [one.ask for one in self._pending.values() if one.method == "tools/call"]
-        clear = len(asks) == 1 and QUESTIONS[method] in self.capabilities
-        return await put(asks[0] if clear else None, method, params)
+        # INVARIANT: a question reaches the client whose call raised it, if that declared that it can be asked, or it
+        # fails. It is never answered in the place of a person who was not asked.
+        owners = self._owners(of)
+        if len(owners) == 1 and owners[0].questions is not None:
+            return await owners[0].questions.put(method, params)
+        if len(owners) > 1 and self._on_doubt is not None:
+            self._on_doubt()
+        raise unclear(method, [one.questions for one in owners if one.questions is not None])
 
     def _break_off(self, ended: asyncio.Future[str]) -> None:
         for waiting in self._pending.values():
@@ -490,18 +510,6 @@ class Session:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def put(ask: Ask | None, method: str, params: Json) -> Json:
-    """Return the answer to a question; it is a refusal if nobody can be asked or the client declines."""
-    if ask is not None:
-        try:
-            return await ask(method, params)
-        except Failure:
-            pass  # declined
-    if method == "elicitation/create":
-        return {"action": "decline"}
-    raise RpcError(-1, "declined", None)
 
 
 def _expire(answer: asyncio.Future[Json]) -> None:

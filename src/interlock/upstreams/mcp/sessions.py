@@ -2,9 +2,13 @@
 
 Calls of all callers share one, unless the upstream is lent credentials: then there is one for each set of them, since a
 conversation is opened with them and must never serve anybody else. In the handshake era it is also opened with the
-questions that the client can answer, so clients that can be asked have another; and since the protocol does not say
-which call a log message is about, a caller who listens has one of their own. Those are bounded in number and closed
-when they were not used for a while.
+questions that the client can answer, and a server may ask or log something that does not say to which call it belongs.
+A caller who can be asked or listens therefore has conversations of their own.
+
+Over HTTP, a question comes on the stream of the call that raised it, so one conversation carries any number of calls.
+Over pipes, and with a server that asks outside of these streams, a conversation that can be asked carries one call at a
+time; further calls of the caller have a further conversation, up to `PER_CALLER`, then wait. All of them are bounded in
+number and closed when they were not used for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ import hashlib
 import importlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +34,69 @@ from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
-from interlock.upstreams.mcp.protocol import Era, Listening, RpcError, Wire
+from interlock.upstreams.mcp.protocol import Era, RpcError, Wire
 from interlock.upstreams.mcp.session import LIST_S, Session
 from interlock.upstreams.response_limits import Allowance, Intake, in_thread
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 
 MAX_SESSIONS = 32
+MAX_SESSIONS_BY_URL = 256  # these cost no process
+PER_CALLER = 4
 IDLE_S = 300.0
 DRAIN_S = 30.0
 # The limit of a health request is five seconds; this one must expire first.
 PROBE_S = 4.5
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The conversation that a call needs: the credentials, abilities and log level that it is opened with, and the
+    caller whose it is, if it is not shared.
+    """
+
+    lent: Mapping[str, str]
+    capabilities: Json = field(default_factory=dict[str, Any])
+    level: str | None = None
+    caller: Caller | None = None
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its key, without the secrets that opened it; empty for the shared one."""
+        one = self.caller
+        owner = None if one is None else [one.tenant, one.id, one.acting]
+        if not self.lent and owner is None:
+            return ""
+        facts = [self.lent, self.capabilities, self.level, owner, self.number]
+        return hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class _Lanes:
+    """The conversations of one caller that carry one call at a time: which are free, and who waits for one."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._free = list(range(PER_CALLER))
+        self._room = asyncio.Semaphore(PER_CALLER)
+
+    async def enter(self, within_s: float) -> int:
+        """Return the number of a free one, the lowest: it knows most of what the caller did before."""
+        self.users += 1
+        try:
+            async with asyncio.timeout(within_s):
+                await self._room.acquire()
+        except BaseException:
+            self.users -= 1
+            raise
+        number = min(self._free)
+        self._free.remove(number)
+        return number
+
+    def leave(self, number: int) -> None:
+        self.users -= 1
+        self._free.append(number)
+        self._room.release()
 
 
 class Sessions:
@@ -68,6 +126,9 @@ class Sessions:
         self._attending: set[Callable[[str], None]] = set()
         self._slots: OrderedDict[str, Supervisor[Session]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._lanes: dict[str, _Lanes] = {}
+        # Whether a conversation that can be asked carries one call at a time.
+        self._one_at_a_time = config.url is None
 
     def _complain(self, reason: str) -> None:
         _log.error("%s: %s", self._name, reason)
@@ -84,26 +145,18 @@ class Sessions:
             lent[shown] = value
         return lent
 
-    def slot(
-        self,
-        lent: Mapping[str, str],
-        capabilities: Json,
-        listens: Listening | None = None,
-        caller: Caller | None = None,
-    ) -> Supervisor[Session]:
-        """Return the conversation for a call, opened when it is first used."""
-        level = None if listens is None else listens.level
-        ear = None if level is None or caller is None else [level, caller.tenant, caller.id, caller.acting]
-        key = _key(lent, capabilities, ear)
+    def slot(self, wanted: Conversation) -> Supervisor[Session]:
+        """Return a conversation, opened when it is first used."""
+        key = wanted.key
         slot = self._slots.get(key)
         if slot is None:
             self._close_idle()
             self._make_room()
 
             async def start() -> Session:
-                session = await self._open(key, lent, capabilities)
-                if level is not None:
-                    await session.log_from(level, LIST_S)
+                session = await self._open(key, wanted)
+                if wanted.level is not None:
+                    await session.log_from(wanted.level, LIST_S)
                 return session
 
             slot = Supervisor(start, clock=self._clock, restarts=self._restarts, alert=self._alert, name=self._name)
@@ -111,15 +164,51 @@ class Sessions:
         self._slots.move_to_end(key)
         return slot
 
+    @asynccontextmanager
+    async def lease(self, wanted: Conversation, within_s: float) -> AsyncGenerator[Supervisor[Session]]:
+        """A conversation for one call, which no other call uses meanwhile if its questions could not be told apart."""
+        if not wanted.capabilities or not self._one_at_a_time:
+            yield self.slot(wanted)
+            return
+        lanes = self._lanes.setdefault(wanted.key, _Lanes())
+        try:
+            number = await lanes.enter(within_s)
+        except TimeoutError:
+            why = f"has {PER_CALLER} calls of this caller under way, each of which may ask questions"
+            raise wire.unreached(self._name, why, retry_after_ms=1000) from None
+        slot: Supervisor[Session] | None = None
+        try:
+            slot = self.slot(replace(wanted, number=number))
+            yield slot
+        except (asyncio.CancelledError, Failure) as error:
+            # INVARIANT: a question of a call that nobody waits for any more is not taken for one of the next call.
+            late = isinstance(error, asyncio.CancelledError) or error.code == "E3503"
+            if late and slot is not None and slot.current is not None:
+                slot.discard(slot.current)
+            raise
+        finally:
+            lanes.leave(number)
+            if not lanes.users and self._lanes.get(wanted.key) is lanes:
+                del self._lanes[wanted.key]
+
+    def _in_doubt(self) -> None:
+        """Give each call a conversation, from now on: this server asks outside of the streams of its answers."""
+        self._one_at_a_time = True
+
     # Opening
 
-    async def _open(self, key: str, lent: Mapping[str, str], capabilities: Json) -> Session:
+    async def _open(self, key: str, wanted: Conversation) -> Session:
         async def connect(session: Session) -> Wire:
-            return await self._connect(session, key, lent)
+            return await self._connect(session, key, wanted.lent)
 
         async def greet(era: Era) -> Session:
             return await Session.open(
-                connect, era=era, capabilities=capabilities, on_change=self._on_change, on_list=self._list_changed
+                connect,
+                era=era,
+                capabilities=wanted.capabilities,
+                on_change=self._on_change,
+                on_list=self._list_changed,
+                on_doubt=self._in_doubt,
             )
 
         session = await self._greeted(greet)
@@ -192,10 +281,11 @@ class Sessions:
                 self._let_go(key)
 
     def _make_room(self) -> None:
-        while len(self._slots) >= MAX_SESSIONS:
+        most = MAX_SESSIONS if self._config.url is None else MAX_SESSIONS_BY_URL
+        while len(self._slots) >= most:
             key = next((key for key, slot in self._slots.items() if key and not slot.busy), None)
             if key is None:
-                raise wire.unreached(self._name, f"is in use by {MAX_SESSIONS} identities at once", retry_after_ms=1000)
+                raise wire.unreached(self._name, f"is in use by {most} identities at once", retry_after_ms=1000)
             self._let_go(key)
 
     def _let_go(self, key: str) -> None:
@@ -215,7 +305,7 @@ class Sessions:
         """
         self._close_idle()
         slots = [slot for slot in self._slots.values() if slot.current is not None]
-        slots = slots or [self.slot({} if credentials is None else self.lent(credentials), {})]
+        slots = slots or [self.slot(Conversation({} if credentials is None else self.lent(credentials)))]
         failures = [failure for failure in await asyncio.gather(*map(self._ping, slots)) if failure is not None]
         if len(failures) == len(slots):
             raise failures[0]
@@ -255,10 +345,3 @@ class Sessions:
             "sessions": sum(one.current is not None for one in self._slots.values()),
             "busy": sum(one.busy for one in self._slots.values()),
         }
-
-
-def _key(lent: Mapping[str, str], capabilities: Mapping[str, Any], ear: list[str] | None) -> str:
-    """Return the key of a conversation, without the secrets that opened it; empty for the shared one."""
-    if not lent and not capabilities and ear is None:
-        return ""
-    return hashlib.sha256(orjson.dumps([lent, capabilities, ear], option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -25,8 +25,9 @@ from interlock.upstreams.mcp.protocol import (
     RpcError,
     members,
 )
+from interlock.upstreams.mcp.questions import Questions
 from interlock.upstreams.mcp.session import LIST_S, Session
-from interlock.upstreams.mcp.sessions import Sessions
+from interlock.upstreams.mcp.sessions import Conversation, Sessions
 
 if TYPE_CHECKING:
     from interlock.resilience.services import Services
@@ -75,21 +76,31 @@ class McpUpstream:
     async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
         if self._config.url is not None:
             wire.check_egress(call, self._config.url)
-        slot = self._sessions.slot(lent, {})
-        session = await slot.get(call.left_s)
         interaction = call.interaction
+        session = await self._sessions.slot(Conversation(lent)).get(call.left_s)
         able = self._able(interaction, session)
         listens = self._listens(interaction, session)
+        wanted = Conversation(lent)
         if able or listens is not None:
-            slot = self._sessions.slot(lent, able, listens, call.caller)
-            session = await slot.get(call.left_s)
+            wanted = Conversation(lent, able, None if listens is None else listens.level, call.caller)
+        async with self._sessions.lease(wanted, call.left_s) as slot:
+            return await self._ask(slot, call, listens, Questions(interaction, passed_on=self._config.questions))
+
+    async def _ask(
+        self, slot: Supervisor[Session], call: RemoteCall, listens: Listening | None, questions: Questions
+    ) -> Json:
+        session = await slot.get(call.left_s)
         params: Json = {"name": call.native["name"], "arguments": call.arguments}
+
+        async def request(sent: Json) -> Json:
+            return await self._request(session, call, sent, listens, questions)
+
         try:
             if session.seen.get(call.native["name"]) != call.definition:
                 await self._check(session, call)
-            answer = await rounds(lambda sent: self._request(session, call, sent, listens), params, interaction)
+            answer = await rounds(request, params, call.interaction, questions)
         except RpcError as error:
-            raise refusal(error, call) from None
+            raise questions.explain(refusal(error, call)) from None
         except Failure as failure:
             if (failure.details or {}).get("reason") == "session_gone":
                 slot.discard(session)
@@ -98,7 +109,10 @@ class McpUpstream:
             call.reported["mcp_session_id"] = getattr(session.wire, "session_id", None)
         call.reported["isError"] = answer.get("isError", False) is True
         call.provenance.update(stated_of_data(answer))
-        return value(answer, call)
+        try:
+            return value(answer, call)
+        except Failure as failure:
+            raise questions.explain(failure) from None
 
     async def _check(self, session: Session, call: RemoteCall) -> None:
         """INVARIANT: a server is asked only for what was admitted, as it was described then.
@@ -125,7 +139,9 @@ class McpUpstream:
             details={"sent": False, "upstream": self._name}, resolution=wire.look_at(self._name),
         )  # fmt: skip
 
-    async def _request(self, session: Session, call: RemoteCall, params: Json, listens: Listening | None) -> Json:
+    async def _request(
+        self, session: Session, call: RemoteCall, params: Json, listens: Listening | None, questions: Questions
+    ) -> Json:
         context = call.trace | call.identity if self._config.sends_caller else call.trace
         wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
         return await session.request(
@@ -135,7 +151,7 @@ class McpUpstream:
             meta={**context, **wants_log},
             headers=self._headers(call, context),
             progress=call.progress,
-            ask=call.interaction.ask,
+            questions=questions,
             on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
             capabilities=call.interaction.capabilities,
             noted=call.reported,
@@ -233,12 +249,18 @@ class McpUpstream:
     async def _read(
         self, method: str, params: Json, credentials: Mapping[str, str] | None, interaction: Interaction
     ) -> Json:
-        async with self._asking(credentials) as session:
+        # The shared conversation was opened without abilities of a client, so only modern servers may ask here.
+        pushed, questions = Questions(), Questions(interaction)
+        try:
+            async with self._asking(credentials) as session:
 
-            async def ask(sent: Json) -> Json:
-                return await session.request(method, sent, within_s=LIST_S, capabilities=interaction.capabilities)
+                async def ask(sent: Json) -> Json:
+                    able = interaction.capabilities
+                    return await session.request(method, sent, within_s=LIST_S, questions=pushed, capabilities=able)
 
-            return plain(await rounds(ask, params, interaction))
+                return plain(await rounds(ask, params, interaction, questions))
+        except Failure as failure:
+            raise pushed.explain(failure) from None
 
     async def complete(self, ref: Json, argument: Json, context: Json | None = None) -> Json:
         """Return the server's proposals for an argument of a prompt or a template: `completion`, maybe
@@ -263,7 +285,7 @@ class McpUpstream:
     def _asking(self, credentials: Mapping[str, str] | None) -> _Asking:
         """A session for a request of ours: without credentials, or with those of the requester."""
         lent = {} if credentials is None else self._sessions.lent(credentials)
-        return _Asking(self._sessions.slot(lent, {}))
+        return _Asking(self._sessions.slot(Conversation(lent)))
 
     def attend(self, hear: Callable[[str], None]) -> None:
         """Call `hear` with the server's list that changed: tools, resources or prompts."""

@@ -1,0 +1,83 @@
+"""Questions of a server during a call: elicitation, sampling, roots.
+
+A question is put to the client of the call that raised it. Where that is impossible, the server gets an error and the
+call fails with E3411, which says why and what to do. Interlock never answers in the place of a person who was not
+asked: to a server, `decline` means that somebody read the question and said no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlock.call.connector import ALONE, Interaction
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.upstreams.mcp.protocol import METHOD_NOT_FOUND, QUESTIONS, RpcError
+
+_INTERNAL_ERROR = -32603
+# The error of a client whose user refused a request for sampling: an answer, like `decline` of an elicitation.
+USER_REJECTED = -1
+
+
+class Questions:
+    """The questions of one call. `passed_on`: whether the configuration of the upstream permits them."""
+
+    __slots__ = ("_doubt", "_interaction", "_passed_on", "_unanswered")
+
+    def __init__(self, interaction: Interaction = ALONE, *, passed_on: bool = True) -> None:
+        self._interaction = interaction
+        self._passed_on = passed_on
+        self._unanswered: tuple[str, str, str] | None = None
+        self._doubt = ""
+
+    async def put(self, method: str, params: Json) -> Json:
+        """Return the client's answer to a question. Raises RpcError, for the server, if there is none."""
+        asked, capability = self._interaction, QUESTIONS[method]
+        if not self._passed_on:
+            why, advice = "its questions are not passed on", "add the upstream again with --questions"
+            raise self._without_answer(METHOD_NOT_FOUND, method, why, advice)
+        if asked.ask is None or capability not in asked.capabilities:
+            why = f"the client of this call cannot be asked: it did not declare `{capability}`"
+            advice = f"make the call with an MCP client that declares `{capability}`"
+            raise self._without_answer(METHOD_NOT_FOUND, method, why, advice)
+        try:
+            return await asked.ask(method, params)
+        except Failure as failure:
+            code = (failure.details or {}).get("code")
+            if code == USER_REJECTED:
+                raise RpcError(USER_REJECTED, failure.message, None) from None
+            advice = "see why the client does not answer questions, then make the call again"
+            raise self._without_answer(_INTERNAL_ERROR, method, failure.message, advice) from None
+
+    def _without_answer(self, code: int, method: str, why: str, advice: str) -> RpcError:
+        if self._unanswered is None:
+            self._unanswered = (method, why, advice)
+        return RpcError(code, f"nobody was asked: {why}", None)
+
+    def doubt(self, method: str) -> None:
+        """Note that a question came which may be of this call or of another."""
+        self._doubt = method
+
+    def explain(self, failure: Failure) -> Failure:
+        """Return the failure of a call whose server answered with an error: its cause is the question without answer,
+        if there was one.
+        """
+        said = failure.details or {}
+        if self._unanswered is not None:
+            method, why, advice = self._unanswered
+            words = f"the upstream asked a question (`{method}`) that nobody was asked: {why}; then {failure.message}"
+            details = {**said, "unanswered": {"method": method, "reason": why}}
+            return Failure("E3411", words, details=details, resolution=advice)
+        if self._doubt:
+            why = "it came while several calls were under way, and nothing says to which it belongs"
+            details = {**said, "unanswered": {"method": self._doubt, "reason": why}}
+            words = f"{failure.message}; the upstream also asked a question (`{self._doubt}`) that nobody was asked"
+            return failure.saying(f"{words}: {why}", details)
+        return failure
+
+
+def unclear(method: str, possible: Sequence[Questions]) -> RpcError:
+    """Return the error for a question that may be of several calls, or of none."""
+    for one in possible:
+        one.doubt(method)
+    return RpcError(_INTERNAL_ERROR, "nobody was asked: it is not clear to which call the question belongs", None)

@@ -1,0 +1,200 @@
+"""Questions of MCP upstreams reach the client whose call raised them, in both eras, over stdio and HTTP, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+
+from tests.doors.test_mcp import AGENT, OTHER, REVIEWER, World, serving, text, world
+from tests.support.calls import records
+from tests.upstreams.mcp_servers import asking as asking_server
+from tests.upstreams.mcp_servers.asking import TOOLS, Asking
+
+__all__ = ["world"]
+
+DOOR = pytest.mark.proves("OPS-02")
+# The SDK's client warns of what the modern era gave up; clients of the handshake era go on using it.
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+WIRES = pytest.mark.parametrize("wire", ["http", "stdio"])
+
+
+@asynccontextmanager
+async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Asking]:
+    """The server that asks, as the upstream `asks`; both agents may call its tools, which count as writes."""
+    asking = Asking()
+    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    if wire == "stdio":
+        root = str(Path(__file__).parents[2])
+        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.asking"]
+        async with _added(world, {"command": command, "cwd": root, **config}):
+            yield asking
+        return
+    app = asking_server.app(asking)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        port = await stack.enter_async_context(serving(app))
+        place = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True}
+        await stack.enter_async_context(_added(world, {**place, **config}))
+        yield asking
+
+
+@asynccontextmanager
+async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
+    effects = [{"resource": "note:{name}", "operation": "UPDATE"}]  # so that calls for different names run side by side
+    tools = {one: {"effects": effects} for one in TOOLS}
+    report = await world.lock.upstreams.add("asks", "mcp", config, by=world.lock.caller, overlay={"tools": tools})
+    assert report.count("admitted") == len(TOOLS)
+    until_ms = world.lock.clock.now_ms() + 600_000
+    for agent in (AGENT, OTHER):
+        for one in TOOLS:
+            await world.lock.standing_approvals.grant(
+                f"asks.{one}", by=REVIEWER, caller=agent, arguments={"name": "n-*"}, uses=99, expires_ms=until_ms
+            )
+    try:
+        yield
+    finally:
+        await world.lock.upstreams.connect("asks").close()
+
+
+class Person:
+    """Answers questions with a word of theirs, and the question."""
+
+    def __init__(self, who: str = "ann", action: Any = "accept") -> None:
+        self.who = who
+        self.action = action
+        self.asked: list[str] = []
+        self.held: asyncio.Event | None = None
+
+    async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
+        self.asked.append(params.message)
+        if self.held is not None:
+            await self.held.wait()
+        content: Any = {"answer": f"{self.who}:{params.message}"} if self.action == "accept" else None
+        return types.ElicitResult(action=self.action, content=content)
+
+    async def sample(self, context: Any, params: Any) -> types.CreateMessageResult | types.ErrorData:
+        if self.action != "accept":
+            return types.ErrorData(code=-1, message="User rejected sampling request")
+        return types.CreateMessageResult(role="assistant", content=types.TextContent(text=self.who), model="m")
+
+    async def roots(self, context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri="file:///home/ann")])  # pyright: ignore[reportArgumentType]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "elicitation_callback": self.elicit,
+            "sampling_callback": self.sample,
+            "list_roots_callback": self.roots,
+        }
+
+
+def call(client: Any, tool: str, name: str) -> Any:
+    return client.call_tool(f"asks-{tool}", {"name": f"n-{name}", "idempotency_key": f"{tool}-{name}"})
+
+
+# A client that is asked in the middle of its call
+
+
+@DOOR
+@WIRES
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_every_kind_of_question_is_answered_by_the_client(world: World, wire: str, era: str) -> None:
+    person = Person()
+    async with upstream(world, wire, protocol=era), world.client("legacy", **person.options) as client:
+        for tool, answer in (
+            ("ask", "ann:n-x 0"),
+            ("ask_twice", "ann:n-x 0 ann:n-x 1"),
+            ("ask_aside", "ann:n-x 0"),
+            ("sample", "ann"),
+            ("roots", "file:///home/ann"),
+        ):
+            result = await call(client, tool, "x")
+            assert (text(result), result.is_error) == (answer, False), tool
+
+
+@DOOR
+@WIRES
+async def test_a_persons_own_refusal_is_passed_on_as_theirs(world: World, wire: str) -> None:
+    async with upstream(world, wire, protocol="handshake"):
+        for action in ("decline", "cancel"):
+            async with world.client("legacy", **Person(action=action).options) as client:
+                assert text(await call(client, "ask", action)) == action
+                rejected = await call(client, "sample", action)
+                assert rejected.is_error
+                assert "User rejected sampling request" in text(rejected)
+
+
+@DOOR
+@WIRES
+@pytest.mark.parametrize(
+    ("config", "options", "reason"),
+    [
+        ({}, {}, "did not declare `elicitation`"),
+        ({"questions": False}, Person().options, "questions are not passed on"),
+    ],
+    ids=["no client to ask", "not passed on"],
+)
+async def test_a_question_that_nobody_can_be_asked_fails_its_call_and_says_so(
+    world: World, wire: str, config: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    async with upstream(world, wire, protocol="handshake", **config) as asking:
+        async with world.client("legacy", **options) as client:
+            result = await call(client, "ask", "x")
+            assert text(await call(client, "calm", "y")).startswith("calm")
+        assert (result.is_error, asking.ran) == (True, ["n-y"] if wire == "http" else [])
+    error = result.meta["interlock/error"]
+    assert error["error_code"] == "E3411"
+    assert reason in error["message"]
+    assert error["details"]["unanswered"]["method"] == "elicitation/create"
+    assert error["resolution"]
+    closed = next(one for one in records(world.lock, result.meta["interlock/call"]["id"], "closed"))
+    assert closed["error_code"] == "E3411"
+
+
+@DOOR
+@WIRES
+async def test_questions_of_many_calls_at_once_reach_the_calls_that_raised_them(world: World, wire: str) -> None:
+    """Two people, six calls each, all of them waiting for an answer at the same time over HTTP."""
+    people = {AGENT: Person("ann"), OTHER: Person("bob")}
+    count = 6
+    async with upstream(world, wire, protocol="handshake") as asking:
+        asking.expected = count * len(people) if wire == "http" else 1
+        tokens = {agent: await world.token(subject=agent) for agent in people}
+        async with (
+            world.client("legacy", tokens[AGENT], **people[AGENT].options) as first,
+            world.client("legacy", tokens[OTHER], **people[OTHER].options) as second,
+        ):
+            made = {
+                (person.who, number): asyncio.ensure_future(call(client, "ask", f"{person.who}{number}"))
+                for client, person in ((first, people[AGENT]), (second, people[OTHER]))
+                for number in range(count)
+            }
+            results = dict(zip(made, await asyncio.gather(*made.values()), strict=True))
+        for (who, number), result in results.items():
+            assert text(result) == f"{who}:n-{who}{number} 0"
+        for person in people.values():
+            assert sorted(person.asked) == [f"n-{person.who}{number} 0" for number in range(count)]
+
+
+@DOOR
+async def test_a_question_that_may_be_of_several_calls_is_not_asked_and_then_each_call_has_a_conversation(
+    world: World,
+) -> None:
+    person = Person()
+    async with upstream(world, "http", protocol="handshake") as asking:
+        asking.expected = 2
+        async with world.client("legacy", **person.options) as client:
+            first = await asyncio.gather(*(call(client, "ask_aside", name) for name in "ab"))
+            assert [one.is_error for one in first] == [True, True]
+            assert all("nothing says to which" in text(one) for one in first)
+            assert person.asked == []
+            second = await asyncio.gather(*(call(client, "ask_aside", name) for name in "cd"))
+            assert [text(one) for one in second] == ["ann:n-c 0", "ann:n-d 0"]

@@ -120,6 +120,9 @@ async def try_tool(
             outcomes.append(await _check(gateway, contract, case, make))
     if mode == "fixture":
         outcomes.extend(await _run_in_fixture(run, tool, contract, make))
+    execution = contract.manifest.execution
+    if execution is not None and execution.undo is not None and execution.undo.example is not None:
+        outcomes.extend(await _run_and_undo(run, contract, "undo", execution.undo.example, make))
     return Trial(contract.ref, mode, tuple(outcomes))
 
 
@@ -223,19 +226,27 @@ async def _run_in_fixture(
 ) -> list[Outcome]:
     try:
         async with _entered(tool.handlers["fixture"]) as arguments:
-            request = make(contract.address, arguments, key="fixture")
-            first = await run(request)
-            if not first.ok:
-                return [Outcome("fixture", False, _why(first))]
-            again = _same("fixture", first, await run(request), replayed=True)
-            undone = await _undone(run, contract, "fixture", request, first)
+            ran = await _run_and_undo(run, contract, "fixture", arguments, make)
+            if not ran[0].passed:
+                return ran
             pairs = [one for one in cases_of(contract) if one.expect == "pair"]
-            held = [await _run_pair(run, contract, one, "fixture", make) for one in pairs]
-            return [Outcome("fixture", True), again, *undone, *held]
+            return [*ran, *[await _run_pair(run, contract, one, "fixture", make) for one in pairs]]
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code
         return [Outcome("fixture", False, f"the fixture failed: {type(error).__name__}: {error}")]
+
+
+async def _run_and_undo(
+    run: Run, contract: Contract, name: str, arguments: Json, make: Callable[..., Request]
+) -> list[Outcome]:
+    """Run a write for real, again under its key, and undo it if it can be undone."""
+    request = make(contract.address, arguments, key=name)
+    first = await run(request)
+    if not first.ok:
+        return [Outcome(name, False, _why(first))]
+    again = _same(name, first, await run(request), replayed=True)
+    return [Outcome(name, True), again, *await _undone(run, contract, name, request, first)]
 
 
 @asynccontextmanager

@@ -123,7 +123,7 @@ def test_the_overlay_counts_for_more_than_accepted_hints() -> None:
 
 def test_what_interlock_cannot_undo_is_not_called_reversible() -> None:
     overlay = parse_overlay({"tools": {"read_file": {"mutation_class": "write_reversible"}}})
-    assert "cannot undo" in str(imported(defined(), overlay).refused)
+    assert "how it is undone" in str(imported(defined(), overlay).refused)
 
 
 # ── the overlay ─────────────────────────────────────────────────────────────────────────────────────────────────────

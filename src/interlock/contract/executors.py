@@ -57,7 +57,7 @@ EXECUTORS: Final[Mapping[str, ExecutorKind]] = {
     "upstream": ExecutorKind(
         "interlock.executors.remote",
         "a tool of an upstream",
-        fields=frozenset(("native",)),
+        fields=frozenset(("native", "undo")),
         provided_by="is an upstream's: add the upstream, and its tools come with it",
     ),
 }

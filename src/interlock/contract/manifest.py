@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from interlock.contract import executors
 from interlock.contract.examples import KnownPair, RecordedExample
 from interlock.contract.executors import ExecutorKind
+from interlock.contract.recipes import Recipe
 from interlock.contract.texts import (
     Day,
     NamespaceText,
@@ -313,11 +314,13 @@ class Execution(Part):
     cwd: str = Field(default="/tmp", pattern=r"^/[^\x00]*$")  # noqa: S108 - the sandbox's own, private to the call
     # the upstream's own operation, as pinned at admission
     native: dict[str, Any] = Field(default_factory=dict[str, Any])
+    # how a tool of an upstream undoes the operation
+    undo: Recipe | None = None
 
     @pydantic.model_validator(mode="after")
     def _of_one_kind(self) -> Execution:
         row = executors.kind_of(self.kind)
-        stated = self.model_fields_set if self.native else self.model_fields_set - {"native"}
+        stated = {name for name in self.model_fields_set if name not in ("native", "undo") or getattr(self, name)}
         if (found := executors.foreign_field(self.kind, frozenset(stated))) is not None:
             name, kind = found
             raise ValueError(f"`{name}` is for {kind}s only; set kind: {kind}")

@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from interlock.call.connector import ALONE, RemoteCall, secret_of
+from interlock.call.connector import ALONE, Aged, Connector, RemoteCall, secret_of
 from interlock.call.context import Caller, Context
 from interlock.call.executor import Executor
 from interlock.call.phases import Granted
+from interlock.contract import recipes
 from interlock.contract.attached import Attached
 from interlock.contract.manifest import NetworkPolicy
+from interlock.contract.recipes import PinnedStep, Recipe
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.executors.site import Site
@@ -70,16 +72,48 @@ class RemoteExecutor(Executor):
             objection=self._objection(caller, manifest.network_policy),
         )
         connector = self._connect(execution.target)
+        recipe, undoes = execution.undo, call.request.operation == "compensate"
+        if undoes:
+            if recipe is None:
+                raise Failure("E3405", f"{tool.ref} does not say how it is undone")
+            remote = replace(remote, native=recipe.native, definition=recipe.implementation)
+        roots: Json = {"input": granted.input}
+        if recipe is not None and recipe.before is not None and not undoes:
+            roots["before"] = await self._read_before(connector, remote, recipe.before)
+        output = await self._send(granted, connector, remote)
+        if recipe is not None and not undoes:
+            _state_undo(granted, context, recipe, {**roots, "result": output})
+        return output
+
+    async def _read_before(self, connector: Connector, write: RemoteCall, step: PinnedStep) -> Any:
+        """Read what the write is going to change. INVARIANT: without a before-image, nothing is written."""
+        try:
+            arguments = recipes.fill(step, {"input": write.arguments})
+            read = replace(
+                write, native=step.native, definition=step.implementation, arguments=arguments, writes=False, key=None
+            )
+            before = await connector.call(read)
+        except Failure as failure:
+            words = f"nothing was changed, because what is there could not be read first: {failure.message}"
+            raise failure.saying(words, {**(failure.details or {}), "sent": False}) from failure
+        if isinstance(before, Aged):
+            raise Failure("E3502", "nothing was changed: the upstream does not answer", details={"sent": False})
+        return before
+
+    async def _send(self, granted: Granted, connector: Connector, remote: RemoteCall) -> Any:
+        """Make one request, and note what the upstream states about it."""
+        call, execution = granted, granted.tool.contract.manifest.execution
+        assert execution is not None
         span = None
         if isinstance(call.more.span, Recording):
-            span = call.more.span.outbound("External", requested.deadline, {"upstream": execution.target})
+            span = call.more.span.outbound("External", call.deadline, {"upstream": execution.target})
         try:
             if span is None:
                 return await connector.call(remote)
             with span:
                 return await connector.call(replace(remote, span=span, traceparent=span.traceparent))
         finally:
-            mapping = connector.mapping(execution.native, remote.reported)
+            mapping = connector.mapping(remote.native, remote.reported)
             if mapping is not None:
                 call.extend().mappings = (*call.more.mappings, {"schema_version": "0.2.0", **mapping})
             if any(fact is not None for fact in remote.provenance.values()):
@@ -92,6 +126,19 @@ class RemoteExecutor(Executor):
         from interlock.executors.egress.policy import upstream_objection
 
         return partial(upstream_objection, general=general, own=own, manifest=manifest)
+
+
+def _state_undo(granted: Granted, context: Context | None, recipe: Recipe, roots: Json) -> None:
+    """State with which arguments the call is undone. If they are not there, it cannot be undone, and says so."""
+    try:
+        arguments = recipes.fill(recipe, roots)
+    except Failure as failure:
+        granted.extend().warnings.append(f"NOT_UNDOABLE {failure.message}")
+        return
+    if context is None:
+        granted.extend().compensation = arguments
+    else:
+        context.compensation = arguments
 
 
 def _provenance(stated: Json) -> Json:

@@ -25,6 +25,7 @@ from interlock.store.port import Reader, Store
 from interlock.upstreams import repository
 from interlock.upstreams.manifests import Imported, definition_digest, import_all
 from interlock.upstreams.overlay import Overlay, parse_overlay
+from interlock.upstreams.recipes import partners_of
 from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
 from interlock.upstreams.schemas import visible
 
@@ -114,7 +115,7 @@ def _offered(known: Upstream, imported: Imported) -> Offered:
         why=judged.why,
         reason=imported.refused or "",
         needs=tuple(imported.needs),
-        seen=known.pin(imported.definition) if imported.digest else "",
+        seen=known.pin(imported.definition, partners_of(manifest)) if imported.digest else "",
         definition=imported.definition,
         manifest=manifest,
     )

@@ -21,6 +21,7 @@ from interlock.registry.admission import examine
 from interlock.upstreams.kinds import Kind, kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids
 from interlock.upstreams.overlay import NO_OVERLAY, Judged, Overlay, ParameterOverlay, ToolOverlay, classify, unknown
+from interlock.upstreams.recipes import recipe_of
 from interlock.upstreams.schemas import cleaned, mcp_result, visible
 
 
@@ -74,6 +75,7 @@ def import_all(
     seen: set[str] = set()
     imported: list[Imported] = []
     left = MOST_PARTS_OF_ALL
+    by_name = {one.name: one for one in reversed(definitions)}
     for one in definitions:
         parts, excess = _measured(one, left)
         if excess:
@@ -83,6 +85,7 @@ def import_all(
         left -= parts
         done = to_manifest(
             one,
+            others=by_name,
             upstream=upstream,
             kind=kind,
             version=versions if isinstance(versions, str) else versions.get(one.name, "1.0.0"),
@@ -139,8 +142,9 @@ def to_manifest(
     prefix: bool = True,
     credentials: Sequence[str] = (),
     tool_id: str | None = None,
+    others: Mapping[str, Definition] | None = None,
 ) -> Imported:
-    """Make the manifest of a foreign definition, or the reason why it has none."""
+    """Make the manifest of a foreign definition, or the reason why it has none. `others` are those it may name."""
     stated = overlay.of(definition.name)
     judged = classify(definition, overlay, accept_hints=accept_hints)
     given = tool_id or stated.rename or clean_id(definition.name)
@@ -150,16 +154,27 @@ def to_manifest(
         return Imported(definition, given, "", judged, refused=f"its definition is not JSON: {failure.message}")
     if stated.hide:
         return _refusal(done, "hidden by the overlay")
-    if judged.mutation_class == "write_reversible":
-        return _refusal(done, "Interlock cannot undo what an upstream did; say write_irreversible in the overlay")
+    if judged.mutation_class == "write_reversible" and stated.undo is None:
+        return _refusal(done, "say in the overlay how it is undone (`undo`), or say write_irreversible")
+    if stated.undo is not None and judged.mutation_class != "write_reversible":
+        return _refusal(done, f"the overlay says how it is undone, and it is {judged.mutation_class}: say which holds")
     needs: list[str] = []
     try:
+        contract = _contract(done, upstream, kind_of(kind), stated, needs)
+        if stated.undo is not None:
+            contract["execution"]["undo"] = recipe_of(
+                stated.undo,
+                definition,
+                others or {},
+                lambda one: classify(one, overlay, accept_hints=accept_hints),
+                definition_digest,
+            )
         manifest = parse_manifest(
             {
                 "version": version,
                 "namespace": upstream if prefix else _UNPREFIXED,
                 "required_permissions": [f"credentials:{name}" for name in credentials],
-                **_contract(done, upstream, kind_of(kind), stated, needs),
+                **contract,
             }
         )
     except Failure as failure:
@@ -195,7 +210,8 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
         "mutation_class": judged.mutation_class,
         "idempotency": {} if stated.idempotency in (None, "caller") else {"key": stated.idempotency},
         "observability": {},
-        "previews": judged.mutation_class == "write_irreversible",
+        "previews": judged.mutation_class != "read_only",
+        "compensable": stated.undo is not None,
         "annotations": {"hints": dict(definition.hints)} if definition.hints else {},
         **_effects(done.tool_id, upstream, judged, stated),
         **_time(judged, stated),

@@ -37,6 +37,7 @@ from interlock.contract.manifest import (
     TimeoutClass,
     ToolIdText,
 )
+from interlock.contract.recipes import Step, Undo
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
@@ -76,6 +77,7 @@ class ToolOverlay(Part):
     restart_safe: bool | None = None
     idempotent_by_key: bool | None = None
     idempotency: KeyFrom | None = None
+    undo: Undo | None = None
     concurrency_safe: bool | None = None
     isolated_calls: bool | None = None
     tags: tuple[str, ...] = Field((), strict=False)
@@ -95,7 +97,7 @@ class ToolOverlay(Part):
     examples: tuple[dict[str, Any], ...] = Field((), strict=False)
 
 
-_OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples")
+_OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples", "undo")
 
 
 class Overlay(Part):
@@ -176,6 +178,10 @@ def _fields_at(place: tuple[int | str, ...]) -> list[str]:
             return list(ToolOverlay.model_fields)
         case ("tools", _, "parameters", _):
             return list(ParameterOverlay.model_fields)
+        case ("tools", _, "undo"):
+            return list(Undo.model_fields)
+        case ("tools", _, "undo", "before"):
+            return list(Step.model_fields)
         case _:
             return []
 

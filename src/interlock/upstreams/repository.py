@@ -67,12 +67,13 @@ class Upstream:
         auth = cast("Json | None", self.config.get("auth"))
         return tuple(sorted(names | ({str(auth["secret"])} if auth and "secret" in auth else set())))
 
-    def pin(self, definition: Definition) -> str:
-        """The digest of what is admitted: a definition as its upstream gave it, and the operator's
-        statements about it.
+    def pin(self, definition: Definition, partners: Mapping[str, str] | None = None) -> str:
+        """The digest of what is admitted: a definition as its upstream gave it, the operator's statements about it, and
+        the digests of the tools by which it is undone.
         """
         stated = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
-        return digest({"definition": definition_digest(definition), "overlay": stated})
+        own = {"definition": definition_digest(definition), "overlay": stated}
+        return digest({**own, "partners": dict(partners)} if partners else own)
 
     def document(self) -> Json:
         return {

@@ -32,7 +32,7 @@ class UndoStore:
         if more.source != "compute" or verified.request.operation != "invoke" or not tool.contract.manifest.compensable:
             return None
         arguments = more.compensation
-        if arguments is None:
+        if arguments is None and "compensate" in tool.bound.handlers:
             arguments = tool.bound.undo_arguments(verified.input, verified.value)
         return None if arguments is None else _undo(verified, arguments)
 

@@ -1,0 +1,238 @@
+"""Compensation recipes: writes of an upstream that are undone by tools of the same upstream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.data.schema import Json
+from interlock.upstreams.repository import Report
+from tests.support.calls import code, records
+from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
+
+ROOT = Path(__file__).parents[2]
+ADD: Json = {
+    "mutation_class": "write_reversible",
+    "undo": {"tool": "remove", "arguments": {"number": "/result/structuredContent/number"}},
+}
+CHANGE: Json = {
+    "mutation_class": "write_reversible",
+    "undo": {
+        "before": {"tool": "read", "arguments": {"number": "/input/number"}},
+        "tool": "change",
+        "arguments": {"number": "/input/number", "text": "/before/structuredContent/text"},
+    },
+}
+READ: Json = {"mutation_class": "read_only"}
+
+
+class Notes:
+    """The notes server behind Interlock, and the file it writes to."""
+
+    def __init__(self, lock: Interlock, file: Path, report: Report) -> None:
+        self.lock = lock
+        self.file = file
+        self.states = {one.name: (one.state, one.reason) for one in report.tools}
+
+    @property
+    def lines(self) -> list[str]:
+        return self.file.read_text().splitlines()
+
+
+@asynccontextmanager
+async def notes(home: Path, **tools: Any) -> AsyncGenerator[Notes]:
+    file = home.parent / "notes.txt"
+    file.write_text("first\n")
+    async with Interlock.open(home, housekeeping=False) as lock:
+        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        report = await lock.upstreams.add(
+            "notes", "mcp", {"command": command, "cwd": str(ROOT)}, by=lock.caller, overlay={"tools": tools}
+        )
+        yield Notes(lock, file, report)
+
+
+@pytest.mark.supports("EFFECT-02")
+async def test_a_write_is_undone_by_another_tool_with_what_its_result_says(home: Path) -> None:
+    """Nobody is asked: the tool is honestly reversible, and its own undo is what the call stored."""
+    async with notes(home, add=ADD) as world:
+        done = await world.lock.call("notes.add", {"text": "milk"}, key="one")
+        assert done.ok, done.error
+        assert world.lines == ["first", "milk"]
+        (closed,) = records(world.lock, done.invocation_id)
+        assert closed["compensation"]["ref"] == f"undo:{done.invocation_id}"
+        undone = await world.lock.undo(done.invocation_id, key="undo-one")
+        assert undone.ok, undone.error
+        again = await world.lock.undo(done.invocation_id, key="undo-one-again")
+        assert (again.ok, again.replayed) == (True, True), "one undo per call"
+        assert world.lines == ["first"]
+        # Called by itself, the tool that undoes is what it was: irreversible, and a person is asked.
+        assert (await world.lock.call("notes.remove", {"number": 1}, key="two")).pending
+        assert verify(world.lock.home).faults == ()
+
+
+async def test_what_was_there_before_is_read_and_written_back(home: Path) -> None:
+    async with notes(home, change=CHANGE, read=READ) as world:
+        done = await world.lock.call("notes.change", {"number": 1, "text": "second"}, key="one")
+        assert done.ok, done.error
+        assert world.lines == ["second"]
+        assert (await world.lock.undo(done.invocation_id, key="undo-one")).ok
+        assert world.lines == ["first"]
+
+
+async def test_json_in_a_text_is_read_where_a_server_has_no_output_schema(home: Path) -> None:
+    text = {"text": "/before/content/0/text", "at": "/note/text"}
+    undo = {
+        "before": {"tool": "read_text", "arguments": {"number": "/input/number"}},
+        "tool": "change",
+        "arguments": {"number": "/input/number", "text": text},
+    }
+    async with notes(home, change={**CHANGE, "undo": undo}, read_text=READ) as world:
+        done = await world.lock.call("notes.change", {"number": 1, "text": "second"}, key="one")
+        assert (await world.lock.undo(done.invocation_id, key="undo-one")).ok
+        assert world.lines == ["first"]
+
+
+async def test_without_a_before_image_nothing_is_written(home: Path) -> None:
+    async with notes(home, change=CHANGE, read=READ) as world:
+        failed = await world.lock.call("notes.change", {"number": 9, "text": "second"}, key="one")
+        assert failed.error is not None
+        assert "nothing was changed" in failed.error.message
+        assert world.lines == ["first"]
+        assert code(await world.lock.undo(failed.invocation_id, key="undo-one")) == "E3702"
+
+
+async def test_admission_tries_a_recipe_that_has_an_example(home: Path) -> None:
+    """The write is made and undone again, under the same governance as a call; one that fails is not admitted."""
+    good = {**ADD, "undo": {**ADD["undo"], "example": {"text": "trial"}}}
+    wrong = {**CHANGE["undo"], "arguments": {"number": {"value": 7}, "text": "/input/text"}}
+    bad = {**CHANGE, "undo": {**wrong, "example": {"number": 1, "text": "trial"}}}
+    async with notes(home, add=good, change=bad, read=READ) as world:
+        assert world.states["add"][0] == "admitted", world.states
+        state, reason = world.states["change"]
+        assert (state, "undo undone" in reason) == ("refused", True), reason
+        assert world.lines == ["trial"], "the write of the wrong recipe stands, that of the good one is gone"
+
+
+async def test_a_result_that_does_not_say_what_the_undo_needs_is_marked(home: Path) -> None:
+    missing = {**ADD, "undo": {"tool": "remove", "arguments": {"number": "/result/structuredContent/id"}}}
+    async with notes(home, add=missing) as world:
+        done = await world.lock.call("notes.add", {"text": "milk"}, key="one")
+        assert done.ok
+        (closed,) = records(world.lock, done.invocation_id)
+        assert [one.partition(" ")[0] for one in closed["warnings"]] == ["NOT_UNDOABLE"]
+        assert "compensation" not in closed
+
+
+REFUSED = {
+    "without a recipe": ({"add": {"mutation_class": "write_reversible"}}, "say in the overlay how it is undone"),
+    "for an irreversible tool": ({"add": {"undo": ADD["undo"]}}, "write_irreversible"),
+    "unknown tool": ({"add": {**ADD, "undo": {"tool": "remov"}}}, "did you mean `remove`"),
+    "argument missing": ({"add": {**ADD, "undo": {"tool": "remove"}}}, "needs `number`"),
+    "unknown argument": (
+        {"add": {**ADD, "undo": {"tool": "remove", "arguments": {"numbr": "/input/text"}}}},
+        "has no parameter `numbr`",
+    ),
+    "unknown input": (
+        {"add": {**ADD, "undo": {"tool": "remove", "arguments": {"number": "/input/number"}}}},
+        "not a parameter of the tool",
+    ),
+    "before without a read": (
+        {"add": {**ADD, "undo": {"tool": "remove", "arguments": {"number": "/before/number"}}}},
+        "needs `before`",
+    ),
+    "read that may write": ({"change": CHANGE}, "with a tool that only reads"),
+    "example": (
+        {"add": {**ADD, "undo": {**ADD["undo"], "example": {"text": 1}}}},
+        "the example does not fit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_recipe_that_cannot_work_is_refused_in_words(home: Path, name: str) -> None:
+    tools, words = REFUSED[name]
+    async with notes(home, **tools) as world:
+        (tool,) = tools
+        state, reason = world.states[tool]
+        assert (state, words in reason) == ("refused", True), reason
+
+
+DOCUMENT: Json = {
+    "openapi": "3.1.0",
+    "info": {"title": "Shop", "version": "1.0.0"},
+    "paths": {
+        "/prices/{sku}": {
+            "parameters": [{"name": "sku", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "get": {
+                "operationId": "getPrice",
+                "summary": "The price of an article",
+                "responses": {"200": {"description": "it", "content": {"application/json": {"schema": {
+                    "type": "object", "properties": {"cents": {"type": "integer"}}}}}}},
+            },
+            "put": {
+                "operationId": "setPrice",
+                "summary": "Set the price of an article",
+                "requestBody": {"required": True, "content": {"application/json": {"schema": {
+                    "type": "object", "properties": {"cents": {"type": "integer"}}, "required": ["cents"]}}}},
+                "responses": {"200": {"description": "it", "content": {"application/json": {"schema": {
+                    "type": "object"}}}}},
+            },
+        }
+    },
+}  # fmt: skip
+
+
+async def test_an_operation_of_an_http_service_is_undone_the_same_way(home: Path) -> None:
+    prices = {"a1": 100}
+
+    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as lock:
+
+        def answer(got: Got) -> Answer:
+            sku = got.path.rpartition("/")[2]
+            if got.method == "PUT":
+                prices[sku] = orjson.loads(got.body)["cents"]
+            return json_answer({"cents": prices[sku]})
+
+        server.otherwise = answer
+        undo = {
+            "before": {"tool": "getPrice", "arguments": {"sku": "/input/sku"}},
+            "tool": "setPrice",
+            "arguments": {"sku": "/input/sku", "cents": "/before/cents"},
+        }
+        overlay = {"tools": {"getPrice": READ, "setPrice": {"mutation_class": "write_reversible", "undo": undo}}}
+        config = {"openapi": DOCUMENT, "urls": [server.url], "allow_private": True}
+        report = await lock.upstreams.add("shop", "openapi", config, by=lock.caller, overlay=overlay)
+        offered = {one.name: one for one in report.tools}
+        assert offered["setPrice"].state == "admitted", offered["setPrice"].reason
+        done = await lock.call(offered["setPrice"].address, {"sku": "a1", "cents": 250}, key="one")
+        assert (done.ok, prices) == (True, {"a1": 250}), done.error
+        assert (await lock.undo(done.invocation_id, key="undo-one")).ok
+        assert prices == {"a1": 100}
+
+
+async def test_a_changed_tool_of_a_recipe_keeps_the_recipe_out_until_a_person_accepts_it(home: Path) -> None:
+    """What undoes a write is pinned like the write: an undo by a tool that is another one now does not run."""
+    program = (ROOT / "tests/upstreams/mcp_servers/notes.py").read_text()
+    script, file = home.parent / "notes.py", home.parent / "notes.txt"
+    script.write_text(program)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        config: Json = {"command": [sys.executable, str(script), str(file)]}
+        await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay={"tools": {"add": ADD}})
+        done = await lock.call("notes.add", {"text": "milk"}, key="one")
+        assert done.ok, done.error
+    script.write_text(program.replace("Remove the note with this number", "Remove all notes"))
+    async with Interlock.open(home, housekeeping=False) as lock:
+        undone = await lock.undo(done.invocation_id, key="undo-one")
+        assert code(undone) == "E3210"
+        report = await lock.upstreams.refresh("notes", by=lock.caller)
+        states = {one.name: one.state for one in report.tools}
+        assert (states["add"], states["remove"], states["read"]) == ("changed", "changed", "admitted")
+        assert file.read_text() == "milk\n"

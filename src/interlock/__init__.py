@@ -13,6 +13,7 @@ from interlock._version import __version__
 if TYPE_CHECKING:
     from pydantic import Field
 
+    from interlock.api.client import Client
     from interlock.api.interlock import Admission, Interlock
     from interlock.call.artifacts import Artifact
     from interlock.call.checkpoints import Checkpoint
@@ -39,6 +40,7 @@ _HOMES = {
     "Caller": "interlock.call.context",
     "Change": "interlock.call.context",
     "Checkpoint": "interlock.call.checkpoints",
+    "Client": "interlock.api.client",
     "Clock": "interlock.core.clock",
     "Context": "interlock.call.context",
     "Deadline": "interlock.core.clock",
@@ -71,6 +73,7 @@ __all__ = [
     "Caller",
     "Change",
     "Checkpoint",
+    "Client",
     "Clock",
     "Context",
     "Deadline",

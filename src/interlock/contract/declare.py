@@ -43,17 +43,18 @@ from interlock.data.schema import Fault, Json
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=Callable[..., Any])
 
 
 # many methods: the public decorator object; one method per part that an author can declare
-class Tool(Generic[P, R]):
+class Tool(Generic[P, R_co]):
     """A declared tool: the function, its manifest, and the handlers that make it safe."""
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[P, R_co],
         facts: Mapping[str, Any],
         annotations: Annotations,
         manifest: Manifest | None = None,
@@ -66,6 +67,7 @@ class Tool(Generic[P, R]):
         self.arguments = annotations.converters
         self.rich = annotations.rich
         self.dump = annotations.dump
+        self.load = annotations.load
         self._undo_context = False
         self._facts = facts
         self._manifest: Manifest | None = manifest
@@ -75,7 +77,7 @@ class Tool(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", "tool")
         self.__wrapped__ = function
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:

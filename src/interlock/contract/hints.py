@@ -44,7 +44,9 @@ class Annotations:
     converters: tuple[tuple[str, Converter], ...] | None = None
     # Converters for values that JSON does not have, from JSON data that belongs to the function already.
     rich: tuple[tuple[str, Converter], ...] = ()
+    # To JSON data, and back; None if results are JSON data already.
     dump: Callable[[Any], Any] | None = None
+    load: Callable[[Any], Any] | None = None
 
 
 def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) -> tuple[Annotations, list[Fault]]:
@@ -93,6 +95,7 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
             if not is_plain(hint)
         ),
         dump=None if is_plain(returns) else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
+        load=None if is_plain(returns) else adapter.validate_python,
     )
     return read, faults
 

@@ -42,17 +42,23 @@ WORDINGS: dict[str, Callable[[Result, Any], Json]] = {
 }
 
 
-def _result(call: str, trace: str, at: int, took: float, rules: list[str], value: Any) -> Result:
-    return Result(call, "demo.add@1.0.0", "succeeded", at, trace, {"latency_ms": took, "policy_refs": rules}, value)
+def _result(
+    call: str, trace: str, at: int, took: float, rules: list[str], value: Any, approval: Json | None = None
+) -> Result:
+    metadata: Json = {"latency_ms": took, "policy_refs": rules}
+    if approval is not None:
+        metadata["approval"] = approval
+    return Result(call, "demo.add@1.0.0", "succeeded", at, trace, metadata, value)
 
 
 # Beside a number beyond 64 bits, another encoder writes the whole answer, and it spells 1e-5 as 1e-05.
 THOUSANDTHS = st.integers(0, 10**9).map(lambda number: number / 1000)
 TOOK, RULES = THOUSANDTHS | st.integers(0, 99), st.lists(st.text(max_size=5))
+APPROVALS = st.none() | st.fixed_dictionaries({"mechanism": st.just("auto"), "rule": st.text()})
 REQUESTS = st.none() | st.integers() | st.text() | THOUSANDTHS
 
 
-@given(result=st.builds(_result, IDS, IDS, st.integers(0, 2**42), TOOK, RULES, ANY), request=REQUESTS)
+@given(result=st.builds(_result, IDS, IDS, st.integers(0, 2**42), TOOK, RULES, ANY, APPROVALS), request=REQUESTS)
 def test_a_template_says_of_every_plain_result_what_its_door_would_say(result: Result, request: Any) -> None:
     for word in WORDINGS.values():
         answer = Templates().answer(result, lambda one, word=word: word(one, REQUEST), request)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from interlock import Context, Field, Interlock, Result, tool
+from interlock import Context, Effect, Field, Interlock, Result, tool
 from tests.support.calls import admit, records
 
 Whole = Annotated[int, Field(description="a whole number", examples=[1])]
@@ -93,3 +95,35 @@ async def test_a_read_sees_its_session_as_it_is_when_it_first_looks(lock: Interl
     assert (await lock.call("aware.keep", number=2, key="k2")).ok
     looks.set()
     assert (await looking).unwrap() == 2
+
+
+seen: list[weakref.ref[Context]] = []
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="aware", effects=[Effect("number:{number}", "UPDATE")]
+)
+async def note(ctx: Context, number: Whole) -> int:
+    """Report a change, and remember the context as long as somebody else does."""
+    seen.append(weakref.ref(ctx))
+    ctx.effect(f"number:{number}", "UPDATE", before=0, after=number)
+    ctx.compensate_with(number=number)
+    return number
+
+
+@note.compensate
+async def unnote(number: Whole) -> None:
+    """Change nothing."""
+
+
+async def test_the_context_of_a_call_that_has_ended_does_not_wait_for_the_garbage_collector(tmp_path: Path) -> None:
+    seen.clear()
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await admit(lock, note)
+        gc.disable()
+        try:
+            assert (await lock.call("aware.note", {"number": 1}, key="one")).ok
+            await asyncio.sleep(0)
+            assert [ref() for ref in seen] == [None]
+        finally:
+            gc.enable()

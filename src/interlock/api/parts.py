@@ -189,8 +189,7 @@ class Parts:
         """Hear of every event as it happens, or of those of one call. Returns a function that ends it."""
         if call is not None:
             return self.gateway.observer.follow(call, listener)
-        self.gateway.observer.listeners.append(listener)
-        return lambda: self.gateway.observer.listeners.remove(listener)
+        return self.gateway.observer.listen(listener)
 
     async def measure(self) -> None:
         """Compute from the journal which timeout class measured latency calls for. A server does so by itself."""

@@ -66,6 +66,7 @@ _LONGEST_PATH = 5000
 
 _FORMS = frozenset({PATH, URL, HOST})
 _NONE: frozenset[str] = frozenset()
+_NO_TEXTS = frozenset((int, float, bool, type(None)))
 _LOOKS_LIKE_URL = re.compile(
     r"[\x00-\x20]*(?:(?:[a-z][a-z0-9+.-]*:)+[/\\]{2}|(?:https?|wss?|ftp):|[/\\]{2})", re.IGNORECASE
 )
@@ -95,9 +96,12 @@ def facts(
     seen = _Seen(contract, wanted)
     # Values that no rule reads cannot prevent a decision.
     looked_at = arguments.keys() if wanted - {"arguments"} else sent
-    normal = {
-        name: seen.value(arguments[name], root.member(name), name, _NONE, compared.below(name)) for name in looked_at
-    }
+    normal: Json = {}
+    for name in looked_at:
+        value = arguments[name]
+        if value.__class__ not in _NO_TEXTS:
+            value = seen.value(value, root.member(name), name, _NONE, compared.below(name))
+        normal[name] = value
     result: Json = {}
     if "arguments" in wanted:
         result["arguments"] = _record({name: normal[name] for name in sorted(sent)}, root, "", 0)

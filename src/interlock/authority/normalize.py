@@ -67,6 +67,8 @@ def normal_path(text: str, where: str = "path", *, here: bool = True) -> str:
 
 def climbs(text: str) -> bool:
     """Whether a text contains `.` or `..` between slashes, or would after percent-decoding."""
+    if "." not in text and "%" not in text:
+        return False
     for _ in range(5):
         if any(step in (".", "..") for step in _SEPARATOR.split(text)):
             return True

@@ -96,9 +96,13 @@ class Verifier:
 
     def check(self, capability: Capability) -> None:
         """Refuse (E3201) a capability outside its period, or that depends on anything revoked. Runs for every call."""
-        self._catch_up()
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+        known, now_ms = self._sound.get(capability.digest), self._clock.now_ms()
+        if known is not None and known[0] is capability and known[1] <= now_ms < known[2]:
+            return  # checked before, and nothing was revoked since
         # The last link has the narrowest period.
-        leaf, now_ms = capability.links[-1], self._clock.now_ms()
+        leaf = capability.links[-1]
         if now_ms >= leaf.expires * 1000:
             raise Failure("E3201", f"the token expired at {iso(leaf.expires * 1000)}")
         if now_ms < leaf.not_before * 1000:
@@ -120,10 +124,6 @@ class Verifier:
             del self._remembered[next(iter(self._remembered))]
         left_s = expires - self._clock.now_ms() / 1000
         self._remembered[digest] = (caller, self._clock.monotonic() + min(REMEMBER_S, left_s))
-
-    def _catch_up(self) -> None:
-        if self._clock.monotonic() >= self._changes.fresh_until:
-            self._changes.catch_up()
 
     def _changed(self, revocations: list[table.Revocation]) -> None:
         """Apply new revocations, and drop cached verifications."""

@@ -120,7 +120,7 @@ def overlap(one: str, other: str) -> bool:
 def covers(wide: str, narrow: str) -> bool:
     """Whether everything that one name stands for lies within another. A name that may lead anywhere covers nothing."""
     text, known = _parse(wide)
-    return known and reach(narrow).startswith(text)
+    return known and _parse(narrow)[0].startswith(text)
 
 
 # Stated preconditions

@@ -76,7 +76,10 @@ class FunctionExecutor(Executor):
         given = granted.input
         try:
             arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
-            positional = (context,) if context is not None and _takes_context(tool, operation) else ()
+            wants = (
+                tool.takes_context if operation == "invoke" else operation == "compensate" and tool.undo_takes_context
+            )
+            positional = (context,) if context is not None and wants else ()
             if positional and operation == "invoke" and tool.context is not None:
                 arguments, positional = {**arguments, tool.context: context}, ()
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
@@ -200,10 +203,6 @@ class StartedFunction:
 
 async def _awaited(running: Awaitable[Any]) -> Any:
     return await running
-
-
-def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
-    return tool.takes_context if operation == "invoke" else tool.undo_takes_context and operation == "compensate"
 
 
 def _enrich(tool: Tool[..., Any], own: Json) -> None:

@@ -42,7 +42,7 @@ class Allowances:
 
     def needed(self, checked: Checked, caller: Caller) -> bool:
         """Whether a call uses up any allowance."""
-        if self.active or _heeds_suspension(checked):
+        if self.active or (checked.tool.service is not None and _heeds_suspension(checked)):
             return True
         return caller.capability is not None and caller.capability.constrained
 

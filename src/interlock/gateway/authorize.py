@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("interlock.gateway")
 _NO_BUDGET = (0, 0)
+_MOST_GATES = 10_000
 
 
 class Authorizer:
@@ -57,6 +58,7 @@ class Authorizer:
         self._loops = allowances.loops
         self._observer = observer
         self._gate = Gate.of(settings)
+        self._gates: dict[tuple[Decision, str, int], Decision] = {}
         self._tokens = tokens
         self._covered = tokens.covered
         self._edited = edited
@@ -70,7 +72,9 @@ class Authorizer:
         odd = self._loops.seen(caller, tool.ref, call.input_hash, call.started)
         if odd is not None:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
-        decision = self._decision_for_every_call(checked, caller) or await self._decide(checked, caller)
+        decision = None if tool.writes else self._decision_for_every_call(checked, caller)
+        if decision is None:
+            decision = await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
             look = self._granted(checked, looking=True)
             found = await self._approvals.obtain(checked, decision, look)
@@ -131,7 +135,7 @@ class Authorizer:
         """Return a decision that allows the call whatever its input is; None if there is none. Most reads end here."""
         requested = checked
         call, tool = requested, requested.tool
-        if tool.writes or tool.tier or tool.required_scopes or tool.confined:
+        if tool.tier or tool.required_scopes or tool.confined:
             return None
         if call.decision is not None or self._observer.has_listeners(call):
             return None
@@ -146,24 +150,21 @@ class Authorizer:
     async def _decide(self, checked: Checked, caller: Caller) -> Decision:
         """Combine all decisions about the call. A deny is raised."""
         requested = checked
-        call, tool, request = requested, requested.tool, requested.request
+        call, tool = requested, requested.tool
         if caller.capability is not None:
             self._tokens.check(checked, caller.capability)
         if tool.confined:
             self._tokens.check_paths(checked)
-        operation = "preview" if request.dry_run else request.operation
-        question = Question(
-            caller, tool.contract, tool.digest, checked.input, operation, request.session, request.door,
-            None if request.native is None else str(request.native.get("operation_id", "")) or None,
-            await self._allowances.spent_and_left(call, caller) if self._allowances.active else _NO_BUDGET,
-            call.started_ms,
-        )  # fmt: skip
-        decision = self._engine.cached(question)
+        decision = None
+        if call.decision is None:  # otherwise time may have passed since the call began
+            decision = self._engine.cached_for_every_call(caller, tool.digest, call.started, call.started_ms)
         if decision is None:
-            decision = await self._engine.decide(question)
+            question = await self._question(checked, caller)
+            decision = self._engine.cached(question)
+            if decision is None:
+                decision = await self._engine.decide(question)
         if tool.writes or tool.tier:
-            asked = gate(decision, tool.contract, trust=caller.trust, settings=self._gate, tier=tool.tier)
-            decision = asked or decision
+            decision = self._gated(decision, tool, caller.trust)
         if call.decision is not None:
             # A ticket is bound to the policy in force, also if something else decided.
             decision = replace(stricter(call.decision, decision), policy=decision.policy)
@@ -174,13 +175,35 @@ class Authorizer:
         if decision.blocked_path is not None and not self._tokens.can_name(call, decision.blocked_path):
             decision = replace(decision, blocked_path=None)
         call.decision = decision
-        if self._observer.has_listeners(call):
+        if self._observer.audience:
             self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
         if decision.obligations:
             self._fulfil(call, decision)
         if decision.behavior == "deny":
             raise Failure("E3206", f"{tool.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
         return decision
+
+    def _gated(self, decision: Decision, tool: Prepared, trust: int) -> Decision:
+        """Return the decision with what the approval gate adds to it. The same for every call of a tool."""
+        known = (decision, tool.digest, trust)
+        gated = self._gates.get(known)
+        if gated is None:
+            if len(self._gates) > _MOST_GATES:
+                self._gates.clear()
+            asked = gate(decision, tool.contract, trust=trust, settings=self._gate, tier=tool.tier)
+            gated = self._gates[known] = asked or decision
+        return gated
+
+    async def _question(self, checked: Checked, caller: Caller) -> Question:
+        """Return the question to the engine: everything that a rule may read of a call."""
+        tool, request = checked.tool, checked.request
+        return Question(
+            caller, tool.contract, tool.digest, checked.input, "preview" if request.dry_run else request.operation,
+            request.session, request.door,
+            None if request.native is None else str(request.native.get("operation_id", "")) or None,
+            await self._allowances.spent_and_left(checked, caller) if self._allowances.active else _NO_BUDGET,
+            checked.started_ms,
+        )  # fmt: skip
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:

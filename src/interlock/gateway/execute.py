@@ -99,13 +99,13 @@ class Execution:
                 return replay
         if tool.credentials and call.more.lease is None:
             await self._credentials.lend_to(granted)
-        if self._locks.needed(granted):
+        if tool.writes or self._locks.needed(granted):
             await self._locks.hold(granted)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._contexts.make(granted) if wanted else None
         call.move("running")
-        if self._observer.has_listeners(call):
+        if self._observer.audience:
             self._observer.emit("tool.invocation.started", call)
         if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
             call.extend().warnings.append("PROGRESS_UNSUPPORTED")

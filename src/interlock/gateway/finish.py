@@ -52,7 +52,6 @@ class Finisher:
         self._success = success
         self._replays = replays
         self._batched = settings.audit == "batched"
-        self._keeps_all_inputs = settings.keep_inputs == "always"
 
     async def succeed(self, verified: Verified) -> Result:
         """Record a success, then return its result."""
@@ -74,7 +73,7 @@ class Finisher:
             not tool.writes and persistence.ref is None and not call.more.noted and not call.more.files
             and (context is None or outcome.left_nothing(call, metadata))
             and not self._allowances.counts(call)
-            and not ((call.more.mutations or self._keeps_all_inputs) and self._inputs.wanted(call))
+            and not ((call.more.mutations or self._inputs.keeps_all) and self._inputs.wanted(call))
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], call.more.source, verified)
             if self._batched and not self._journal.crowded:
@@ -88,7 +87,7 @@ class Finisher:
                 persistence = replace(persistence, decision="link", reason=withheld)
         call.move("succeeded")
         self._observer.closed(call, metadata, call.more.source)
-        if self._observer.has_listeners(call):
+        if self._observer.audience:
             self._announce(call, persistence, redacted)
         # Positional on purpose: keyword construction costs about 50 % more here.
         return Result(

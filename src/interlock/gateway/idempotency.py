@@ -21,7 +21,7 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import key_scope
 from interlock.data.schema import Json
 from interlock.store import facts, idempotency, ledger, records, timekeeping
-from interlock.store.idempotency import Reservation
+from interlock.store.idempotency import NewKey, Reservation
 from interlock.store.port import Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
@@ -72,6 +72,9 @@ class Reserved:
     """The key is reserved, and the intent is on disk."""
 
 
+RESERVED = Reserved()
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The call ran before, within its window. Contains its stored outcome."""
@@ -92,15 +95,26 @@ def reserve(
     wanted: KeyRequest,
     alive: Callable[[str], bool],
     uses: Sequence[Callable[[Transaction], None]] = (),
+    quotas: Sequence[tuple[str, int]] = (),
     check: Callable[[Transaction], None] | None = None,
 ) -> Unit[Reserved | Replay | Busy]:
     """Return a unit that reserves the key. E3306 on other arguments, E3409 on an unknown outcome.
 
     Whatever else the call uses up (an approval, a budget, a rate limit) is used in the same transaction, all of it or
-    nothing. `check` may refuse a call that is to run; it is not asked about one that ran before.
+    nothing. `check` may refuse a call that is to run; it is not asked about one that ran before. It refuses nothing as
+    long as the bytes stored for the scopes in `quotas` are fewer than the numbers beside them.
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
+        now = transaction.now_ms
+        key = NewKey(
+            wanted.scope, wanted.tool, wanted.version, wanted.key, wanted.caller, wanted.input_hash, wanted.call,
+            wanted.owner, now, now + wanted.window_s * 1000,
+        )  # fmt: skip
+        ticket_scope = wanted.ticket_scope or wanted.scope
+        if quotas and not uses and idempotency.reserve_new(transaction, key, ticket_scope, quotas):
+            transaction.append("intent", wanted.call, wanted.intent)
+            return RESERVED
         row = idempotency.find(transaction, wanted.scope)
         if row is not None:
             found = _existing(transaction, wanted, row, alive)
@@ -109,14 +123,10 @@ def reserve(
         if check is not None:
             check(transaction)
         run_all(transaction, uses)
-        tickets.pass_over(transaction, wanted.ticket_scope or wanted.scope, wanted.call)
-        now = transaction.now_ms
-        idempotency.reserve(
-            transaction, wanted.scope, wanted.tool, wanted.version, wanted.key, wanted.caller, wanted.input_hash,
-            wanted.call, wanted.owner, now, now + wanted.window_s * 1000,
-        )  # fmt: skip
+        tickets.pass_over(transaction, ticket_scope, wanted.call)
+        idempotency.reserve(transaction, key)
         transaction.append("intent", wanted.call, wanted.intent)
-        return Reserved()
+        return RESERVED
 
     return unit
 

@@ -206,6 +206,9 @@ class Gateway:
                 self._execution.release(call)
             if call.more.lease is not None:
                 await self._close_lease(call, call.more.lease)
+            if call.more.context is not None and not call.more.runs_on:
+                # The functions of a context refer to their call, so the two would wait for the garbage collector.
+                call.more.context = None
 
     async def _close_lease(self, call: Call, lease: Lease) -> None:
         try:

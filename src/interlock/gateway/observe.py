@@ -39,6 +39,8 @@ class Observer:
         self.listeners: list[Listener] = []
         # Listeners of one call each.
         self.followers: dict[str, list[Listener]] = {}
+        # All of them. While there are none, a call need not ask for its own.
+        self.audience: list[Listener] = []
         self._numbers = itertools.count(1)
         self.metrics: Counter[str] = telemetry.metrics.signals
 
@@ -60,13 +62,26 @@ class Observer:
         """Whether anybody listens to the events of a call."""
         return bool(self.listeners) or call.id in self.followers
 
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener for all calls. Returns a function that removes it."""
+        self.listeners.append(listener)
+        self.audience.append(listener)
+
+        def stop() -> None:
+            self.listeners.remove(listener)
+            self.audience.remove(listener)
+
+        return stop
+
     def follow(self, call_id: str, listener: Listener) -> Callable[[], None]:
         """Add a listener for one call. Returns a function that removes it."""
         theirs = self.followers.setdefault(call_id, [])
         theirs.append(listener)
+        self.audience.append(listener)
 
         def stop() -> None:
             theirs.remove(listener)
+            self.audience.remove(listener)
             if not theirs:
                 self.followers.pop(call_id, None)
 

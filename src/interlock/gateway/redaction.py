@@ -46,7 +46,7 @@ class CallRedaction:
     def private_values(self, call: Call) -> list[str]:
         """Return the private values of a call: lent credentials, values handed to it, and private arguments."""
         found = [*call.more.hidden, *(() if call.more.lease is None else call.more.lease.values())]
-        if call.tool is not None and self.input_redactor(call).guarded:
+        if call.tool is not None and (call.tool.input_redactor or self.input_redactor(call)).guarded:
             for given in _given(call):
                 found.extend(self._private_in(call, given, for_people=True))
         return found

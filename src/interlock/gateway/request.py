@@ -73,7 +73,8 @@ class Requests:
             )
         if not joint.isascii():
             _refuse_unwritable(names)
-        self._observer.emit("tool.invocation.planned", call)
+        if self._observer.audience:
+            self._observer.emit("tool.invocation.planned", call)
         model_input = await self._encode_input(call)
         if request.operation == "compensate":
             return self._select(call, await self._undone(call, request.caller))
@@ -138,7 +139,8 @@ class Requests:
             call.request = request = replace(request, key=request.identity)
         self._quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
-        self._observer.emit("tool.invocation.selected", call)
+        if self._observer.audience:
+            self._observer.emit("tool.invocation.selected", call)
         timeout = tool.contract.timeout
         if request.timeout_s is not None and not request.timeout_s > 0:
             raise Failure("E3004", "a timeout is a number of seconds above zero")

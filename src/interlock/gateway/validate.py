@@ -65,7 +65,8 @@ class Validator:
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
-        self._observer.emit("tool.invocation.arguments_ready", call)
+        if self._observer.audience:
+            self._observer.emit("tool.invocation.arguments_ready", call)
         if self._hooks.registered:
             before = arguments
             arguments = call.input = await self._hooks.before(requested, arguments)

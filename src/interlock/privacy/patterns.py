@@ -144,6 +144,8 @@ class Patterns:
 
     def without_credentials(self, text: str) -> str:
         """Remove credentials from a text for a person who must decide about it; personal data stays."""
+        if len(text) <= _REVIEW_LIMIT:
+            return self._hide_credentials(text)
         text, left_out = cut(text, _REVIEW_LIMIT)
         return trim(self._hide_credentials(text), left_out)
 

@@ -9,6 +9,7 @@ A row is deleted when its call had no effect, or when its window has passed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from interlock.store.port import Reader, Transaction
@@ -93,28 +94,54 @@ def has_outcome(reader: Reader, scope: bytes, now_ms: int) -> bool:
     return reader.one(statement, (scope, now_ms)) is not None
 
 
-def reserve(
-    transaction: Transaction,
-    scope: bytes,
-    tool: str,
-    version: str,
-    key: str,
-    caller: str,
-    input_hash: str,
-    call: str,
-    owner: str,
-    reserved_ms: int,
-    expires_ms: int,
-) -> None:
+class NewKey(NamedTuple):
+    """The row of a key that is given to a call."""
+
+    scope: bytes
+    tool: str
+    version: str
+    key: str
+    caller: str
+    input_hash: str
+    call: str
+    owner: str
+    reserved_ms: int
+    expires_ms: int
+
+
+def reserve_new(transaction: Transaction, key: NewKey, ticket_scope: bytes, quotas: Sequence[tuple[str, int]]) -> bool:
+    """Give a key to a call that is about to run, if nothing stands against it. Returns whether it was given.
+
+    Nothing is written if the key has a row, if a ticket of `ticket_scope` is open, or if the bytes that are stored for
+    one of the three scopes in `quotas` have reached the number beside it. One statement does what several would do for
+    nearly every call; if it gives nothing, the caller finds out why.
+    """
+    (one, most_one), (two, most_two), (three, most_three) = quotas
+    return (
+        transaction.execute(
+            "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms,"
+            " expires_ms, state, result) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'executing', NULL"
+            " WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED'))"
+            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
+            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
+            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
+            " ON CONFLICT (scope) DO NOTHING",
+            (*key, ticket_scope, one, most_one, two, most_two, three, most_three),
+        ).rowcount
+        == 1
+    )
+
+
+def reserve(transaction: Transaction, key: NewKey) -> None:
     """Give a key to a call that is about to run, in place of a row whose window has passed."""
     transaction.execute(
-        "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
-        " reserved_ms, expires_ms, result) VALUES (?, ?, ?, ?, ?, ?, 'executing', ?, ?, ?, ?, NULL)"
+        "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms,"
+        " expires_ms, state, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'executing', NULL)"
         " ON CONFLICT (scope) DO UPDATE SET tool = excluded.tool, version = excluded.version, key = excluded.key,"
         " caller = excluded.caller, input_hash = excluded.input_hash, state = excluded.state, call = excluded.call,"
         " owner = excluded.owner, reserved_ms = excluded.reserved_ms, expires_ms = excluded.expires_ms,"
         " result = excluded.result",
-        (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms, expires_ms),
+        key,
     )
 
 

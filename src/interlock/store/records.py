@@ -33,12 +33,11 @@ _STATUS = {"success": "SUCCESS", "timeout": "TIMEOUT"}
 _DUMP = orjson.OPT_SORT_KEYS
 
 
-def head(kind: Kind, call: Call, at_ms: int) -> Json:
-    """The fields every record of a call has."""
+def head(call: Call, at_ms: int) -> Json:
+    """The fields every record of a call has, but for its kind."""
     request, contract = call.request, (None if call.tool is None else call.tool.contract)
     caller = request.caller
     record: Json = {
-        "kind": kind,
         "call": call.id,
         "timestamp": iso(at_ms),
         "traceId": call.trace_id,
@@ -79,7 +78,8 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
 
 def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int) -> bytes:
     """The record of a call's intent, durable before the tool runs."""
-    record = head("intent", call, at_ms)
+    record = head(call, at_ms)
+    record["kind"] = "intent"
     if call.decision is not None:
         record["policy"] = call.decision.policy
         record["rules"] = call.decision.rules
@@ -88,7 +88,7 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
     if call.more.approval_outcome is not None:
         record["approval"] = call.more.approval_outcome
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
-    record["authDecision"] = _decision(call)
+    record["authDecision"] = None if call.decision is None else _DECISION[call.decision.behavior]
     # How long the key answers with what comes of it, so that the verifier knows until when its row must be there.
     record["keyWindowS"] = window_s
     return encode(record)
@@ -97,7 +97,7 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
 def started(call: Call, at_ms: int) -> bytes:
     """The record of a call that takes long."""
     facts = {"authDecision": _decision(call), "approvalTicketId": call.more.approval}
-    return encode({**head("started", call, at_ms), **facts})
+    return encode({**head(call, at_ms), "kind": "started", **facts})
 
 
 def closed(
@@ -111,12 +111,13 @@ def closed(
     effects: tuple[Change, ...] = (),
     failure: Failure | None = None,
     extra: Mapping[str, Any] | None = None,
+    common: Json | None = None,
 ) -> bytes:
-    """The closing record: how a call ended. Every call has exactly one."""
-    record = head("closed", call, at_ms)
+    """The closing record: how a call ended. Every call has exactly one. `common` is its `head`, if that is made."""
+    record: Json = {**(common or head(call, at_ms)), "kind": "closed"}
     history = HISTORY.get(state, "error")
     decision = call.decision
-    record["authDecision"] = _decision(call)
+    record["authDecision"] = None if decision is None else _DECISION[decision.behavior]
     if decision is None and failure is not None and failure.row.error_code is ErrorCode.AUTHORIZATION_DENIED:
         record["authDecision"] = "DENY"  # refused before any rule was asked: a token that does not hold, for example
     record["approvalTicketId"] = call.more.approval
@@ -129,7 +130,9 @@ def closed(
     record["phases"] = call.phases
     record["errorCode"] = None
     if decision is not None:
-        record |= _judged(call, decision)
+        record["policy"] = decision.policy
+        record["rules"] = decision.rules
+        record["decision"] = decided(decision, looking=call.request.dry_run)
     if call.more.approval_outcome is not None:
         record["approval"] = call.more.approval_outcome
     if failure is not None:
@@ -179,7 +182,7 @@ def decided(decision: Decision, *, looking: bool) -> Json:
 
 def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency_ms: float) -> bytes:
     """The closing record of a call that could not be closed regularly: it contains nothing that its tool reported."""
-    record = head("closed", call, at_ms)
+    record = {**head(call, at_ms), "kind": "closed"}
     record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
     record |= {
         "approvalTicketId": call.more.approval,
@@ -298,12 +301,12 @@ Shown = Callable[[str, Any], Any]
 """A value of a resource as a record shows it: itself, or where its sealed form is kept."""
 
 
-def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_version: int | None = None) -> bytes:
+def mutation(call: Call, common: Json, change: Change, shown: Shown, session_version: int | None = None) -> bytes:
     """The record of one change. Private values are stored sealed beside the journal; the record refers to them.
 
-    A change of the session's state names the version of the state it made.
+    A change of the session's state names the version of the state it made. `common` is the `head` of its call.
     """
-    record = head("mutation", call, at_ms)
+    record: Json = {**common, "kind": "mutation"}
     record["mutationType"] = change.operation
     record["affectedResource"] = change.resource
     record["previousValue"] = shown(change.resource, change.before)
@@ -318,7 +321,7 @@ def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_versi
 
 def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
     """The record of a checkpoint: its label and the digest of its state, never the state."""
-    return encode({**head("checkpoint", call, at_ms), **facts})
+    return encode({**head(call, at_ms), "kind": "checkpoint", **facts})
 
 
 def about(kind: Kind, call: Call, at_ms: int, **facts: Any) -> bytes:

@@ -273,13 +273,14 @@ class _FileShelf:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._name = str(path)
         self._seen: tuple[int, ...] = ()
         self._raw = b""
 
     def read(self) -> bytes:
         """The ring. The file is looked at every time, and read when it is not the one that was read before."""
         try:
-            seen = _looks(os.stat(self._path))
+            seen = _looks(os.stat(self._name))
             if seen != self._seen:
                 raw = own_secret(self._path)
                 _parse(raw)  # an empty file is no new home: what was sealed before must not be lost in silence

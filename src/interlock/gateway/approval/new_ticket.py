@@ -127,7 +127,7 @@ class NewTickets:
         assert caller is not None
         now_ms = self._clock.now_ms()
         capability = caller.capability
-        head = records.head("pending", call, now_ms)
+        head = {**records.head(call, now_ms), "kind": "pending"}
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = records.decided(decision, looking=False)
         if call.more.mutations:

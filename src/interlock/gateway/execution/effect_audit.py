@@ -68,23 +68,23 @@ class EffectAudit:
         watched = [] if before is None else await watch.changes(self._watchers, before)
         detected = [*call.more.detected, *watched]
         reported: list[Change] = [] if context is None else context.changes
-        call.extend().detected = tuple(_missing(detected, reported))
+        if detected:
+            call.extend().detected = tuple(_missing(detected, reported))
         if call.request.operation == "compensate":
             return  # an undo is not compared with what the undone call declares
         session = None if context is None else context.session
-        told = session.changes() if isinstance(session, SessionState) else ()
         # A write may keep state in its own session; a read-only tool may not.
-        own = told if not tool.writes else ()
+        own = session.changes() if not tool.writes and isinstance(session, SessionState) else ()
         if not detected and not reported and not own:
             return
         verdict = watch.judge(
             tool.contract.mutation.mutation_class,
             call.more.predicted,
-            [*detected, *_missing(reported, detected)],
+            [*detected, *_missing(reported, detected)] if detected else reported,
             own,
             [one for one in watched if not self._is_listed(tool.permissions, one)],
         )
-        if not verdict.ok:
+        if verdict.finding != "ok":
             left = await self._put_back(call, watched, before)
             await self._convict(call, tool, verdict, rolled_back=before is not None and not left)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from interlock.call.phases import Call, Granted, Ran, Requested
 from interlock.contract.effects import predict
@@ -52,22 +52,26 @@ class Reservations:
         self._storage = storage
         self._outputs = outputs
         self._unrecorded = unrecorded
-        # Calls of this process that hold a key, for which others may wait.
-        self._holders: dict[str, asyncio.Future[None]] = {}
+        # Calls of this process that hold a key, each with a future if others wait for it.
+        self._holders: dict[str, asyncio.Future[None] | None] = {}
 
     async def reserve(self, granted: Granted) -> Ran | None:
         """Make the intent durable and reserve the key. Returns a replay if the call has been made already."""
         call, contract, request = granted, granted.tool.contract, granted.request
         assert request.caller is not None
-        predicted = call.extend().predicted = predict(contract.mutation.effects, granted.input)
+        more = call.extend()
+        predicted = more.predicted = predict(contract.mutation.effects, granted.input)
         call.move("queued")
-        self._observer.emit("tool.invocation.queued", call)
+        if self._observer.audience:
+            self._observer.emit("tool.invocation.queued", call)
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
         if request.operation == "compensate":
             window_s = max(window_s, self._settings.undo_days * 86_400)
+        # Whether the key is the caller's own, by which a ticket is found as well.
+        theirs = request.key and request.key != request.identity and more.collects is None
         wanted = idempotency.KeyRequest(
             scope=call.more.collects or idempotency.scope_for(request, contract, call.input_hash, call.id),
-            ticket_scope=idempotency.ticket_scope(request, contract, call.input_hash),
+            ticket_scope=None if theirs else idempotency.ticket_scope(request, contract, call.input_hash),
             tool=contract.address,
             version=contract.version,
             key=request.key or "",
@@ -86,14 +90,13 @@ class Reservations:
         while True:
             found = await self._committed(call, wanted)
             if isinstance(found, idempotency.Reserved):
-                more = call.extend()
                 more.scope = wanted.scope
                 more.noted = more.used = True
-                self._holders[call.id] = asyncio.get_running_loop().create_future()
+                self._holders[call.id] = None
                 return None
             if isinstance(found, idempotency.Replay):
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
-                granted.output, call.extend().source = found, "replay"
+                granted.output, more.source = found, "replay"
                 return cast("Ran", granted)
             await self._wait_for(found.call, granted)
 
@@ -104,7 +107,7 @@ class Reservations:
         try:
             await asyncio.shield(using)
         except asyncio.CancelledError:
-            using.add_done_callback(lambda used: self._give_back(call, None, used))
+            using.add_done_callback(lambda used: self._give_back_uses(call, used))
             raise
         call.extend().used = True
 
@@ -122,31 +125,42 @@ class Reservations:
         assert caller is not None
         # INVARIANT: a quota stops neither a replay nor an undo.
         undoes = call.request.operation == "compensate"
-        room = None if undoes else partial(self._storage.payloads.check_room, caller=caller, size=1)
-        unit = idempotency.reserve(wanted, self._instance.alive, call.more.uses or (), room)
-        asking = self._journal.submit(unit)
+        payloads, uses = self._storage.payloads, call.more.uses or ()
+        unit = (
+            idempotency.reserve(wanted, self._instance.alive, uses)
+            if undoes
+            else idempotency.reserve(
+                wanted, self._instance.alive, uses, payloads.quotas(caller),
+                partial(payloads.check_room, caller=caller, size=1),
+            )
+        )  # fmt: skip
         try:
-            return await asyncio.shield(asking)
+            return await self._journal.submit(unit)
         except asyncio.CancelledError:
-            asking.add_done_callback(lambda asked: self._give_back(call, wanted, asked))
+            # The unit runs nevertheless, and before the one that is submitted now.
+            self._give_back_key(call, wanted)
             raise
 
-    def _give_back(self, call: Call, wanted: idempotency.KeyRequest | None, asked: asyncio.Future[Any]) -> None:
-        """Give back the key and the budget of a call whose caller was cancelled. Its approval stays used."""
-        if asked.cancelled() or asked.exception() is not None:
-            return
-        if wanted is not None and not isinstance(asked.result(), idempotency.Reserved):
-            return
+    def _give_back_key(self, call: Call, wanted: idempotency.KeyRequest) -> None:
+        """Give back the key and the budget of a call whose caller was cancelled, if it got them. Its approval stays
+        used.
+        """
 
         def unit(transaction: Transaction) -> None:
-            if wanted is not None and idempotency.is_open(transaction, wanted.scope, wanted.call):
-                idempotency.settle(transaction, wanted.scope, wanted.call, "released", None)
-                if not transaction.has("closed", wanted.call):
-                    # Its intent is on record and its end is not: the record says why its key is free.
-                    transaction.append("settled", wanted.call, idempotency.given_back(call, wanted, transaction.now_ms))
+            if not idempotency.is_open(transaction, wanted.scope, wanted.call):
+                return
+            idempotency.settle(transaction, wanted.scope, wanted.call, "released", None)
+            if not transaction.has("closed", wanted.call):
+                # Its intent is on record and its end is not: the record says why its key is free.
+                transaction.append("settled", wanted.call, idempotency.given_back(call, wanted, transaction.now_ms))
             self._allowances.give_back(transaction, call)
 
         self._unrecorded.commit_or_retry(call, unit)
+
+    def _give_back_uses(self, call: Call, used: asyncio.Future[None]) -> None:
+        """Give back the budget of a call without a key whose caller was cancelled."""
+        if not used.cancelled() and used.exception() is None:
+            self._unrecorded.commit_or_retry(call, lambda transaction: self._allowances.give_back(transaction, call))
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
         """Wait for the call that holds the key, within the deadline of this call."""
@@ -154,7 +168,9 @@ class Reservations:
         if left <= 0:
             details = {"invocation_id": other}
             raise Failure("E3408", "the same call is still running", retry_after_ms=250, details=details)
-        here = self._holders.get(other)
+        here = None
+        if other in self._holders:
+            here = self._holders[other] = self._holders[other] or asyncio.get_running_loop().create_future()
         try:
             # A holder in this process wakes its waiters; one in another process is polled.
             async with asyncio.timeout(left if here is not None else min(left, BUSY_POLL_S)):

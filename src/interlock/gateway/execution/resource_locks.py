@@ -25,8 +25,8 @@ class ResourceLocks:
         self._failure_log = failure_log
 
     def needed(self, granted: Granted) -> bool:
-        """Whether a call needs locks: a write, a call below another, and every call while effects are audited."""
-        return granted.tool.writes or self._audit.active or granted.request.parent is not None
+        """Whether a read needs locks as a write does: a call below another, and every one while effects are audited."""
+        return self._audit.active or granted.request.parent is not None
 
     async def hold(self, granted: Granted) -> None:
         """Lock the predicted and the stated resources of a call, then check its preconditions."""
@@ -35,7 +35,8 @@ class ResourceLocks:
             *(_lock_on(call, change.resource) for change in call.more.predicted),
             *self._audit.lock_requests,
         ]
-        stated = expected(tool.contract.manifest.preconditions, granted.input)
+        preconditions = tool.contract.manifest.preconditions
+        stated = expected(preconditions, granted.input) if preconditions else ()
         requests += [LockRequest(resource, "read") for resource, _ in stated]
         call.extend().held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
         if stated and call.request.operation == "invoke":

@@ -38,6 +38,8 @@ class InputStore:
         self._box = box
         self._payloads = payloads
         self._pieces = pieces
+        # Otherwise only inputs that something has changed are stored.
+        self.keeps_all = settings.keep_inputs == "always"
 
     def wanted(self, call: Call) -> bool:
         """Whether the inputs of a call are to be stored, by the setting and by what changed them."""

@@ -21,6 +21,8 @@ from interlock.store.sealing import Box
 _DAY_MS = 86_400_000
 # Payloads of this many bytes or more are encrypted and decrypted in a thread.
 _LARGE = 256_000
+# The settings of the quotas, in their order.
+_QUOTAS = ("payload_bytes_per_caller", "payload_bytes_per_tenant", "payload_bytes")
 
 
 def owner_of(caller: Caller) -> str:
@@ -68,19 +70,23 @@ class PayloadStore:
         """Whether anything is stored under a reference now."""
         return payloads.has_body(self._reader, ref)
 
+    def quotas(self, caller: Caller) -> tuple[tuple[str, int], ...]:
+        """Return how many bytes may be stored for the caller, the tenant and the data directory."""
+        settings = self._settings
+        return (
+            (f"caller:{caller.tenant}/{caller.id}", settings.payload_bytes_per_caller),
+            (f"tenant:{caller.tenant}", settings.payload_bytes_per_tenant),
+            ("home", settings.payload_bytes),
+        )
+
     def check_room(self, reader: Reader, caller: Caller, size: int) -> None:
         """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the data directory.
 
         It is checked in the transaction that stores, so concurrent calls cannot exceed a quota together.
         """
-        settings = self._settings
-        quotas = {
-            f"caller:{owner_of(caller)}": ("payload_bytes_per_caller", settings.payload_bytes_per_caller),
-            f"tenant:{caller.tenant}": ("payload_bytes_per_tenant", settings.payload_bytes_per_tenant),
-            "home": ("payload_bytes", settings.payload_bytes),
-        }
-        used = payloads.bytes_used(reader, quotas)
-        for scope, (name, most) in quotas.items():
+        settings, quotas = self._settings, self.quotas(caller)
+        used = payloads.bytes_used(reader, [scope for scope, _ in quotas])
+        for (scope, most), name in zip(quotas, _QUOTAS, strict=True):
             if used.get(scope, 0) + size > most:
                 raise Failure(
                     "E3407",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import orjson
 
@@ -24,9 +24,10 @@ class SessionStore:
 
     def find(self, caller: Caller, name: str) -> SessionState:
         """Return a caller's session as it is now."""
-        return SessionState(lambda: self._read(session_id(caller, name)))
+        return SessionState(partial(self._read, caller, name))
 
-    def _read(self, row_id: bytes) -> tuple[int, str]:
+    def _read(self, caller: Caller, name: str) -> tuple[int, str]:
+        row_id = _session_id(caller.tenant, caller.id, name)
         row = sessions.find(self._reader, row_id)
         if row is None:
             return 0, "{}"

@@ -18,6 +18,7 @@ from interlock.data.schema import Json
 from interlock.gateway.persistence.change_values import PrivateValues
 from interlock.gateway.results.map_output import check_part, check_size
 from interlock.privacy.redact import Redactor, SchemaRedactor
+from interlock.privacy.redact_schema import PLAIN
 from interlock.privacy.scrub import holds
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Outputs:
     def private_values(self, call: Call, tool: Prepared) -> PrivateValues:
         """Return a judge of values: private by the name of their resource, by either schema, or by their content."""
         # A schema without private places says nothing about a value that is not found without it.
-        both = (self.redactor_of(tool), self._redaction.input_redactor(call))
+        both = (tool.redactor or self.redactor_of(tool), tool.input_redactor or self._redaction.input_redactor(call))
         schemas = [schema for schema in both if schema.guarded]
         secret: dict[str, bool] = {}
 
@@ -137,7 +138,8 @@ class Outputs:
             named = secret.get(resource)
             if named is None:
                 named = secret[resource] = self._redactor.names_secret(resource)
-            if named or self._redactor.value(value).paths:
+            # Nothing is found in a number; only its name or its schema can tell that it is private.
+            if named or (value.__class__ not in PLAIN and self._redactor.value(value).paths):
                 return True
             return any(schema.for_sinks(value).paths for schema in schemas)
 

@@ -82,17 +82,19 @@ class FailureWriter:
         reported = () if call.more.context is None else call.more.context.changes
         changes = self._outputs.writable(call, (*reported, *call.more.detected))
 
+        common = records.head(call, now_ms)
+
         def record(withheld_inputs: Json, failure: Failure = failure) -> bytes:
             return records.closed(
                 call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None,
-                failure=failure, effects=changes, extra={**extra, **withheld_inputs},
+                failure=failure, effects=changes, extra={**extra, **withheld_inputs}, common=common,
             )  # fmt: skip
 
         body = record({})
         # Changes that were reported or detected before the failure have happened, so they are recorded too.
         sent = await self._storage.inputs.prepare(call)
         values = None if call.tool is None or not changes else self._outputs.private_values(call, call.tool)
-        mutations = [] if values is None else [records.mutation(call, now_ms, one, values.shown) for one in changes]
+        mutations = [] if values is None else [records.mutation(call, common, one, values.shown) for one in changes]
 
         def unit(transaction: Transaction) -> _Written:
             ended_before = False

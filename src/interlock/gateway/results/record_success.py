@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NONE_AHEAD: Mapping[str, Sealed] = {}
 # The metadata that belongs to the result itself, so that a replay returns it again.
 _REPLAYED = ("content", "views", "handoffs", "data_version", "confidence")
 
@@ -62,7 +63,7 @@ class SuccessWriter:
         call, request = verified, verified.request
         assert request.caller is not None
         caller, storage = request.caller, self._storage
-        session = self._session_of(verified)
+        session = self._changed_session(verified)
         changes = self._changes(verified, session, metadata)
         undo = storage.undo.compensation(verified)
         ref = payload_ref(call, persistence, len(verified.encoded))
@@ -77,25 +78,23 @@ class SuccessWriter:
         cost = self._allowances.charge(call, metadata, extra)
         if persistence is not INLINE:
             extra["persistence"] = records.persistence(persistence)
-        if session is not None and session.changed:
+        if session is not None:
             extra |= {"sessionVersion": session.version + 1, "sessionHash": digest(session.values_now())}
         if "previewDifferences" in metadata:
             extra["previewDifferences"] = metadata["previewDifferences"]
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
 
-        def record(withheld: str = "", more: Json | None = None) -> bytes:
-            more = {**(more or {}), **({"withheld": withheld} if withheld else {})}
-            if withheld and persistence.ref is not None:
-                gone = replace(persistence, decision="link", reason=withheld)
-                more["persistence"] = records.persistence(gone)
+        common = records.head(call, now_ms)
+
+        def record(more: Json) -> bytes:
             summary = records.summarize(verified.value, len(verified.encoded))
             return records.closed(
                 call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=call.more.source,
-                effects=changes, summary=summary, extra={**extra, **more},
+                effects=changes, summary=summary, extra={**extra, **more}, common=common,
             )  # fmt: skip
 
-        body = record()
+        body = record({})
         bodies = {
             artifact.ref: file.content for artifact, file in zip(verified.more.artifacts, call.more.files, strict=True)
         }
@@ -103,21 +102,24 @@ class SuccessWriter:
             bodies[ref] = verified.encoded
         for_the_key = ref if persistence.ref is None else None
         values = self._outputs.private_values(call, verified.tool)
-        changed = () if session is None else self._outputs.resources(call, session.changes())
-        versions = {} if session is None else dict.fromkeys(changed, session.version + 1)
+        versions: dict[str, int] = {}
+        if session is not None:
+            versions = dict.fromkeys(self._outputs.resources(call, session.changes()), session.version + 1)
         mutations = [
-            records.mutation(call, now_ms, change, values.shown, versions.get(change.resource)) for change in changes
+            records.mutation(call, common, change, values.shown, versions.get(change.resource)) for change in changes
         ]
         hidden = [] if undo is None else self._redaction.private_values(call)
-        sent = await storage.inputs.prepare(call)
+        sent = await storage.inputs.prepare(call) if call.more.mutations or storage.inputs.keeps_all else None
 
-        def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
+        def unit(
+            transaction: Transaction, ahead: Mapping[str, Sealed] = _NONE_AHEAD
+        ) -> tuple[str, tuple[Overrun, ...]]:
             withheld = ""
             if bodies and call.more.scope is None:
                 storage.payloads.check_room(transaction, caller, sum(map(len, bodies.values())))
             elif bodies:
                 withheld = storage.payloads.why_withheld(transaction, caller, bodies)
-            if session is not None and session.changed:
+            if session is not None:
                 storage.sessions.store(transaction, caller, request.session, session)
             if call.more.scope is not None:
                 sealed = storage.outcomes.seal(call.id, outcome)
@@ -132,27 +134,35 @@ class SuccessWriter:
             storage.changes.store(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(withheld, withheld_inputs) if withheld or withheld_inputs else body
+            told = record(_without(persistence, withheld, withheld_inputs)) if withheld or withheld_inputs else body
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
-        closing = self._commit(call, bodies, unit)
         try:
-            # INVARIANT: a write is not cut off between its effect and its record.
-            withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
+            if not bodies:
+                call.recorded = True
+                withheld, overrun = await self._unrecorded.write(call, unit)
+            else:
+                closing = self._commit(call, bodies, unit)
+                # INVARIANT: a write is not cut off between its effect and its record.
+                withheld, overrun = await (closing if call.more.scope is None else _to_the_end(closing))
         finally:
-            storage.inputs.abandon(sent)
-        self._allowances.alert_overrun(call, overrun)
+            if sent is not None:
+                storage.inputs.abandon(sent)
+        if overrun:
+            self._allowances.alert_overrun(call, overrun)
         return withheld
 
-    def _session_of(self, verified: Verified) -> SessionState | None:
-        """Return the session that the tool used, without the private values of the call; None if it used none."""
+    def _changed_session(self, verified: Verified) -> SessionState | None:
+        """Return the session, without the private values of the call; None if the tool has not changed it."""
         context = verified.more.context
         session = None if context is None else context.session
         assert session is None or isinstance(session, SessionState)
-        if session is not None and self._redaction.has_private_values(verified):
+        if session is None:
+            return None
+        if self._redaction.has_private_values(verified):
             session.rewrite(lambda value: self._redaction.without_private_values(verified, value))
-        return session
+        return session if session.changed else None
 
     def _changes(self, verified: Verified, session: SessionState | None, metadata: Json) -> tuple[Change, ...]:
         """Return the changes of a call as they are recorded. Compares them with the preview that was approved."""
@@ -183,6 +193,14 @@ class SuccessWriter:
         except BaseException:
             self._storage.payloads.abandon(bodies)
             raise
+
+
+def _without(persistence: Persistence, withheld: str, inputs: Json) -> Json:
+    """Return what the closing record says of payloads and inputs that are not stored."""
+    more = {**inputs, "withheld": withheld} if withheld else inputs
+    if withheld and persistence.ref is not None:
+        more["persistence"] = records.persistence(replace(persistence, decision="link", reason=withheld))
+    return more
 
 
 def _outcome(verified: Verified, persistence: Persistence, ref: str | None, metadata: Json) -> Json:

@@ -29,7 +29,8 @@ class UnrecordedOutcomes:
         self._journal = journal
         self._clock = clock
         self._observer = observer
-        self._waiting: list[tuple[Call, Unit[Any]]] = []
+        # The outcomes that could not be recorded yet, oldest first.
+        self.waiting: list[tuple[Call, Unit[Any]]] = []
         self._writing = asyncio.Lock()
 
     async def write(self, call: Call, unit: Unit[T]) -> T:
@@ -40,13 +41,13 @@ class UnrecordedOutcomes:
         raise is raised again when a second attempt meets it too: what the tool reported cannot be written at all.
         """
         try:
-            if self._waiting:
+            if self.waiting:
                 await asyncio.shield(self.write_all())
             return await self._twice(call, unit)
         except Failure as failure:
             if failure.code == "E3410" or call.more.scope is None:
                 raise
-            self._waiting.append((call, unit))
+            self.waiting.append((call, unit))
             _log.error("the outcome of call %s could not be recorded: %s", call.id, failure.message)
             raise Failure(
                 "E3409",
@@ -69,20 +70,15 @@ class UnrecordedOutcomes:
 
         def note(written: asyncio.Future[Any]) -> None:
             if not written.cancelled() and written.exception() is not None:
-                self._waiting.append((call, unit))
+                self.waiting.append((call, unit))
 
         asyncio.ensure_future(self._journal.commit(unit)).add_done_callback(note)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there are outcomes that could not be recorded yet."""
-        return bool(self._waiting)
 
     async def write_all(self) -> None:
         """Write the closings that were kept, oldest first, for as long as the journal takes them."""
         async with self._writing:
-            while self._waiting:
-                call, unit = self._waiting[0]
+            while self.waiting:
+                call, unit = self.waiting[0]
                 try:
                     await self._twice(call, unit)
                 except Exception as error:  # noqa: BLE001 - one closing that cannot be written must not keep the rest
@@ -92,7 +88,7 @@ class UnrecordedOutcomes:
                     # person must look.
                     if await self._journal.commit(_as_unknown(call, self._clock)):
                         self.alert_unknown(call)
-                del self._waiting[0]
+                del self.waiting[0]
 
     def alert_unknown(self, call: Call) -> None:
         """Alert that nobody can say whether a call took effect."""

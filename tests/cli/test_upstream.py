@@ -167,7 +167,7 @@ def test_what_goes_wrong_is_said_in_words_and_changes_nothing(fresh: Cli) -> Non
         (("upstream", "show", "nobody"), 1, "interlock upstream list"),
         ((*notes, "--overlay", "broken.yaml", "--", *NOTES), 1, "serch"),
         ((*notes, "http://127.0.0.1:9/mcp"), 1, "private network"),
-        (("upstream", "add", "openapi", "shop", "list.json"), 1, "does not hold an object"),
+        (("upstream", "add", "openapi", "shop", "list.json"), 1, "an OpenAPI document is an object"),
         (("upstream", "add", "langchain", "chain", "no_such_module"), 1, "no_such_module"),
         (("upstream", "refresh", "nobody"), 1, "there is no upstream `nobody`"),
         ((*notes, "--env", "WRONG", "--", *NOTES), 2, "--env is written NAME=VALUE"),

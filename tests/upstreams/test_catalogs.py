@@ -10,6 +10,7 @@ import pytest
 
 from interlock.call.connector import Definition
 from interlock.contract.contract import contract_of
+from interlock.data.schema import properties_of
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.manifests import Imported, import_all
 
@@ -54,8 +55,9 @@ def test_every_tool_of_a_catalog_is_admitted_as_irreversible_and_under_a_name_of
         assert one.manifest.mutation_class == "write_irreversible"
         assert one.manifest.execution is not None
         assert one.manifest.execution.native["name"] == one.definition.name
-        for name, part in one.manifest.parameters["properties"].items():
-            assert part.get("description") or "$ref" in part, name
+        described = properties_of(one.definition.input_schema)
+        for name, part in properties_of(one.manifest.parameters).items():
+            assert part.get("description") == described.get(name, {}).get("description"), name
         addresses.add(one.manifest.address)
     assert len(addresses) == len(done)
 

@@ -78,8 +78,8 @@ async def test_a_langchain_tool_has_every_part_of_a_contract(tmp_path: Path) -> 
         config = {"module": MODULE, "credentials": {"token": "maps"}}
         await lock.upstreams.add("chain", "langchain", config, by=lock.caller, overlay=overlay)
         shout, crash = [(await lock.catalog.resolve(f"chain.{name}")).contract for name in ("shout", "crash")]
-    text: Json = {"title": "Text", "type": "string", "description": "The text."}
-    times: Json = {"title": "Times", "type": "integer", "default": 1, "description": "The times."}
+    text: Json = {"title": "Text", "type": "string"}
+    times: Json = {"title": "Times", "type": "integer", "default": 1}
     gives = {"type": ANYTHING, "description": "What the tool returned: text, or the data it is made of."}
     common: Json = {"version": "1.0.0", "output": gives, "error": ERROR_SCHEMA, "observability": OBSERVED}
     assert parts(shout) == {

@@ -253,11 +253,11 @@ def test_whatever_changes_in_a_definition_changes_its_digest(change: dict[str, A
     assert definition_digest(defined(**change)) != definition_digest(defined())
 
 
-def test_what_was_made_up_is_listed_for_the_operator() -> None:
+def test_what_an_upstream_leaves_out_is_listed_for_the_operator() -> None:
     takes = {"type": "object", "properties": {"issueNumber": {"type": "integer"}, "any": True}}
     done = imported(defined("close", description="", input_schema=takes))
     manifest = manifest_of(done)
-    assert manifest.parameters["properties"]["issueNumber"]["description"] == "The issue number."
+    assert manifest.parameters["properties"]["issueNumber"] == {"type": "integer"}
     assert manifest.description == "close, a tool of files"
     assert done.needs == ("a description of what it does", "a description of `issueNumber`", "a description of `any`")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from interlock.call.artifacts import File
 from interlock.call.context import Caller
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.record import record
@@ -92,6 +93,8 @@ class RemoteCall:
     span: Outbound | None = None
     # The upstream's ids for this call, by their names in the standard's external mappings; for the record.
     reported: Json = field(default_factory=dict[str, Any])
+    # Files that the answer consists of: they become artifacts of the result.
+    files: list[File] = field(default_factory=list[File])
     # The upstream's statement on its data: `data_version`, `confidence`.
     provenance: Json = field(default_factory=dict[str, Any])
 
@@ -125,7 +128,10 @@ class Aged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A tool as its upstream describes it. Nothing of it is trusted, `hints` least of all."""
+    """A tool as its upstream describes it. Nothing of it is trusted, `hints` least of all.
+
+    `notes` are for the operator: what the description leaves open, and the consequence. They are no part of it.
+    """
 
     name: str
     description: str
@@ -134,6 +140,7 @@ class Definition:
     native: Json
     hints: Mapping[str, Any] = field(default_factory=dict[str, Any])
     title: str | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,14 +205,19 @@ def _parsed(path: Path) -> Any:
     from interlock.data.documents import Malformed, read_yaml
 
     try:
-        documents = read_yaml(path.read_bytes())
+        documents = read_yaml(_content(path))
+    except Malformed as error:
+        raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {error}") from None
+    return documents[0] if len(documents) == 1 else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except FileNotFoundError:
         raise click.UsageError(f"no such file: {path}") from None
     except OSError as error:
         raise click.UsageError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
-    except Malformed as error:
-        raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {error}") from None
-    return documents[0] if len(documents) == 1 else None
 
 
 @add.command("mcp")
@@ -237,16 +242,16 @@ def add_mcp(where: tuple[str, ...], env: tuple[str, ...], cwd: str | None) -> Js
 @click.option("--url", "urls", multiple=True, metavar="URL", help="The address of the service; repeat for failover.")
 @_adding("openapi")
 def add_openapi(document: str, urls: tuple[str, ...]) -> Json:
-    """An HTTP service, by its OpenAPI 3 document."""
+    """An HTTP service, by its OpenAPI 3 or Swagger 2.0 document."""
     from urllib.parse import urlsplit
+
+    from interlock.upstreams.openapi import parse, servers_of
 
     if document.startswith(("http://", "https://")):
         parts = urlsplit(document)
         return {"openapi": document, "urls": list(urls) or [f"{parts.scheme}://{parts.netloc}"]}
-    read = _document(Path(document))
-    entries = cast("list[Json]", read.get("servers") or [])
-    servers = [str(one["url"]) for one in entries if isinstance(one, dict) and "url" in one]  # pyright: ignore[reportUnnecessaryIsInstance] - from a file
-    found = list(urls) or [one for one in servers if one.startswith(("http://", "https://"))][:3]
+    read = parse(_content(Path(document)))
+    found = list(urls) or [one for one in servers_of(read) if one.startswith(("http://", "https://"))][:3]
     if not found:
         raise click.UsageError("the document names no server; give --url")
     return {"openapi": read, "urls": found}

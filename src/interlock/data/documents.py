@@ -11,8 +11,9 @@ braces and brackets give the position, and a string with a colon behind it is a 
 from __future__ import annotations
 
 import json
+import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -108,3 +109,50 @@ def _reason(error: Exception) -> str:
     if mark is not None:
         return f"line {mark.line + 1}: {getattr(error, 'problem', None) or type(error).__name__}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+_LARGEST, _SMALLEST = 2**64 - 1, -(2**63)
+
+
+class Unfolded(Malformed):
+    """A text with aliases that stand for far more values than the text has characters."""
+
+    def __init__(self) -> None:
+        super().__init__("the document unfolds into one that is too large; write it without aliases")
+
+
+def plain(value: Any, *, most: int | None = None) -> Any:
+    """Copy values that YAML or Python can hold and JSON cannot: names become text (`200:` is not), dates too.
+
+    A whole number beyond 64 bits becomes the nearest number that every reader of JSON takes, and what is no number at
+    all becomes null. Unfolded if there are more than `most` values.
+    """
+    left = -1 if most is None else most
+
+    def convert(one: Any) -> Any:
+        nonlocal left
+        if left == 0:
+            raise Unfolded
+        left -= 1
+        match one:
+            case dict():
+                return {str(name): convert(part) for name, part in cast("dict[Any, Any]", one).items()}
+            case list() | tuple():
+                return [convert(part) for part in cast("list[Any]", one)]
+            case None | str() | bool():
+                return one
+            case int():
+                return one if _SMALLEST <= one <= _LARGEST else convert(_nearest(one))
+            case float():
+                return one if math.isfinite(one) else None
+            case _:
+                return str(one)
+
+    return convert(value)
+
+
+def _nearest(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

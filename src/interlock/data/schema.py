@@ -8,13 +8,15 @@ references are never fetched: a schema is data, and reading one must not open a 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, cast
 
 import jsonschema_rs
+import orjson
 
 from interlock.core.errors import Failure
 from interlock.data.subschemas import Places
@@ -295,10 +297,43 @@ def compile_validator(document: Mapping[str, Any] | bool) -> Any:
         ) from None
     except (*_UNFIT, jsonschema_rs.ReferencingError) as error:
         raise Failure("E3105", f"not a valid JSON Schema: {str(error)[:_LONGEST_FAULT]}") from None
-    if isinstance(source, dict) and Places(source).checks(_MOST_CHECKS) > _MOST_CHECKS:
+    if isinstance(source, dict) and not _is_affordable(source):
         words = f"its references have one value checked against more than {_MOST_CHECKS:,} subschemas"
         raise Failure("E3105", f"not a usable JSON Schema: {words}")
     return made
+
+
+class _Digested:
+    """A schema that is known again by its digest. The schema itself is kept no longer than its checks are counted."""
+
+    __slots__ = ("digest", "schema")
+
+    def __init__(self, schema: Json) -> None:
+        self.schema: Json | None = schema
+        self.digest = hashlib.sha256(orjson.dumps(schema)).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Digested) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _is_affordable(schema: Json) -> bool:
+    """Whether one value is checked against a number of subschemas that is not excessive.
+
+    Several parts of admission check one schema, and counting its checks takes longer than compiling it.
+    """
+    try:
+        return _counted(_Digested(schema))
+    except TypeError:  # not JSON, so it has no digest
+        return Places(schema).checks(_MOST_CHECKS) <= _MOST_CHECKS
+
+
+@lru_cache(maxsize=5000)
+def _counted(one: _Digested) -> bool:
+    schema, one.schema = one.schema, None
+    return Places(schema or {}).checks(_MOST_CHECKS) <= _MOST_CHECKS
 
 
 _ABOUT_THE_WHOLE = frozenset(

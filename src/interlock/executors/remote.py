@@ -116,6 +116,8 @@ class RemoteExecutor(Executor):
             mapping = connector.mapping(remote.native, remote.reported)
             if mapping is not None:
                 call.extend().mappings = (*call.more.mappings, {"schema_version": "0.2.0", **mapping})
+            if remote.files:
+                call.extend().files = tuple(remote.files[-1:])  # those of attempts that failed are not the answer
             if any(fact is not None for fact in remote.provenance.values()):
                 call.extend().provenance = _provenance(remote.provenance)
 

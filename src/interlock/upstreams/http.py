@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import orjson
 import pydantic
 
+from interlock.call.artifacts import File
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -32,6 +34,8 @@ from interlock.upstreams import openapi, wire
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
+from interlock.upstreams.openapi_content import is_text
+from interlock.upstreams.request import climbs
 from interlock.upstreams.response_limits import CODINGS, Intake, decoded, in_thread
 from interlock.upstreams.wire import Part, RemoteConfig
 
@@ -265,7 +269,7 @@ class HttpUpstream:
         method, url, headers, body = request
         if not url.startswith(endpoint + "/") and _origin(url) != _origin(endpoint):
             raise Failure("E3406", f"the request would leave `{self._name}`")
-        if ("/." in url or "%2" in url) and any(unquote(part) in (".", "..") for part in urlsplit(url).path.split("/")):
+        if ("/." in url or "%2" in url) and climbs(urlsplit(url).path):
             raise Failure("E3305", "an argument that is part of the address cannot be `.` or `..`")
         if not headers:
             return request
@@ -331,8 +335,10 @@ class HttpUpstream:
         mode = _mode(call, response.status)
         if mode == "none" or not body:
             return None
-        if mode == "text":
+        if mode == "text" or (mode == "any" and is_text(media)):
             return self._text(body, kind)
+        if mode == "file" and isinstance(call, RemoteCall):
+            return _file(call, body, media)
         if mode == "json" or media == "application/json" or media.endswith("+json"):
             try:
                 return await self._intake.json(body)
@@ -340,6 +346,8 @@ class HttpUpstream:
                 raise Failure("E3401", f"what `{self._name}` answered is not the JSON that it should be") from None
         if media.startswith("text/") or media in _TEXTS:
             return {"text": self._text(body, kind)}
+        if mode == "any" and isinstance(call, RemoteCall):
+            return _file(call, body, media)
         return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
 
     def _text(self, body: bytes, kind: str) -> str:
@@ -380,6 +388,14 @@ class HttpUpstream:
         return Failure("E3401", words, details=details, native_error_ref=ref)
 
 
+def _file(call: RemoteCall, body: bytes, media: str) -> Json:
+    """Leave an answer as a file of the call, and return what a caller is told about it."""
+    media = media or "application/octet-stream"
+    path = f"answer{mimetypes.guess_extension(media) or '.bin'}"
+    call.files.append(File(path, body))
+    return {"path": path, "mediaType": media, "size": len(body)}
+
+
 def _base(endpoint: str, servers: Sequence[str]) -> str:
     """Return an endpoint, with the server path of the document if the operator gave none."""
     if urlsplit(endpoint).path:
@@ -388,7 +404,7 @@ def _base(endpoint: str, servers: Sequence[str]) -> str:
 
 
 def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
-    """Return how the operation's document says that an answer is read, if there is one: json, text or none."""
+    """Return how the operation's document says that an answer is read, if there is one: see `openapi_content`."""
     modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")
 

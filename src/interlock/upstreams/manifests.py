@@ -212,7 +212,7 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
         "observability": {},
         "previews": judged.mutation_class != "read_only",
         "compensable": stated.undo is not None,
-        "annotations": {"hints": dict(definition.hints)} if definition.hints else {},
+        "annotations": _annotations(definition, stated, needs),
         **_effects(done.tool_id, upstream, judged, stated),
         **_time(judged, stated),
         **_as_stated(stated),
@@ -223,6 +223,14 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
             "implementation": done.digest,
         },
     }
+
+
+def _annotations(definition: Definition, stated: ToolOverlay, needs: list[str]) -> Json:
+    """The upstream's hints, and what its description leaves open: then nothing is checked there."""
+    notes = () if stated.result_schema is not None else definition.notes
+    needs += notes
+    hints: Json = {"hints": dict(definition.hints)} if definition.hints else {}
+    return hints | ({"unchecked": list(notes)} if notes else {})
 
 
 def _refusal(done: Imported, reason: str, needs: Sequence[str] = ()) -> Imported:
@@ -322,12 +330,11 @@ def _parameters(schema: Any, stated: ToolOverlay, needs: list[str]) -> Json:
 
 
 def _document(root: Json, name: str, part: Json, stated: ParameterOverlay | None, needs: list[str]) -> None:
-    """Add the description that a parameter lacks, and remove a default or examples that do not fit it."""
+    """Add what the operator states of a parameter, and remove a default or examples that do not fit it."""
     whole = resolve_ref(root, part)
     if stated is not None and stated.description:
         part["description"] = stated.description
     elif not str(whole.get("description") or "").strip():
-        part["description"] = f"The {in_words(name)}."
         needs.append(f"a description of `{name}`")
     if stated is not None and stated.sensitivity:
         part["x-sensitivity"] = stated.sensitivity

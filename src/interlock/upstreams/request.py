@@ -2,15 +2,19 @@
 
 `build` follows the mapping that was pinned when the operation was read (see `openapi`), exactly by the styles that
 OpenAPI defines. An argument is data wherever it goes: it cannot leave its segment of the path, nor add a parameter, a
-cookie or a header.
+cookie, a header or a part of a form. A slash in a segment is percent-encoded; `.` and `..` between slashes are refused,
+because some servers decode a path before they split it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import orjson
 
@@ -18,11 +22,21 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 
 PLACE = re.compile(r"\{([^{}/]+)\}")
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+# The styles of parameters, the default first.
+PATH_STYLES = ("simple", "label", "matrix")
+QUERY_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
+
+
+def kind_of_media(media: str) -> str:
+    """A media type without its parameters."""
+    return media.partition(";")[0].strip().lower()
 
 
 def is_json(media: str) -> bool:
     """Whether a media type is written as JSON; a wildcard is."""
-    kind = media.split(";")[0].strip().lower()
+    kind = kind_of_media(media)
     return kind in ("application/json", "*/*", "application/*") or kind.endswith("+json")
 
 
@@ -37,7 +51,7 @@ class Request(NamedTuple):
 
 def build(native: Json, arguments: Json, base_url: str) -> Request:
     """Build the request of a call. Refuses with E3305 an argument that would be more than data."""
-    query: list[str] = []
+    query: list[str] = [native["query"]] if native.get("query") else []
     cookies: list[str] = []
     headers: dict[str, str] = {"Accept": _accepted(native["responses"])}
     filled: dict[str, str] = {}
@@ -55,9 +69,9 @@ def build(native: Json, arguments: Json, base_url: str) -> Request:
             cookies += _pairs(one, value, lambda: _names(native, "cookie"))
     if cookies:
         headers["Cookie"] = "; ".join(cookies)
-    body = _body_bytes(native.get("body"), arguments)
+    media, body = _body(native.get("body"), arguments)
     if body is not None:
-        headers["Content-Type"] = native["body"]["media"]
+        headers["Content-Type"] = media
     return Request(native["method"], _url(base_url, _path(native["path"], filled), query), headers, body)
 
 
@@ -69,13 +83,21 @@ def _names(native: Json, where: str) -> set[str]:
 
 def _accepted(responses: Mapping[str, str]) -> str:
     modes = set(responses.values())
+    if modes & {"any", "file"}:
+        return "application/json, */*;q=0.5" if "json" in modes or "any" in modes else "*/*"
     return "text/*, */*;q=0.1" if "text" in modes and "json" not in modes else "application/json"
+
+
+def climbs(path: str) -> bool:
+    """Whether a path, decoded before or after it is split, has a segment `.` or `..`."""
+    pieces = (piece for segment in path.split("/") for piece in re.split(r"[/\\]", unquote(segment)))
+    return any(piece in (".", "..") for piece in pieces)
 
 
 def _path(template: str, filled: Mapping[str, str]) -> str:
     path = PLACE.sub(lambda match: filled[match[1]], template)
     # INVARIANT: a request goes to the path of its operation: no argument removes or adds a segment.
-    if any(segment in (".", "..") for segment in path.split("/")):
+    if climbs(path):
         raise Failure("E3305", "an argument would lead the request to another path")
     return path
 
@@ -105,7 +127,7 @@ def _encoded(value: Any, safe: str = "") -> str:
         raise Failure("E3305", "an argument holds a text that is not Unicode") from None
 
 
-_CLIMBING = re.compile(r"[/\\]|%(2f|5c|2e|25)", re.IGNORECASE)
+_CLIMBING = re.compile(r"\\|%(2f|5c|2e|25)", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -113,12 +135,23 @@ def _segment(one: Json, value: Any) -> str:
     texts = _simple(one, value)
     for text in texts:
         if _CLIMBING.search(text) or _CONTROL.search(text):
-            words = "a slash, a backslash, a percent-encoded one or a control character"
+            words = "a backslash, a percent-encoded slash or dot, or a control character"
             raise Failure("E3305", f"`{one['argument']}` is one segment of a path, and holds {words}")
-    joined = ",".join(_encoded(text, "=" if one["explode"] and isinstance(value, dict) else "") for text in texts)
-    if not joined:
+        if climbs(text):
+            raise Failure("E3305", f"`{one['argument']}` is one segment of a path, and cannot hold `.` or `..`")
+    encoded = [_encoded(text, "=" if one["explode"] and isinstance(value, dict) else "") for text in texts]
+    if not any(encoded):
         raise Failure("E3305", f"`{one['argument']}` is a segment of the path, and is empty")
-    return joined
+    match one["style"]:
+        case "label":
+            return "." + ("." if one["explode"] else ",").join(encoded)
+        case "matrix":
+            name = _encoded(one["name"])
+            if not one["explode"] or not isinstance(value, dict | list):
+                return f";{name}={','.join(encoded)}"
+            return "".join(f";{part}" if isinstance(value, dict) else f";{name}={part}" for part in encoded)
+        case _:
+            return ",".join(encoded)
 
 
 def _simple(one: Json, value: Any) -> list[str]:
@@ -183,23 +216,77 @@ def _deep(name: str, value: Any) -> Iterator[str]:
         yield f"{name}={_encoded(value)}"
 
 
-def _body_bytes(body: Json | None, arguments: Json) -> bytes | None:
+def _body(body: Json | None, arguments: Json) -> tuple[str, bytes | None]:
+    """The media type and the bytes of a body; no bytes if there is none."""
     if body is None:
-        return None
-    known: list[Json] = body.get("properties", [])
+        return "", None
+    media, known = str(body["media"]), cast("list[Json]", body.get("properties", []))
     if "argument" in body:
         if body["argument"] not in arguments:
-            return None
+            return media, None
         value: Any = arguments[body["argument"]]
     else:
         value = {one["name"]: arguments[one["argument"]] for one in known if one["argument"] in arguments}
         if not value and not body["required"]:
-            return None
-    if is_json(body["media"]):
-        return _json(value)
+            return media, None
+    match body.get("written"):
+        case "text":
+            return media, _scalar(value).encode(errors="replace")
+        case "base64":
+            return media, _from_base64(body["argument"], value)
+        case _ if is_json(media):
+            return media, _json(value)
+        case _:
+            pass
     if not isinstance(value, dict):
         raise Failure("E3308", f"`{body['argument']}` is a form: send an object")
-    return "&".join(_form(cast("Json", value), {one["name"]: one for one in known})).encode()
+    fields = {one["name"]: one for one in known} or {name: {"file": True} for name in body.get("files", ())}
+    if media == MULTIPART:
+        return _multipart(cast("Json", value), fields)
+    return media, "&".join(_form(cast("Json", value), fields)).encode()
+
+
+def _from_base64(argument: str, value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise Failure("E3308", f"`{argument}` is bytes: send them in base64") from None
+
+
+def _multipart(value: Json, known: Mapping[str, Json]) -> tuple[str, bytes]:
+    """Encode a multipart form (RFC 7578): a part for each field, and one for each item of a list."""
+    parts = list(_parts(value, known))
+    # INVARIANT: no argument ends its part. The boundary depends on all of them, so none can contain it.
+    hashed = hashlib.sha256()
+    for head, content in parts:
+        hashed.update(head + content)
+    boundary = hashed.hexdigest().encode()
+    body = b"".join(b"--%b\r\n%b\r\n\r\n%b\r\n" % (boundary, head, content) for head, content in parts)
+    return f"{MULTIPART}; boundary={boundary.decode()}", body + b"--%b--\r\n" % boundary
+
+
+def _parts(value: Json, known: Mapping[str, Json]) -> Iterator[tuple[bytes, bytes]]:
+    for name, given in value.items():
+        field = known.get(name, {})
+        items: Iterable[Any] = cast("list[Any]", given) if isinstance(given, list) else [given]
+        for item in items:
+            if item is None:
+                continue
+            shown = f'form-data; name="{_quoted(name)}"'
+            media = str(field.get("media") or "")
+            if field.get("file"):
+                content = _from_base64(str(field.get("argument", name)), item)
+                shown, media = f'{shown}; filename="{_quoted(name)}"', media or "application/octet-stream"
+            else:
+                content = _scalar(item).encode(errors="replace")
+                media = media or ("" if isinstance(item, str | int | float | bool) else "application/json")
+            head = f"Content-Disposition: {shown}" + (f"\r\nContent-Type: {media}" if media else "")
+            yield head.encode(errors="replace"), content
+
+
+def _quoted(name: str) -> str:
+    """The name of a field in a header of its part, as browsers write it."""
+    return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _form(value: Json, known: Mapping[str, Json]) -> Iterator[str]:

@@ -30,7 +30,6 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import DEFINITIONS
-from interlock.data.documents import plain
 from interlock.data.schema import Json
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
@@ -430,7 +429,7 @@ class Upstreams:
                 words = f"`{name}` could be taken for the upstream `{one.name}`"
                 raise Failure("E3103", words, resolution="name it otherwise")
         now_ms = self._clock.now_ms()
-        return Upstream(name, kind, _storable(config), _plain(overlay), "available", "", now_ms, by, now_ms, 0)
+        return Upstream(name, kind, config, _plain(overlay), "available", "", now_ms, by, now_ms, 0)
 
     async def _take_in(
         self,
@@ -505,15 +504,6 @@ def _may(by: Caller) -> None:
 def _plain(overlay: Json | None) -> Json:
     """Check an overlay and return its stored form."""
     return parse_overlay(overlay).model_dump(mode="json", exclude_unset=True)
-
-
-def _storable(config: Json) -> Json:
-    """The configuration as JSON can hold it: a document in it may have numbers beyond 64 bits."""
-    try:
-        orjson.dumps(config)
-    except TypeError:
-        return plain(config)
-    return config
 
 
 def _nobody() -> None:

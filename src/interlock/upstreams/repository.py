@@ -21,8 +21,7 @@ from interlock.call.connector import Definition
 from interlock.contract.manifest import Manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.data.canonical import digest
-from interlock.data.documents import plain
+from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence
@@ -339,10 +338,7 @@ def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
     if not new:
         store.mark_discovered(transaction, known.name, overlay, now)
         return
-    try:
-        config = orjson.dumps(known.config).decode()
-    except TypeError:  # a document made in Python may have values that JSON cannot hold, such as very large numbers
-        config = orjson.dumps(plain(known.config)).decode()
+    config = encode(known.config).decode()
     store.insert(
         transaction, known.name, kind=known.kind, config=config, overlay=overlay, added_by=known.added_by, at_ms=now
     )  # fmt: skip

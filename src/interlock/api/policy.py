@@ -7,10 +7,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
 from interlock.api.rights import require_here
+from interlock.authority.facts import in_normal_form
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
@@ -20,6 +22,7 @@ from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.approvals.standing import Standing
     from interlock.authority.cedar import Fault
     from interlock.authority.decisions import Question
     from interlock.call.phases import Decision
@@ -161,6 +164,7 @@ async def explain_call(
         "policy": decision.policy,
         "would_have_to_change": list(found.advice),
         "gate": None if stricter is None else stricter.reason,
+        "standing": await _standing(parts, question),
         "considered": [
             {
                 "id": view.rule.id,
@@ -173,6 +177,25 @@ async def explain_call(
             for view in found.rules
         ],
     }
+
+
+async def _standing(parts: Parts, question: Question) -> list[Json]:
+    """The standing approvals of this tool for this caller that can still be used, and whether they cover the call."""
+    caller, contract, now_ms = question.caller, question.contract, parts.clock.now_ms()
+    normal = partial(in_normal_form, contract)
+
+    def fits(one: Standing) -> bool:
+        return one.fits(caller.acting, contract.address, contract.version, question.arguments, now_ms, normal)
+
+    found = await parts.standing_approvals.list()
+    mine = [
+        one for one in found if (one.tenant, one.caller, one.tool) == (caller.tenant, caller.acting, contract.address)
+    ]
+    return [
+        {**one.document(), "covers": fits(one)}
+        for one in mine
+        if one.revoked_ms is None and one.used < one.uses and now_ms < one.expires_ms
+    ]
 
 
 async def run_cases(parts: Parts, by: Caller, cases: Sequence[Json], *, door: str) -> Json:

@@ -5,8 +5,9 @@ a number of uses and an end. A matching call uses it once, in the transaction th
 its id. A call that does not match requests a ticket like any other.
 
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
-"maximum": 100}`, or any other value literally. A path, URL or host is compared with its pattern in normal form, so that
-`/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal form is not covered.
+"maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, or any other value literally. A path, URL or host is
+compared with its pattern in normal form, so that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal
+form is not covered.
 
 As with tickets, a row alone is not trusted: its last record in the journal must say that it was granted or used, with
 these bounds and this number of uses.
@@ -108,6 +109,12 @@ def _matches(pattern: Any, value: Any) -> bool:
         return _is_number(value) and all(
             _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
         )
+    if is_set(pattern):
+        return any(_is_same(one, value) for one in pattern["enum"])
+    return _is_same(pattern, value)
+
+
+def _is_same(pattern: Any, value: Any) -> bool:
     # In Python, a boolean within a list or an object equals a number.
     return type(pattern) is type(value) and canonical(pattern) == canonical(value)
 
@@ -115,6 +122,14 @@ def _matches(pattern: Any, value: Any) -> bool:
 def is_range(pattern: Any) -> TypeGuard[Json]:
     """Whether a pattern is the bounds of a number."""
     return isinstance(pattern, dict) and cast("Json", pattern) != {} and cast("Json", pattern).keys() <= _WITHIN.keys()
+
+
+def is_set(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern is a set of values."""
+    if not isinstance(pattern, dict) or cast("Json", pattern).keys() != {"enum"}:
+        return False
+    values: Any = cast("Json", pattern)["enum"]
+    return isinstance(values, list) and len(cast("list[Any]", values)) > 0
 
 
 def range_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:

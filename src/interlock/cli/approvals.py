@@ -246,12 +246,18 @@ def _show_decision(viewer: Viewer, page: Page, ticket: Ticket) -> None:
 # In advance
 
 
-def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    for name, equals, _pattern in pairs:
+def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, equals, pattern in (value.partition("=") for value in values):
         if not name or not equals:
             raise click.BadParameter("write NAME=PATTERN")
-    return {name: pattern for name, _equals, pattern in pairs}
+        found.setdefault(name, []).append(pattern)
+    for name, several in found.items():
+        if len(several) > 1 and set("*?") & set("".join(several)):
+            raise click.BadParameter(
+                f"`{name}` is named several times, for a set of values, and values have no * and ?"
+            )
+    return found
 
 
 def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
@@ -281,7 +287,7 @@ _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclu
 @click.option(
     "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
     help="What an argument may be; * and ? match in texts. Paths, URLs and hosts are compared in normal form. "
-    "An argument that is not named is not covered.",
+    "Name an argument several times for a set of values. An argument that is not named is not covered.",
 )  # fmt: skip
 @click.option(
     "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
@@ -298,7 +304,7 @@ async def grant(
     /,
     tool: str,
     caller: str,
-    patterns: dict[str, str],
+    patterns: dict[str, list[str]],
     ranges: dict[str, Json],
     uses: int,
     lifetime_ms: int,
@@ -382,7 +388,7 @@ async def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str
         raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
 
 
-def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], tool: str) -> Json:
+def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, Json], tool: str) -> Json:
     """Patterns as the tool's schema means them: text for text, JSON for everything else; and the bounds of numbers."""
     from interlock.core.errors import Failure
 
@@ -390,9 +396,13 @@ def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], 
     unknown = [name for name in (*patterns, *ranges) if name not in properties]
     if unknown:
         raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
+
+    def value(name: str, text: str) -> Any:
+        return text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
+
     told = {
-        name: text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
-        for name, text in patterns.items()
+        name: value(name, texts[0]) if len(texts) == 1 else {"enum": [value(name, text) for text in texts]}
+        for name, texts in patterns.items()
     }
     return {**told, **ranges}
 
@@ -413,9 +423,11 @@ def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
 
 def _pattern(name: str, pattern: Any) -> list[str]:
     """The bounds of an argument, as they were written."""
-    from interlock.approvals.standing import is_range
+    from interlock.approvals.standing import is_range, is_set
     from interlock.cli.render import value_text
 
+    if is_set(pattern):
+        return [f"{name} one of {' '.join(map(value_text, pattern['enum']))}"]
     if not is_range(pattern):
         return [f"{name}={value_text(pattern)}"]
     return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]

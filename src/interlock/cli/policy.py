@@ -244,6 +244,11 @@ def _show_explanation(page: Page, told: Json) -> None:
     page.line(f"  {told['reason']}")
     if told["gate"] is not None:
         page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")
+    standing: list[Json] = told.get("standing") or []
+    for one in standing:
+        covers = "covers this call" if one["covers"] else "does not cover this call"
+        left = f"{one['uses'] - one['used']} of {one['uses']} uses left, until {one['expiresAt']}"
+        page.line(f"  agreed to in advance by {one['grantedBy']}: {one['id']} {covers}; {left}")
     considered: list[Json] = told["considered"]
     for rule in considered:
         if rule["id"] in told["rules"]:

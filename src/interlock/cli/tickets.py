@@ -42,6 +42,7 @@ def _lasting(ticket: Ticket) -> str:
 
 def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     """A call that waits, for whoever made it: who was asked, until when, and what to do next."""
+    from interlock.approvals.offer import advance_command
     from interlock.cli.render import WAITS, Text
 
     groups = " or ".join(ticket.approvers)
@@ -53,7 +54,11 @@ def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     if ticket.state == "PENDING":
         but = " other than you" if viewer.must_leave(ticket) else ""
         facts += [("next", f"somebody in {groups}{but}: interlock approvals approve {ticket.id}")]
-    page.facts([*facts, ("then", f"send the same call again, or: interlock calls resume {ticket.id}")])
+    facts.append(("then", f"send the same call again, or: interlock calls resume {ticket.id}"))
+    command = advance_command(ticket, viewer.name_of(ticket.requester)) if ticket.state == "PENDING" else None
+    if command is not None:
+        facts.append(("ahead", f"to agree to such calls in advance: {command}"))
+    page.facts(facts)
 
 
 def show_brief(viewer: Viewer, page: Page, ticket: Ticket) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from interlock.approvals.standing import is_range
+from interlock.approvals.standing import is_range, is_set
 from interlock.authority.facts import facts
 from interlock.call.capability import CLASSES, Capability, ToolGrant, widenings
 from interlock.call.prepared import Prepared
@@ -148,7 +148,9 @@ def check_in_advance(
     if (bound or by_class) and versions != contract.version:
         # Nothing is known about the resources of other versions.
         raise Failure("E3206", f"the token bounds what a tool may be, so name one version: {contract.version}")
-    if bound and any(is_range(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()):
+    if bound and any(
+        is_range(one) or is_set(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()
+    ):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")
     if bound:
         check_resources(capability, contract, resources_of(contract, patterns))

@@ -19,6 +19,7 @@ from typing import Any, cast
 import orjson
 
 from interlock.api.service import Ask, Service
+from interlock.approvals.offer import advance_command
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
@@ -257,12 +258,13 @@ class Calling:
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]
         ticket = await self._service.lock.approvals.show(pending["ticketId"])
-        groups = " or ".join(f"`{group}`" for group in ticket.approvers)
+        groups, ahead = " or ".join(f"`{group}`" for group in ticket.approvers), advance_command(ticket)
         return _described(
             f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
             f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "
             f"or {pending['pollEndpoint']}.\n"
-            "Once they have agreed, call the tool again with the same arguments: the call then goes on.",
+            "Once they have agreed, call the tool again with the same arguments: the call then goes on."
+            + ("" if ahead is None else f"\nTo agree to such calls in advance, they type: `{ahead}`"),
             "pending",
             pending,
             _about(result),

@@ -157,4 +157,7 @@ class Explanation(Answer):
     reason: str
     rules: list[str]
     would_have_to_change: list[str]
+    standing: list[Json] = Field(
+        description="standing approvals of this tool for this principal, and whether each covers the call"
+    )
     gate: str | None = Field(description="why a person is asked although no rule says so")

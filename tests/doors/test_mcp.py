@@ -649,7 +649,7 @@ asyncio.run(main())
 """
 
 
-def _stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
+def stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
     root = str(Path(__file__).parents[2])
     args = ["-c", SERVER, str(world.home), *arguments]
     return StdioServerParameters(command=sys.executable, args=args, env={"PYTHONPATH": root, **env}, cwd=root)
@@ -660,7 +660,7 @@ def _stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
 @pytest.mark.supports("AUTH-01", "OBS-02")
 async def test_stdio_serves_the_bearer_of_a_token_or_the_local_user(world: World, mode: str) -> None:
     local = mode == "legacy"
-    command = _stdio(world, **({} if local else {"INTERLOCK_TOKEN": await world.token(["demo.add"])}))
+    command = stdio(world, **({} if local else {"INTERLOCK_TOKEN": await world.token(["demo.add"])}))
     async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
         assert len((await client.list_tools()).tools) == (len(TOOLS) + len(OWN) if local else 1)
         assert (await client.call_tool("demo-add", {"a": 1, "b": 2})).structured_content == {"result": 3}
@@ -687,7 +687,7 @@ async def test_stdio_serves_nobody_whose_token_does_not_hold(
     world: World, mode: str, token: str, as_argument: bool
 ) -> None:
     """An empty token, whichever way it comes, does not stand for the local user."""
-    command = _stdio(world, token) if as_argument else _stdio(world, INTERLOCK_TOKEN=token)
+    command = stdio(world, token) if as_argument else stdio(world, INTERLOCK_TOKEN=token)
     async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
         with pytest.raises(MCPError) as listed:
             await client.list_tools()

@@ -11,9 +11,11 @@ from typing import Any
 
 import mcp_types as types
 import pytest
+from mcp import Client, MCPError
 
-from tests.doors.test_mcp import AGENT, OTHER, REVIEWER, World, serving, text, world
-from tests.support.calls import records
+from interlock.doors.mcp import suspended
+from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, stdio, text, world
+from tests.support.calls import records, until
 from tests.upstreams.mcp_servers import asking as asking_server
 from tests.upstreams.mcp_servers.asking import TOOLS, Asking
 
@@ -198,3 +200,113 @@ async def test_a_question_that_may_be_of_several_calls_is_not_asked_and_then_eac
             assert person.asked == []
             second = await asyncio.gather(*(call(client, "ask_aside", name) for name in "cd"))
             assert [text(one) for one in second] == ["ann:n-c 0", "ann:n-d 0"]
+
+
+# A client that gets questions as the result of its request, and calls again
+
+
+@DOOR
+@WIRES
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_a_client_that_calls_again_is_asked_whatever_era_the_upstream_speaks(
+    world: World, wire: str, era: str
+) -> None:
+    person = Person()
+    async with upstream(world, wire, protocol=era) as asking, world.client("2026-07-28", **person.options) as client:
+        tools = (
+            ("ask", "ann:n-x 0"),
+            ("ask_twice", "ann:n-x 0 ann:n-x 1"),
+            ("sample", "ann"),
+            ("roots", "file:///home/ann"),
+        )
+        for tool, answer in tools:
+            result = await call(client, tool, "x")
+            assert (text(result), result.is_error) == (answer, False), tool
+            again = await call(client, tool, "x")  # under the same key: nobody is asked, nothing runs
+            assert (text(again), again.meta["interlock/call"]["source"]) == (answer, "replay")
+        if wire == "http":
+            assert len(asking.ran) == len(tools)
+        declined = Person(action="decline")
+        async with world.client("2026-07-28", **declined.options) as other:
+            assert text(await call(other, "ask", "no")) == "decline"
+
+
+@DOOR
+async def test_a_call_that_waits_for_an_answer_is_one_call_on_record(world: World) -> None:
+    """The repeated request goes on with the call, once, for its caller, tool and arguments alone."""
+    person = Person()
+    answers: Any = {"question-1": {"action": "accept", "content": {"answer": "yes"}}}
+    arguments = {"name": "n-x", "idempotency_key": "k"}
+    async with upstream(world, "http", protocol="handshake") as asking:
+        async with (
+            world.client("2026-07-28", **person.options) as client,
+            world.client("2026-07-28", await world.token(subject=OTHER), **person.options) as stranger,
+        ):
+            session: Any = client.session
+            strange: Any = stranger.session
+            first = await session.call_tool("asks-ask", arguments, allow_input_required=True)
+            assert isinstance(first, types.InputRequiredResult)
+            asked: Any = first.input_requests
+            assert asked["question-1"].params.message == "n-x 0"
+            busy = await session.call_tool("asks-ask", arguments, meta={"interlock/timeoutMs": 300})
+            assert busy.is_error
+            state = {"input_responses": answers, "request_state": first.request_state}
+            for who, tool, name in ((strange, "ask", "n-z"), (session, "ask", "n-y"), (session, "sample", "n-v")):
+                with pytest.raises(MCPError, match="Invalid or expired requestState"):
+                    await who.call_tool(f"asks-{tool}", {"name": name, "idempotency_key": name}, **state)
+            wrong: Any = {**state, "input_responses": {"question-1": {"roots": []}}}
+            with pytest.raises(MCPError, match="question-1"):
+                await session.call_tool("asks-ask", arguments, **wrong)
+            second = await session.call_tool("asks-ask", arguments, **state)
+            assert text(second) == "yes"
+            replayed = await session.call_tool("asks-ask", arguments, **state)
+            assert text(replayed) == "yes"
+        assert (asking.begun, asking.ran) == (["n-x"], ["n-x"])
+    (closed,) = records(world.lock, second.meta["interlock/call"]["id"], "closed")
+    assert closed["status"] == "SUCCESS"
+
+
+@DOOR
+async def test_a_client_that_does_not_come_back_has_its_call_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspended, "ANSWER_S", 0.2)
+    async with upstream(world, "http", protocol="handshake") as asking:
+        async with world.client("2026-07-28", **Person().options) as client:
+            arguments = {"name": "n-x", "idempotency_key": "k"}
+            session: Any = client.session
+            first = await session.call_tool("asks-ask", arguments, allow_input_required=True)
+            assert isinstance(first, types.InputRequiredResult)
+            await until(lambda: asking.cancelled == ["n-x"])
+            late = await session.call_tool("asks-ask", arguments)
+            assert "E3409" in text(late)
+        assert asking.ran == []
+
+
+@DOOR
+async def test_calls_that_wait_for_answers_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspended, "MAX_PER_CALLER", 1)
+    async with upstream(world, "http", protocol="handshake"):
+        async with world.client("2026-07-28", **Person().options) as client:
+            session: Any = client.session
+            calls = [
+                session.call_tool("asks-ask", {"name": f"n-{one}", "idempotency_key": one}, allow_input_required=True)
+                for one in "ab"
+            ]
+            results: list[Any] = [await one for one in calls]
+        assert isinstance(results[0], types.InputRequiredResult)
+        assert "E3411" in text(results[1])
+
+
+# Over stdio
+
+
+@DOOR
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_client_over_stdio_is_asked_by_an_upstream_over_stdio(world: World, mode: str) -> None:
+    person = Person()
+    async with upstream(world, "stdio", protocol="handshake"):
+        command = stdio(world, INTERLOCK_TOKEN=await world.token())
+        async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S, **person.options) as client:
+            results = await asyncio.gather(*(call(client, "ask", name) for name in "abc"))
+    assert [text(one) for one in results] == [f"ann:n-{name} 0" for name in "abc"]

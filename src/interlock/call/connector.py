@@ -25,14 +25,15 @@ from interlock.data.schema import Json
 class Interaction:
     """Ways to involve the caller's client in a call, in the words of the Model Context Protocol.
 
-    `capabilities` are those it declared (elicitation, sampling). A client that can be asked right away has `ask`,
-    whichever era the server speaks. For another, the call ends with the question (E3411, details `inputRequired`) and
-    is made again with `answers` (inputResponses, requestState).
+    `capabilities` are those it declared (elicitation, sampling, roots). A client that can be asked during the call has
+    `ask`. One that `calls_again` takes questions as the result of its request: those of a server that puts them so end
+    the call (E3411, details `inputRequired`), which is made again with `answers` (inputResponses, requestState).
     """
 
     capabilities: Json = field(default_factory=dict[str, Any])
     ask: Callable[[str, Json], Awaitable[Json]] | None = None
     answers: Json = field(default_factory=dict[str, Any])
+    calls_again: bool = False
 
 
 class Outbound(Protocol):

@@ -98,7 +98,7 @@ class Wanted:
     def answers(self) -> Json | None:
         """The client's answers to questions of an earlier round; None if it cannot get questions as a result."""
         asked = self.interaction
-        return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
+        return None if asked is None or not asked.calls_again or not asked.capabilities else asked.answers
 
     @property
     def key_place(self) -> str:
@@ -130,6 +130,8 @@ class Calling:
         self._names = names
         self._listing = listing
         self._running: set[asyncio.Task[Result]] = set()
+        # Called when the endpoint is closed, before calls are waited for.
+        self.before_close: list[Callable[[], None]] = []
 
     async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
         """Make a call that its client may give up on: whoever cancels this cancels the call, on record.
@@ -166,6 +168,8 @@ class Calling:
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let calls end that nobody waits for any more; after the given time they are cut off, which is on record."""
+        for end in self.before_close:
+            end()
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=within_s)
             for task in late:

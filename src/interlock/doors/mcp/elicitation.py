@@ -28,7 +28,7 @@ MAX_WAITING = 1000
 # What an upstream may ask of a client, and how the modern era brings the answers.
 _ASKED = ("elicitation", "sampling", "roots")
 _ANSWERS = ("inputResponses", "requestState")
-_QUESTIONS: dict[str, tuple[Any, type[types.Result]]] = {
+QUESTIONS: dict[str, tuple[Any, type[types.Result]]] = {
     "elicitation/create": (types.ElicitRequest, types.ElicitResult),
     "sampling/createMessage": (types.CreateMessageRequest, types.CreateMessageResult),
     "roots/list": (types.ListRootsRequest, types.ListRootsResult),
@@ -44,7 +44,7 @@ def listening(ctx: Context, news: News) -> Interaction | None:
         return asked
     able = asked or ALONE
     tell = partial(hear, news, "message")
-    return Listening(able.capabilities, able.ask, able.answers, level=level, on_log=tell)
+    return Listening(able.capabilities, able.ask, able.answers, able.calls_again, level=level, on_log=tell)
 
 
 def interaction(ctx: Context) -> Interaction | None:
@@ -57,13 +57,13 @@ def interaction(ctx: Context) -> Interaction | None:
     if ctx.protocol_version != MODERN:
         return Interaction(capabilities, ask=lambda method, params: _ask(ctx, method, params))
     sent = ctx.params or {}
-    return Interaction(capabilities, answers={name: sent[name] for name in _ANSWERS if name in sent})
+    return Interaction(capabilities, None, {name: sent[name] for name in _ANSWERS if name in sent}, calls_again=True)
 
 
 async def _ask(ctx: Context, method: str, params: Json) -> Json:
     """Put an upstream's question to the client of this call; a Failure if it has no answer to it."""
     metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
-    kind, expected = _QUESTIONS[method]
+    kind, expected = QUESTIONS[method]
     try:
         asked = kind.model_validate({"method": method, "params": params}, by_name=False)
         answer = await ctx.session.send_request(asked, expected, metadata=metadata)

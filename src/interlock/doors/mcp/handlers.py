@@ -39,6 +39,7 @@ from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, list
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
+from interlock.doors.mcp.suspended import SuspendedCalls
 from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp.protocol import Listening
 
@@ -57,6 +58,7 @@ class Handlers:
         self._names = names
         self._listing = listing
         self._calling = calling
+        self._suspended = SuspendedCalls(calling)
         self.changes = Changes(service, self._caller)
         self._offers = self.changes.offers
         # Asks who the client on stdin is. Not set over HTTP.
@@ -118,10 +120,15 @@ class Handlers:
             params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids, key=key, identity=named
         )
         progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
+        asked = wanted.interaction
+        if asked is not None and asked.calls_again and asked.capabilities:
+            making = self._suspended.call(wanted, caller, news, progress=progress is not None)
+        else:
+            making = self._calling.call(wanted, caller, progress)
         try:
             if progress is None and not isinstance(wanted.interaction, Listening):
-                return await self._calling.call(wanted, caller)
-            return await with_news(ctx, self._calling.call(wanted, caller, progress), news)
+                return await making
+            return await with_news(ctx, making, news)
         except Fault as fault:
             raise faulty(fault) from None
 

@@ -39,6 +39,8 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         return None
     if not call.launched:
         return "released"
+    if call.tool.remote and "inputRequired" in (failure.details or {}):
+        return "released"  # the upstream did not run the tool yet: it asks first, and is then called again
     manifest = call.tool.contract.manifest
     reported: list[Change] = [] if call.more.context is None else call.more.context.changes
     cut_off = state in ("timed_out", "canceled")

@@ -106,7 +106,7 @@ async def rounds(
 
 async def _answers(answer: Json, interaction: Interaction, questions: Questions) -> Json | None:
     """Return the answers to a server's questions, if the client can be asked all of them right away."""
-    if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None:
+    if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None or interaction.calls_again:
         return None
     wanted: list[tuple[str, str, Json]] = []
     for name, question in members(answer.get("inputRequests")).items():

@@ -17,6 +17,7 @@ from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.mcp.answers import pass_on_log, plain, refusal, rounds, stated_of_data, understood, value
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.protocol import (
+    INVALID_PARAMS,
     LOG_LEVEL,
     LOG_LEVELS,
     METHOD_NOT_FOUND,
@@ -90,6 +91,14 @@ class McpUpstream:
         self, slot: Supervisor[Session], call: RemoteCall, listens: Listening | None, questions: Questions
     ) -> Json:
         session = await slot.get(call.left_s)
+        if call.interaction.answers and not session.server.modern:
+            # INVARIANT: a server of the handshake era, which takes no answers, does not run the tool again.
+            raise Failure(
+                "E3411",
+                "Invalid or expired requestState: the call that asked is over, or belongs to another",
+                details={"sent": False, "code": INVALID_PARAMS},
+                resolution="make the call again without inputResponses and requestState",
+            )
         params: Json = {"name": call.native["name"], "arguments": call.arguments}
 
         async def request(sent: Json) -> Json:

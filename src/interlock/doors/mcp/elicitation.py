@@ -47,6 +47,11 @@ def listening(ctx: Context, news: News) -> Interaction | None:
     return Listening(able.capabilities, able.ask, able.answers, able.calls_again, level=level, on_log=tell)
 
 
+def hears_log(asked: Interaction | None) -> bool:
+    """Whether a client asked for log messages during its call."""
+    return isinstance(asked, Listening)
+
+
 def interaction(ctx: Context) -> Interaction | None:
     """The way to ask the client of a request, if it supports elicitation."""
     declared = ctx.session.client_capabilities

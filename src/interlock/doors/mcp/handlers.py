@@ -35,13 +35,12 @@ from interlock.doors.mcp.context import (
     native_ids,
     request_identity,
 )
-from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
+from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, interaction, listening, with_news
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.suspended import SuspendedCalls
 from interlock.telemetry.w3c import joined
-from interlock.upstreams.mcp.protocol import Listening
 
 Answer = Callable[[Context, Any], Awaitable[Json]]
 
@@ -126,7 +125,7 @@ class Handlers:
         else:
             making = self._calling.call(wanted, caller, progress)
         try:
-            if progress is None and not isinstance(wanted.interaction, Listening):
+            if progress is None and not hears_log(wanted.interaction):
                 return await making
             return await with_news(ctx, making, news)
         except Fault as fault:

@@ -79,7 +79,9 @@ def test_a_call_is_explained_by_the_rule_that_decides(cli: Cli) -> None:
     asked = cli.ask("policy", "explain", "local:alice", "demo.post", LARGE)
     assert (asked["decision"], asked["rules"], asked["principal"]) == ("ask", ["large"], "local:alice")
     assert asked["would_have_to_change"] == ["a person approves this call"]
+    assert cli.ask("policy", "explain", "me", "demo.mail_statement")["decision"] == "ask"
     page = cli("policy", "explain", "me", "demo.mail_statement").out
+    assert page.startswith("! a person decides")
     assert "rule demo" in page
     assert "a person is asked all the same" in page
     assert cli("policy", "explain", "me", "demo.post", "[]").code == 2

@@ -116,6 +116,19 @@ def test_a_name_means_whoever_bears_it_here_and_others_are_shown_with_their_tena
     assert (back.code, "E3206" in back.err) == (1, True)
 
 
+def test_a_token_for_the_name_of_a_revoked_identity_warns_that_it_is_another(fresh: Cli) -> None:
+    fresh("keys", "init", "--alg", "EdDSA")
+    first = fresh.ask("token", "issue", "--agent", "helper")
+    assert (first["registered"], first["reissued"]) == (["helper"], [])
+    assert fresh("identities", "revoke", "helper", "--reason", "lost").code == 0
+    again = fresh("token", "issue", "--agent", "helper")
+    assert "warning: an identity named helper was revoked; this is a new one" in again.err
+    assert "warning" not in fresh("token", "issue", "--agent", "helper").err, "it is known now"
+    assert fresh("identities", "revoke", "helper", "--reason", "lost too").code == 0
+    added = fresh("identities", "add", "--name", "helper")
+    assert (added.code, "was revoked; this is a new one" in added.err) == (0, True)
+
+
 def test_a_name_of_another_tenant_is_refused_with_its_did_and_a_new_one_is_said_to_be_registered(fresh: Cli) -> None:
     fresh("keys", "init", "--alg", "EdDSA")
     theirs = fresh.ask("identities", "add", "--name", "bot", "--tenant", "acme", "--trust", "60")["did"]

@@ -123,3 +123,12 @@ def test_no_line_of_an_upstreams_error_can_be_taken_for_one_of_ours() -> None:
     Page(stream).failure(Failure("E3401", "no\n✓ demo.pay  paid\r\x1b[2Jnext  done"))
     _, *message = stream.getvalue().split("\n")[:3]
     assert message == ["  no", "  ✓ demo.pay  paid\\x0d\\x1b[2Jnext  done"]
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest_one(fresh: Cli) -> None:
+    for words, meant in ((("tols", "list"), "tools"), (("tools", "lst"), "list")):
+        ended = fresh(*words)
+        assert (ended.code, f"Did you mean '{meant}'?" in ended.err) == (2, True)
+    assert "Did you mean" not in fresh("zzzzzz").err
+    shell = Cli(fresh.path, {"_INTERLOCK_COMPLETE": "bash_complete", "COMP_WORDS": "interlock up", "COMP_CWORD": "1"})
+    assert shell().out == "plain,upstream\n"

@@ -658,8 +658,11 @@ async def test_an_explanation_says_when_a_person_is_asked_although_no_rule_says_
     world.clock.advance(5)
     question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
     explained = (await world.post("/v1/policy/explain", question, "root")).json()
-    assert explained["behavior"] == "allow"
+    assert explained["behavior"] == "ask"
     assert "needs a person" in explained["gate"]
+    case = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}, "expect": "ask"}
+    (tested,) = (await world.post("/v1/policy/test", {"cases": [case]}, "root")).json()["cases"]
+    assert (tested["answer"], tested["passed"]) == (explained["behavior"], True), "both give the same word"
     assert (await world.invoke("demo.send", {"to": "x"}, idempotency_key="k")).status_code == 202
     looked = await world.post("/v1/policy/explain", question | {"operation": "preview"}, "root")
     assert looked.json()["gate"] is None

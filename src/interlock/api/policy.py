@@ -158,7 +158,7 @@ async def explain_call(
     return {
         "principal": question.caller.acting,
         "tool": question.contract.ref,
-        "behavior": decision.behavior,
+        "behavior": (stricter or decision).behavior,
         "reason": decision.reason,
         "rules": list(decision.rules),
         "policy": decision.policy,

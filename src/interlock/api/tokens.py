@@ -55,7 +55,15 @@ class Tokens:
             ttl_s=ttl_s,
             by=by,
         )
-        return {"token": text, "registered": registered, **await self._parts.tokens.inspect(text, by=by)}
+        again = await self._had_before(registered, by)
+        picture = await self._parts.tokens.inspect(text, by=by)
+        return {"token": text, "registered": registered, "reissued": again, **picture}
+
+    async def _had_before(self, registered: list[str], by: Caller) -> list[str]:
+        """Of these new names, those that an identity of the caller's tenant had before it was revoked."""
+        known = await self._parts.identities.all() if registered else []
+        revoked = {one.name for one in known if one.tenant == by.tenant and one.state == "revoked"}
+        return [name for name in registered if name in revoked]
 
     async def delegate(
         self,
@@ -87,7 +95,9 @@ class Tokens:
             text = await self._parts.tokens.delegate(token, by=by, **narrowing)
         else:
             text = delegate_offline(token, private=private, clock=self._parts.clock, **narrowing)
-        return {"token": text, "registered": registered, **await self._parts.tokens.inspect(text, by=by)}
+        again = await self._had_before(registered, by)
+        picture = await self._parts.tokens.inspect(text, by=by)
+        return {"token": text, "registered": registered, "reissued": again, **picture}
 
     async def inspect(self, token: str, *, by: Caller) -> Json:
         """Whether a token is valid, and why not; each link of its chain, with its holder and what it grants."""

@@ -33,6 +33,18 @@ class LazyGroup(click.Group):
         found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self._lazy and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self._lazy, n=1)
+            meant = f" Did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"No such command '{name}'.{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _envelope_of_usage():
             return super().make_context(*args, **kwargs)

@@ -564,7 +564,7 @@ async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason
     "--reason",
     type=click.Choice(["interruption", "discard", "fallback"]),
     default="interruption",
-    help="Why: it labels the result. With discard, what a finished call left is let go of.",
+    help="Why: it labels the result. With discard, the result of a finished call is removed.",
 )
 @as_holder
 @over_home
@@ -589,7 +589,7 @@ def _answer_cancel(out: Output, call_id: str, answer: str, reason: Reason) -> in
     words = {
         "canceled": "it was asked to end",
         "unsupported": "its tool cannot be cancelled; it runs to its end",
-        "finished": "it has ended already" + ("; what it left is let go of" if reason == "discard" else ""),
+        "finished": "it has ended already" + ("; its result is removed" if reason == "discard" else ""),
     }
     out.answer(
         {"invocation_id": call_id, "outcome": answer},

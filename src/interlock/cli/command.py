@@ -408,9 +408,9 @@ def _read_stdin(what: str) -> bytes:
     return raw
 
 
-UNSAID = object()
+NOT_GIVEN = object()
 
 
 def json_value(_: click.Context, parameter: click.Parameter, value: str | None) -> Any:
     """An option or argument in JSON, read before anything is opened: a typing error creates no data directory."""
-    return UNSAID if value is None else parse_json(value, str(parameter.name))
+    return NOT_GIVEN if value is None else parse_json(value, str(parameter.name))

@@ -53,6 +53,9 @@ async def add(
     from interlock.authority.identities import Identity
 
     require(lock.caller, "tokens:issue", "registering an identity")
+    known = await lock.identities.all() if name else []
+    if any((one.name, one.tenant, one.state) == (name, tenant, "revoked") for one in known):
+        out.page(error=True).line(f"warning: {revoked_before(name)}")
     told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
         identity = await _make_identity(lock, **told)
@@ -64,6 +67,14 @@ async def add(
 
     out.answer(_document(identity), show)
     return 0
+
+
+def revoked_before(name: str) -> str:
+    """The warning about a new identity under the name of a revoked one."""
+    return (
+        f"an identity named {name} was revoked; this is a new one with a DID of its own, and the tokens of the old one"
+        " stay refused: see interlock identities list"
+    )
 
 
 async def _make_identity(lock: Interlock, **told: Any) -> Identity:

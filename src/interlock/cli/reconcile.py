@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import UNSAID, Output, json_value, over_home
+from interlock.cli.command import NOT_GIVEN, Output, json_value, over_home
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -45,17 +45,17 @@ async def reconcile(
 
     waiting = await unknown_calls(lock.journal)
     if call_id is None:
-        if happened or did_not_happen or result is not UNSAID:
+        if happened or did_not_happen or result is not NOT_GIVEN:
             raise click.UsageError("say which call: interlock calls reconcile ID --happened | --did-not-happen")
         out.answer({"unknown": [one.document() for one in waiting]}, lambda page: _show_unknown(page, waiting))
         return 0
     if happened == did_not_happen:
         raise click.UsageError("say one of --happened and --did-not-happen")
-    if result is not UNSAID and not happened:
+    if result is not NOT_GIVEN and not happened:
         raise click.UsageError("--result goes with --happened")
-    value = None if result is UNSAID else result
+    value = None if result is NOT_GIVEN else result
     return await _settle(
-        lock, out, _one_of(waiting, call_id), happened=happened, value=value, stated=result is not UNSAID
+        lock, out, _one_of(waiting, call_id), happened=happened, value=value, stated=result is not NOT_GIVEN
     )
 
 

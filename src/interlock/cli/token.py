@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from interlock.cli.command import Output, at_server, looking, over_home, parse_span
+from interlock.cli.identities import revoked_before
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -142,7 +143,10 @@ def _answer_token(out: Output, picture: Json) -> int:
         page = out.page(error=True)
         page.line(_summary(picture))
         for name in picture["registered"]:
-            page.line(f"{name} was not known and is registered now; see interlock identities list")
+            if name not in picture.get("reissued", ()):
+                page.line(f"{name} was not known and is registered now; see interlock identities list")
+        for name in picture.get("reissued", ()):
+            page.line(f"warning: {revoked_before(name)}")
         return 0
     out.write(picture)
     return 0

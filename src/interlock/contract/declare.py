@@ -395,7 +395,7 @@ def _facts(
     def part(option: str, kind: type[BaseModel]) -> Json:
         value = said[option]
         if not isinstance(value, kind):
-            faults.append(Fault(f"/{option}", f"`{option}` is told in parts: write {option}={kind.__name__}(…)"))
+            faults.append(Fault(f"/{option}", f"`{option}` has parts: write {option}={kind.__name__}(…)"))
             return {}
         return value.model_dump(exclude_unset=option == "sandbox")
 

@@ -225,7 +225,7 @@ class ObservabilityPart(Part):
 
 
 class ApprovalStep(Part):
-    """A group of approvers, and how long after the ticket was opened it is told; unsaid, the fraction decides."""
+    """A group of approvers, and when it is notified after the ticket was opened; by default, by the fraction."""
 
     group: str = Field(min_length=1, max_length=255)
     after_seconds: int | None = Field(None, ge=0)

@@ -70,7 +70,9 @@ def copied(source: Home, target: Path, progress: Progress | None = None) -> Gene
 
 
 def _unwritable(target: Path, why: str) -> Failure:
-    return Failure("E3411", f"the copy at `{target}` cannot be made: {why}", resolution="mend that, or choose another")
+    return Failure(
+        "E3411", f"the copy at `{target}` cannot be made: {why}", resolution="correct that, or choose another directory"
+    )
 
 
 @contextmanager

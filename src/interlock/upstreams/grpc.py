@@ -173,7 +173,7 @@ class GrpcUpstream:
                 _note_status(call, error.code().name)
                 raise self._failure(error, call) from None
             except grpc.aio.UsageError:
-                raise wire.unreached(self._name, "was let go of") from None
+                raise wire.unreached(self._name, "was removed") from None
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():

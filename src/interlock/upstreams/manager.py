@@ -422,7 +422,7 @@ class Upstreams:
                 raise Failure(
                     "E3103",
                     f"there is an upstream `{name}` already",
-                    resolution=f"look at it again: interlock upstream refresh {name}; or let go of it first:"
+                    resolution=f"look at it again: interlock upstream refresh {name}; or remove it first:"
                     f" interlock upstream remove {name}",
                 )
             if _alike(one.name) == _alike(name):

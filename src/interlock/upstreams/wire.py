@@ -373,7 +373,7 @@ class Sender:
         def once() -> Awaitable[Any]:
             # INVARIANT: a call that is still being retried does not connect again after the upstream was closed.
             if self._closed:
-                raise Failure("E3108", f"the upstream `{self._name}` was let go of while it was asked")
+                raise Failure("E3108", f"the upstream `{self._name}` was removed during the request")
             if not several:
                 return attempt(self._urls[0])
             if self._guarded is None:

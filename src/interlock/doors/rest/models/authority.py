@@ -73,6 +73,9 @@ class TokenPicture(Answer):
 class Issued(TokenPicture):
     token: str
     registered: list[str] = Field(description="names that were not known, and have an identity of their own now")
+    reissued: list[str] = Field(
+        default_factory=list[str], description="of these, names that a revoked identity had before"
+    )
 
 
 class Revoked(Answer):

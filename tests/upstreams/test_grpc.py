@@ -16,9 +16,10 @@ import pytest
 from interlock.call.connector import Definition
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
+from interlock.data.schema import Json, Schema
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.protobuf import definitions
+from tests.support.wires import opened
 from tests.upstreams.servers import (
     TRACEPARENT,
     Asked,
@@ -73,7 +74,8 @@ async def test_reflection_offers_what_takes_one_request_and_says_why_not_the_res
     }
     thing = by_name["shop.v1.Shop.Put"].input_schema
     assert thing["properties"]["parts"]["items"] == {"$ref": "#/$defs/shop.common.Thing"}
-    assert thing["properties"]["size"] == {"type": "string", "enum": ["SIZE_UNSPECIFIED", "LARGE"]}
+    named = {"type": "string", "enum": ["SIZE_UNSPECIFIED", "LARGE"]}
+    assert thing["properties"]["size"] == {"anyOf": [named, {"type": "integer"}]}
 
 
 async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> None:
@@ -245,6 +247,49 @@ async def test_every_status_has_its_code(tmp_path: Path, status: grpc.StatusCode
     assert failure.row.error_code == named.get(code, "EXECUTION_FAILED")
     assert failure.retry_after_ms == (1500 if code == "E3504" else None)
     assert "s3cret" not in repr(failure.envelope("t"))
+
+
+async def test_status_message_and_details_of_a_service_reach_the_caller(tmp_path: Path) -> None:
+    """Over the gRPC endpoint NOT_FOUND stays NOT_FOUND; a refusal that would be about the endpoint does not."""
+    from google.rpc.error_details_pb2 import ResourceInfo
+    from google.rpc.status_pb2 import Status
+
+    said: list[grpc.StatusCode] = []
+
+    async def refuse(_: Asked, context: Any) -> Any:
+        status = Status(code=said[0].value[0])
+        status.details.add().Pack(ResourceInfo(resource_name="thing-9"))
+        await context.abort(said[0], "no thing 9", (("grpc-status-details-bin", status.SerializeToString()),))
+
+    async with ShopServer.open(tmp_path) as server, opened(tmp_path / "home") as wires:
+        config = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
+        overlay = {"defaults": {"mutation_class": "read_only"}}
+        report = await wires.lock.upstreams.add("shop", "grpc", config, by=wires.lock.caller, overlay=overlay)
+        get = next(one for one in report.tools if one.name == "shop.v1.Shop.Get")
+        assert get.state == "admitted", get.reason
+        server.answer = refuse
+        for status, expected in (("NOT_FOUND", "NOT_FOUND"), ("UNAUTHENTICATED", "INTERNAL"), ("UNAVAILABLE", None)):
+            said[:] = [grpc.StatusCode[status]]
+            heard = await wires.call("grpc", get.address, {})
+            assert expected in (None, heard.status), heard
+            assert heard.envelope is not None
+            assert "no thing 9" in heard.envelope["message"]
+            assert "thing-9" in str(heard.envelope["details"])
+
+
+async def test_enums_by_number_and_numbers_that_json_lacks_are_accepted(tmp_path: Path) -> None:
+    async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
+        echo = (await found_in(one))["Echo"]
+        takes = Schema(echo.input_schema)
+        names: Json = echo.input_schema["properties"]
+        floats = [name for name, part in names.items() if {"type": "number"} in part.get("anyOf", ())]
+        enums = [name for name, part in names.items() if {"type": "integer"} in part.get("anyOf", ())]
+        assert floats
+        assert enums
+        sent = {floats[0]: "NaN", enums[0]: 1}
+        assert takes.valid(sent)
+        answer = await one.call(remote_call(echo.native, sent))
+        assert answer[floats[0]] == "NaN"
 
 
 async def test_a_server_says_in_its_status_when_to_come_back(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ does not connect is closed when its last call has ended, and the name is resolve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _Metadata = tuple[tuple[str, str], ...]
 
+# Details of a status that are passed on.
+MOST_DETAILS = 10
 DISCOVERY_S = 30.0
 # Answers that cannot hold more values are decoded on the event loop.
 SMALL_VALUES = 1000
@@ -226,12 +228,15 @@ class GrpcUpstream:
         import grpc
 
         code, words = error.code(), error.details() or ""
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return wire.broken(self._name)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return wire.late(self._name)
         message = wire.excerpt(words, lent)
         details: Json = {"status": code.name, "sent": True, "body": message}
+        if stated := [wire.excerpt(one, lent) for one in _stated(error)]:
+            details["details"] = stated
+        if code is grpc.StatusCode.UNAVAILABLE:
+            broken = wire.broken(self._name).message + (f": {message}" if message else "")
+            return Failure("E3502", broken, details=details, native_error_ref=f"grpc:{code.name}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             # Limits of size are reported like limits of rate, by our own library and by the server's.
             if "CLIENT: Received message larger than max" in words:
@@ -404,6 +409,27 @@ class GrpcUpstream:
 def _note_status(call: RemoteCall, status: str) -> None:
     if call.span is not None:
         call.span.note({"rpc.response.status_code": status})
+
+
+def _stated(error: grpc.aio.AioRpcError) -> Iterator[str]:
+    """Yield the details in the status of an error, each as JSON in a text, if their type is known."""
+    from google.protobuf import json_format
+    from google.protobuf.message import DecodeError
+    from google.rpc.error_details_pb2 import ErrorInfo
+    from google.rpc.status_pb2 import Status
+
+    assert ErrorInfo  # it and its like are known from here on
+    pairs = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    packed = dict(pairs).get("grpc-status-details-bin")
+    if not isinstance(packed, bytes):
+        return
+    try:
+        details = Status.FromString(packed).details[:MOST_DETAILS]
+    except DecodeError:
+        return
+    for detail in details:
+        with suppress(DecodeError, TypeError, ValueError, json_format.SerializeToJsonError):
+            yield json_format.MessageToJson(detail, indent=None)
 
 
 def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:

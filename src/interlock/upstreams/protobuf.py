@@ -457,8 +457,8 @@ class _Scribe:
             if field.enum_type.full_name == "google.protobuf.NullValue":
                 return {"type": "null"}
             named: Json = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
-            # A newer server may return a value that was unknown when the method was pinned.
-            return named if self._taken else {"anyOf": [named, {"type": "integer"}]}
+            # By name or by number. A newer server may return a value that was unknown when the method was pinned.
+            return {"anyOf": [named, {"type": "integer"}]}
         match field.cpp_type:
             case field.CPPTYPE_BOOL:
                 return {"type": "boolean"}
@@ -466,8 +466,7 @@ class _Scribe:
                 raw = field.type == field.TYPE_BYTES
                 return {"type": "string", "contentEncoding": "base64"} if raw else {"type": "string"}
             case field.CPPTYPE_FLOAT | field.CPPTYPE_DOUBLE:
-                number: Json = {"type": "number"}
-                return number if self._taken else {"anyOf": [number, {"type": "string", "enum": _ODD_NUMBERS}]}
+                return {"anyOf": [{"type": "number"}, {"type": "string", "enum": _ODD_NUMBERS}]}
             case field.CPPTYPE_INT64:
                 return dict(_INTEGER if self._taken else _TEXT_NUMBER)
             case field.CPPTYPE_UINT64:

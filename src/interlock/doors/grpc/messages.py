@@ -320,8 +320,20 @@ def status(failure: Failure, trace_id: str, invocation_id: str = "") -> Status:
         wait.FromMilliseconds(failure.retry_after_ms)
         details.append(RetryInfo(retry_delay=wait))
     details.append(told)
-    code: int = grpc.StatusCode[failure.row.grpc].value[0]
+    code: int = status_code(failure).value[0]
     return Status(code=code, message=told.message, details=[_packed(one) for one in details])
+
+
+# Statuses of a gRPC upstream that its caller gets as they are. Others would say something about this endpoint.
+_PASSED_ON = frozenset(
+    ("INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "DATA_LOSS")
+)
+
+
+def status_code(failure: Failure) -> grpc.StatusCode:
+    """The status of a failure: that of the table, or that of the gRPC service whose tool failed."""
+    kind, _, name = (failure.native_error_ref or "").partition(":")
+    return grpc.StatusCode[name if kind == "grpc" and name in _PASSED_ON else failure.row.grpc]
 
 
 def _packed(message: Message) -> AnyMessage:

@@ -214,7 +214,7 @@ class Servicer:
             self._at_work.pop(task, None)
         status = messages.status(failure, trace_id or self._trace_id(rpc), call)
         details = (("grpc-status-details-bin", status.SerializeToString()),)
-        return await rpc.context.abort(grpc.StatusCode[failure.row.grpc], status.message, details)
+        return await rpc.context.abort(messages.status_code(failure), status.message, details)
 
     async def _caller(self, rpc: Rpc) -> Caller:
         said = rpc.said.get("authorization")

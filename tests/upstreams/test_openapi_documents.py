@@ -590,6 +590,24 @@ async def test_an_operation_without_a_response_schema_is_admitted_and_said_to_be
             assert (await lock.call("it.look")).unwrap() == value
 
 
+async def test_a_result_off_its_schema_fails_unless_the_operator_wants_a_warning(tmp_path: Path) -> None:
+    pet: Json = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    gives: Json = {"200": {"description": "", "content": {"application/json": {"schema": pet}}}}
+    paths: Json = {f"/{name}": {"get": {"operationId": name, "responses": gives}} for name in ("strict", "lax")}
+    overlay = {"defaults": {"mutation_class": "read_only"}, "tools": {"lax": {"off_schema": "warn"}}}
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+        server.otherwise = lambda _: json_answer({"name": "Rex"})
+        config: Json = {"urls": [server.url], "allow_private": True, "openapi": document(paths)}
+        await lock.upstreams.add("it", "openapi", config, by=lock.caller, overlay=overlay)
+        server.otherwise = lambda _: json_answer({"name": 7})
+        strict = await lock.call("it.strict")
+        assert strict.error is not None
+        assert strict.error.code == "E3303"
+        lax = await lock.call("it.lax")
+        assert lax.unwrap() == {"name": 7}
+        assert lax.metadata["warnings"] == ["OUTPUT_OFF_SCHEMA at=/name"]
+
+
 PDF = b"%PDF-1.7\x00\xff"
 
 

@@ -135,6 +135,12 @@ class Contract:
         return self.manifest.sandbox is None and self.manifest.runs_as.in_process
 
     @cached_property
+    def tolerates_off_schema(self) -> bool:
+        """Whether a result of an upstream that does not fit the schema is passed on with a warning."""
+        execution = self.manifest.execution
+        return execution is not None and execution.kind == "upstream" and execution.native.get("off_schema") == "warn"
+
+    @cached_property
     def delivers(self) -> Json:
         """The schema of what callers receive: for a paged tool the items, because the rest of a page is returned beside
         them.

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
-from interlock.data.schema import Json, compile_validator
+from interlock.data.schema import Json, compile_validator, require_schema
 
 _URI = compile_validator({"type": "string", "format": "uri"})
 _EMAIL = compile_validator({"type": "string", "format": "email"})
@@ -56,7 +56,7 @@ def check_version(value: str) -> str:
 
 def _json_schema(value: Json) -> Json:
     try:
-        compile_validator(value)
+        require_schema(value)
     except Failure as failure:
         raise ValueError(failure.message) from None
     return value

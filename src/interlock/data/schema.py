@@ -303,6 +303,20 @@ def compile_validator(document: Mapping[str, Any] | bool) -> Any:
     return made
 
 
+def require_schema(document: Mapping[str, Any]) -> None:
+    """Refuse what `compile_validator` refuses (E3105). A schema that was accepted before is known by its digest."""
+    try:
+        _accepted(_Digested(dict(document)))
+    except TypeError:  # not JSON, so it has no digest
+        compile_validator(document)
+
+
+@lru_cache(maxsize=5000)
+def _accepted(one: _Digested) -> None:
+    schema, one.schema = one.schema, None
+    compile_validator(schema or {})
+
+
 class _Digested:
     """A schema that is known again by its digest. The schema itself is kept no longer than its checks are counted."""
 

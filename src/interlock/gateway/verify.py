@@ -21,6 +21,8 @@ from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.replay import Replays
 from interlock.privacy.scrub import scrubbed_at
 
+_MOST_PLACES = 5
+
 
 class ResultVerifier:
     """Verifies calls whose tools have run."""
@@ -85,7 +87,15 @@ class ResultVerifier:
     def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
         """Return an output as its contract describes it, and the places where private values were removed."""
         tool = ran.tool
-        value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool))
+        try:
+            value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool))
+        except Failure as failure:
+            details = failure.details or {}
+            if not tool.contract.tolerates_off_schema or details.get("violation") != "TOOL_OUTPUT_SCHEMA_VIOLATION":
+                raise
+            places = ", ".join(fault["pointer"] or "/" for fault in details["faults"][:_MOST_PLACES])
+            ran.extend().warnings.append(f"OUTPUT_OFF_SCHEMA at={places}")
+            value = ran.output  # JSON data already: the connector of its upstream made it
         if not self._redaction.has_private_values(ran):
             return value, ()
         # INVARIANT: a credential that was lent or sent never leaves with the result.

@@ -20,7 +20,7 @@ from interlock.contract.versions import predecessor
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.data.explain import authoring_faults
-from interlock.data.schema import compile_validator, properties_of, resolve_ref
+from interlock.data.schema import properties_of, require_schema, resolve_ref
 from interlock.data.subschemas import Places
 from interlock.registry.catalog import Version, bump_epoch, remember_source
 from interlock.registry.compat import Surface, classify, require_bump
@@ -141,7 +141,7 @@ def _schema_faults(manifest: Manifest) -> list[str]:
         faults.append("say result_schema: what the tool returns")
     for schema in (manifest.parameters, manifest.result_schema, manifest.error_schema):
         try:
-            compile_validator(schema if schema is not None else True)
+            require_schema(schema or {})
         except Failure as failure:
             faults.append(failure.message)
     blind = Places(manifest.parameters).blind

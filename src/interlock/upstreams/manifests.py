@@ -194,6 +194,8 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
     own: Json = {"idempotent_by_key": True} if stated.idempotent_by_key else {}
+    if stated.off_schema == "warn":
+        own["off_schema"] = "warn"
     if stated.stale_s is not None and judged.mutation_class == "read_only":
         own["stale_s"] = stated.stale_s
     return {

@@ -18,7 +18,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json, compile_validator
 from interlock.upstreams.schemas import rewrite
 
-MOST_RESPONSE_PARTS = 500
+MOST_RESPONSE_PARTS = 300
 
 _NOT_OF_SCHEMAS = ("example", "discriminator", "xml", "externalDocs", "nullable")
 _DESCRIBING = frozenset({"type", "properties", "required", "description", "title", "$schema", "deprecated", "$comment"})

@@ -61,10 +61,11 @@ class ToolOverlay(Part):
     applies.
 
     `restart_safe` states that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
-    upstream takes the idempotency key and acts once under it, `idempotency` where that key comes from, `stale_s` that a
-    read may be answered with an answer of up to that age while the upstream does not answer; such an answer is marked.
-    Calls of a batch run beside others if
-    `concurrency_safe` and, because an upstream is another system, `isolated_calls` are set.
+    upstream takes the idempotency key and acts once under it, `idempotency` where that key comes from, `stale_s` that
+    a read may be answered with an answer of up to that age while the upstream does not answer; such an answer is
+    marked. `off_schema: warn` passes on a result that does not fit its schema, with a warning; by default such a call
+    fails. Calls of a batch run beside others if `concurrency_safe` and, because an upstream is another system,
+    `isolated_calls` are set.
     """
 
     mutation_class: MutationClass | None = None
@@ -86,6 +87,7 @@ class ToolOverlay(Part):
     private_output: bool | None = None
     estimated_cost: float | None = Field(None, ge=0)
     stale_s: int | None = Field(None, ge=1, le=604_800)
+    off_schema: Literal["error", "warn"] | None = None
     hide: bool | None = None
     # For one tool only: as defaults for all they would make no sense.
     rename: ToolIdText | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.data.schema import DEEPEST, Json, compile_validator
+from interlock.data.schema import DEEPEST, Json, require_schema
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
@@ -95,7 +95,7 @@ def cleaned(schema: Json, what: str) -> Json:
     if "$schema" in fit and not _DIALECT.match(str(fit["$schema"])):
         del fit["$schema"]
     try:
-        compile_validator(fit)
+        require_schema(fit)
     except Failure as failure:
         raise Failure("E3105", f"its {what} schema cannot be used: {failure.message}") from None
     return fit

@@ -170,6 +170,8 @@ def input_schema(contract: Contract) -> Json:
 def output_schema(contract: Contract) -> Json | None:
     """The schema of `structuredContent`: an object's, which MCP demands; None where there is nothing to promise."""
     schema, form = contract.delivers, form_of(contract)
+    if contract.tolerates_off_schema:
+        return None  # clients refuse a result that does not fit
     if form.native:
         inner = _lifted(schema.get("properties", {}).get("structuredContent"))
         if not isinstance(inner, dict) or cast("Json", inner).get("type") != "object":

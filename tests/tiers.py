@@ -23,6 +23,7 @@ TIER_OF: dict[str, Tier] = {
     "test_changed.py": "unit",
     "test_house.py": "unit",
     "test_dependencies.py": "unit",
+    "test_dev.py": "integration",
     "test_hops.py": "contract",
     "registry": "contract",
     "doors": "contract",

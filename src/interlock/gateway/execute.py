@@ -136,7 +136,7 @@ class Execution:
         granted.output = output
         if context is not None:
             # INVARIANT: what a tool reports after it has returned changes nothing.
-            more = call.extend()
+            more = call.more
             more.changes, more.attestations = tuple(context.changes), tuple(context.attestations)
             more.compensation = context.compensation
         return cast("Ran", granted)

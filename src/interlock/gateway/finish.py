@@ -60,8 +60,8 @@ class Finisher:
         if call.more.source == "replay":
             return await self._replays.close(verified)
         redacted = call.more.redacted
-        bounded = tool.max_inline is not None
-        persistence = persistence_of(verified, redacted=bool(redacted)) if bounded or redacted else INLINE
+        large = tool.max_inline is not None and len(verified.encoded) > tool.max_inline
+        persistence = persistence_of(verified, redacted=bool(redacted)) if large or redacted else INLINE
         metadata = self._metadata.of(call)
         now_ms = self._clock.now_ms()
         context = call.more.context

@@ -108,7 +108,7 @@ class Redactor:
 
     def names_secret(self, resource: str) -> bool:
         """Whether a part of a resource's name is the name of a secret, as in `session:api_key`."""
-        return not self._names.isdisjoint([plain_name(name) for name in _NAMES.findall(resource)])
+        return not self._names.isdisjoint(_NAMES.findall(plain_name(resource)))
 
     @_withholding
     def for_schema(self, schema: dict[str, Any], *, patterns: bool = True) -> SchemaRedactor:

@@ -51,7 +51,7 @@ Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 
 MODERN = "2026-07-28"
 # A call that takes longer than this is cancelled when its client goes; before, it is left to end.
-WATCH_AFTER_S = 0.1
+WATCH_AFTER_S = 0.25
 PING_AFTER_S = 15.0
 _VERSION = "io.modelcontextprotocol/protocolVersion"
 _CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"

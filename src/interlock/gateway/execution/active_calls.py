@@ -91,8 +91,9 @@ class ActiveCalls:
 
     async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
         """Run work in a task of its own, so that the caller gets an answer in time even if the work goes on."""
-        call.extend().waiter = waiter = self._loop.create_future()
-        call.extend().task = task = self._loop.create_task(work)
+        more = call.extend()
+        more.waiter = waiter = self._loop.create_future()
+        more.task = task = self._loop.create_task(work)
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
         self._enter(call)
         try:

@@ -32,7 +32,10 @@ class ResourceLocks:
         """Lock the predicted and the stated resources of a call, then check its preconditions."""
         call, tool = granted, granted.tool
         requests = [
-            *(_lock_on(call, change.resource) for change in call.more.predicted),
+            *[
+                _lock_on(call, one.resource) if one.resource.startswith("session:") else LockRequest(one.resource)
+                for one in call.more.predicted
+            ],
             *self._audit.lock_requests,
         ]
         preconditions = tool.contract.manifest.preconditions
@@ -61,8 +64,8 @@ class ResourceLocks:
 
 
 def _lock_on(call: Call, resource: str) -> LockRequest:
-    """Return the exclusive lock on a resource. A resource of a session is one of that session only."""
+    """Return the exclusive lock on a resource of a session, which is one of that session only."""
     name = resource.removeprefix("session:")
-    if name == resource or call.request.caller is None:
+    if call.request.caller is None:
         return LockRequest(resource)
     return LockRequest(f"session:{session_id(call.request.caller, call.request.session).hex()}/{name}")

@@ -15,10 +15,8 @@ class OutcomeStore:
 
     def __init__(self, box: Box) -> None:
         self._box = box
-
-    def check_key(self) -> None:
-        """Refuse (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted."""
-        self._box.look()
+        # Refuses (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted.
+        self.check_key = box.look
 
     def open(self, found: idempotency.Replay) -> Json:
         """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""

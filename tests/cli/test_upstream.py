@@ -62,6 +62,15 @@ def classes(report: Json) -> dict[str, str]:
     return {one["name"]: one["mutation_class"] for one in report["tools"]}
 
 
+async def test_era_questions_and_logs_of_a_server_are_options(fresh: Cli) -> None:
+    refused = await asyncio.to_thread(fresh, "upstream", "add", "mcp", "notes", "--protocol", "modern", "--", *SCRIPTED)
+    assert (refused.code, "no protocol version in common" in refused.err) == (1, True)
+    await asyncio.to_thread(add, fresh, "--protocol", "handshake", "--no-questions", "--logs", server=SCRIPTED)
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        config = (await lock.upstreams.get("notes")).config
+    assert (config["protocol"], config["questions"], config["logs"]) == ("handshake", False, True)
+
+
 @pytest.mark.proves("REG-10")
 def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> None:
     looked = add(fresh, "--dry-run")

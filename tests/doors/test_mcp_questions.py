@@ -310,3 +310,18 @@ async def test_a_client_over_stdio_is_asked_by_an_upstream_over_stdio(world: Wor
         async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S, **person.options) as client:
             results = await asyncio.gather(*(call(client, "ask", name) for name in "abc"))
     assert [text(one) for one in results] == [f"ann:n-{name} 0" for name in "abc"]
+
+
+# Servers that speak both eras
+
+
+@DOOR
+@WIRES
+async def test_a_server_of_both_eras_is_asked_in_the_era_of_a_client_that_can_be_asked(world: World, wire: str) -> None:
+    spoken = {("legacy", True): "2025-11-25", ("legacy", False): "2026-07-28", ("2026-07-28", True): "2026-07-28"}
+    async with upstream(world, wire):
+        for (mode, able), era in spoken.items():
+            async with world.client(mode, **(Person().options if able else {})) as client:
+                assert text(await call(client, "calm", f"{mode}-{able}")) == f"calm {era}"
+                if able:
+                    assert text(await call(client, "ask", mode)) == f"ann:n-{mode} 0"

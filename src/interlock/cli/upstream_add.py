@@ -225,15 +225,38 @@ def _content(path: Path) -> bytes:
 @click.argument("where", nargs=-1, required=True, metavar="URL | -- COMMAND...")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for the command; repeat.")
 @click.option("--cwd", type=click.Path(exists=True, file_okay=False), help="The working directory of the command.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["auto", "modern", "handshake"]),
+    default="auto",
+    show_default=True,
+    help="The era to speak: modern (2026-07-28), handshake (before), or whichever keeps its questions working.",
+)
+@click.option(
+    "--questions/--no-questions",
+    default=True,
+    show_default=True,
+    help="Pass its questions during a call on to the client; over stdio, each caller that can be asked has a process.",
+)
+@click.option(
+    "--logs/--no-logs",
+    default=None,
+    help="Pass its log messages on to clients that want them; by default only by URL, since it may take processes.",
+)
 @_adding("mcp")
-def add_mcp(where: tuple[str, ...], env: tuple[str, ...], cwd: str | None) -> Json:
+def add_mcp(
+    where: tuple[str, ...], env: tuple[str, ...], cwd: str | None, protocol: str, questions: bool, logs: bool | None
+) -> Json:
     """A Model Context Protocol server: the command that starts it, or its address."""
+    said: Json = {} if protocol == "auto" else {"protocol": protocol}
+    said |= {} if questions else {"questions": False}
+    said |= {} if logs is None else {"logs": logs}
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
-        return {"url": where[0]}
+        return {"url": where[0], **said}
     if any(not one.partition("=")[1] for one in env):
         raise click.UsageError("--env is written NAME=VALUE, such as TZ=UTC")
     variables = dict(one.split("=", 1) for one in env)
-    return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd})}
+    return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd}), **said}
 
 
 @add.command("openapi")

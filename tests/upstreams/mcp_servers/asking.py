@@ -5,7 +5,6 @@ In the handshake era a question is pushed in the middle of a call, in the modern
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import anyio
@@ -42,7 +41,7 @@ class Asking:
         await self.met.wait()
         try:
             told = (
-                await self._modern(params, name)
+                await self._modern(ctx, params, name)
                 if ctx.protocol_version == "2026-07-28"
                 else await _pushed(ctx, params, name)
             )
@@ -54,9 +53,11 @@ class Asking:
         self.ran.append(name)
         return types.CallToolResult(content=[types.TextContent(text=told)])
 
-    async def _modern(self, params: types.CallToolRequestParams, name: str) -> str | types.InputRequiredResult:
+    async def _modern(
+        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams, name: str
+    ) -> str | types.InputRequiredResult:
         if params.name == "calm":
-            return f"calm {os.getpid()}"
+            return f"calm {ctx.protocol_version}"
         if params.input_responses:
             return " ".join(_words(one) for one in params.input_responses.values())
         asked: dict[str, Any] = {}
@@ -83,7 +84,7 @@ async def _pushed(ctx: ServerRequestContext[Any, Any], params: types.CallToolReq
 
     match params.name:
         case "calm":
-            return f"calm {os.getpid()}"
+            return f"calm {ctx.protocol_version}"
         case "sample":
             return _words(await session.create_message(messages=[], max_tokens=9, related_request_id=related))
         case "roots":

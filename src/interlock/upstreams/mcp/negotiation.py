@@ -106,7 +106,8 @@ async def _initialize(session: Session) -> None:
         if error.code == UNSUPPORTED_VERSION or _supported(error.data):
             raise _mismatch(_supported(error.data)) from None
         words = f"the upstream refused the handshake: {error.message[:200]}"
-        raise Failure("E3502", words, details=UNSENT, native_error_ref=error.native_ref) from None
+        details = {"sent": False, "reason": "handshake_refused"}
+        raise Failure("E3502", words, details=details, native_error_ref=error.native_ref) from None
     chosen = answer.get("protocolVersion")
     if chosen not in HANDSHAKE:
         raise _mismatch([str(chosen)])

@@ -59,6 +59,8 @@ class Conversation:
     capabilities: Json = field(default_factory=dict[str, Any])
     level: str | None = None
     caller: Caller | None = None
+    # Whether a server that speaks both eras is spoken to in the handshake era.
+    handshake: bool = False
     number: int = 0
 
     @property
@@ -68,7 +70,7 @@ class Conversation:
         owner = None if one is None else [one.tenant, one.id, one.acting]
         if not self.lent and owner is None:
             return ""
-        facts = [self.lent, self.capabilities, self.level, owner, self.number]
+        facts = [self.lent, self.capabilities, self.level, owner, self.handshake, self.number]
         return hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -127,6 +129,8 @@ class Sessions:
         self._slots: OrderedDict[str, Supervisor[Session]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._lanes: dict[str, _Lanes] = {}
+        # Whether a server of the modern era may speak the handshake era too.
+        self._may_be_both = config.protocol == "auto"
         # Whether a conversation that can be asked carries one call at a time.
         self._one_at_a_time = config.url is None
 
@@ -191,6 +195,20 @@ class Sessions:
             if not lanes.users and self._lanes.get(wanted.key) is lanes:
                 del self._lanes[wanted.key]
 
+    async def speaks_both(self, wanted: Conversation, within_s: float) -> Session | None:
+        """Return a conversation in the handshake era with a server of the modern era; None if it speaks only that."""
+        if not self._may_be_both:
+            return None
+        try:
+            return await self.slot(wanted).get(within_s)
+        except Failure as failure:
+            refused = (failure.details or {}).get("reason") in ("handshake_refused", "protocol_version_mismatch")
+            if refused or isinstance(failure, Crashed):
+                self._may_be_both = False
+            if wanted.key in self._slots:
+                self._let_go(wanted.key)
+            return None
+
     def _in_doubt(self) -> None:
         """Give each call a conversation, from now on: this server asks outside of the streams of its answers."""
         self._one_at_a_time = True
@@ -211,7 +229,7 @@ class Sessions:
                 on_doubt=self._in_doubt,
             )
 
-        session = await self._greeted(greet)
+        session = await (greet("handshake") if wanted.handshake else self._greeted(greet))
         if key == "":
             if self._met:
                 self._on_change()  # its tools may have changed while it was away

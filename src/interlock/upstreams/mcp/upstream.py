@@ -79,11 +79,18 @@ class McpUpstream:
             wire.check_egress(call, self._config.url)
         interaction = call.interaction
         session = await self._sessions.slot(Conversation(lent)).get(call.left_s)
-        able = self._able(interaction, session)
+        able = self._able(interaction)
         listens = self._listens(interaction, session)
+        level = None if listens is None else listens.level
         wanted = Conversation(lent)
-        if able or listens is not None:
-            wanted = Conversation(lent, able, None if listens is None else listens.level, call.caller)
+        if session.server.modern:
+            pushed = Conversation(lent, able, level, call.caller, handshake=True)
+            if able and not interaction.calls_again and await self._takes_pushed(pushed, call):
+                wanted = pushed
+            elif listens is not None:
+                wanted = Conversation(lent, {}, level, call.caller)
+        elif able or listens is not None:
+            wanted = Conversation(lent, able, level, call.caller)
         async with self._sessions.lease(wanted, call.left_s) as slot:
             return await self._ask(slot, call, listens, Questions(interaction, passed_on=self._config.questions))
 
@@ -132,13 +139,8 @@ class McpUpstream:
         name = str(call.native["name"])
         if call.definition is None:
             return  # a manifest that was written by hand is the operator's own statement
-        listed = await session.tools(call.left_s)
         known = name in session.seen
-        if not known:
-            same = [one for one in listed if members(one).get("name") == name]
-            definitions, _ = understood(same, headers=self._config.url is not None)
-            session.seen[name] = definition_digest(definitions[0]) if definitions else ""
-        if session.seen[name] == call.definition:
+        if await self._offered(session, name, call.left_s) == call.definition:
             return
         if not known:
             self._changed()
@@ -147,6 +149,15 @@ class McpUpstream:
             "E3210", f"`{name}` is not what was admitted: `{self._name}` {is_now}",
             details={"sent": False, "upstream": self._name}, resolution=wire.look_at(self._name),
         )  # fmt: skip
+
+    async def _offered(self, session: Session, name: str, within_s: float) -> str:
+        """Return the digest of a tool as a conversation lists it now; empty if it does not."""
+        listed = await session.tools(within_s)
+        if name not in session.seen:
+            same = [one for one in listed if members(one).get("name") == name]
+            definitions, _ = understood(same, headers=self._config.url is not None)
+            session.seen[name] = definition_digest(definitions[0]) if definitions else ""
+        return session.seen[name]
 
     async def _request(
         self, session: Session, call: RemoteCall, params: Json, listens: Listening | None, questions: Questions
@@ -166,11 +177,22 @@ class McpUpstream:
             noted=call.reported,
         )
 
-    def _able(self, interaction: Interaction, session: Session) -> Json:
+    async def _takes_pushed(self, wanted: Conversation, call: RemoteCall) -> bool:
+        """Whether the server also speaks the era of a client that is asked in the middle of its request, and offers the
+        tool there as it was admitted.
+
+        In that era a tool asks as it would without Interlock; many tools of servers of both eras ask in no other way.
+        """
+        session = await self._sessions.speaks_both(wanted, call.left_s)
+        if session is None or call.definition is None:
+            return session is not None
+        return await self._offered(session, str(call.native["name"]), call.left_s) == call.definition
+
+    def _able(self, interaction: Interaction) -> Json:
         """Return the questions that a client can answer, with which a conversation of the handshake
         era must be opened.
         """
-        if interaction.ask is None or not self._config.questions or session.server.modern:
+        if interaction.ask is None or not self._config.questions:
             return {}
         return {name: options for name, options in interaction.capabilities.items() if name in QUESTIONS.values()}
 

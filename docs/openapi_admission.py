@@ -1,6 +1,6 @@
-"""Prints how many operations of OpenAPI documents become tools, and why the others do not, as a page of the reference.
+"""Prints how many operations of OpenAPI documents become tools, and why the others do not, as a page of the documentation.
 
-    python -m docs.openapi_admission NAMED... --sample DIRECTORY --source NAME > docs/reference/openapi.md
+    python -m docs.openapi_admission NAMED... --sample DIRECTORY --source NAME > docs/explanation/openapi-documents.md
 
 NAMED are documents that get a row of their own. `--sample` draws documents at random from a directory, always the same
 ones, and sums them up. Nothing is called: an operation counts as admitted if its manifest passes all conditions of

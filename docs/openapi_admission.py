@@ -1,4 +1,4 @@
-"""Prints how many operations of OpenAPI documents become tools, and why the others do not, as a page of the documentation.
+"""Prints how many operations of OpenAPI documents become tools, and why the others do not, as a page.
 
     python -m docs.openapi_admission NAMED... --sample DIRECTORY --source NAME > docs/explanation/openapi-documents.md
 

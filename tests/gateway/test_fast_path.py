@@ -7,15 +7,17 @@ import asyncio
 import gc
 import shutil
 import sqlite3
+import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import orjson
 import pytest
 import pytest_asyncio
 from hypothesis import given
@@ -24,7 +26,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import interlock
-from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
+from interlock import Caller, Context, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.phases import FastRead
@@ -35,7 +37,7 @@ from interlock.registry import quarantine
 from interlock.testing import FakeClock
 from tests.gateway.test_engines import AGENT
 from tests.support import source
-from tests.support.calls import admit, code, records
+from tests.support.calls import admit, code, records, until
 from tests.support.executors import site
 from tests.support.identities import did_of
 
@@ -146,6 +148,65 @@ async def end(way: Words, turns: Whole) -> int:
     return getattr(Ways, way)()
 
 
+ordinary = tool(version="1.0.0", mutation_class="read_only", namespace="line")
+
+
+@ordinary
+async def stroll(way: Words, turns: Whole) -> int:
+    """The same, in a task of its own."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return getattr(Ways, way)()
+
+
+@ordinary
+def stay(way: Words) -> int:
+    """The same, in a thread."""
+    return getattr(Ways, way)()
+
+
+USES: dict[str, Callable[[Context], Any]] = {
+    "nothing": lambda ctx: ctx.caller.id and ctx.remaining_s,
+    "its progress": lambda ctx: ctx.progress("half", percent=50),
+    "a part": lambda ctx: ctx.partial(1),
+    "an interim result": lambda ctx: ctx.yield_result(1),
+    "an effect": lambda ctx: ctx.effect("a:b", "UPDATE"),
+    "a cost": lambda ctx: ctx.cost(network=1.0),
+    "a session that it reads": lambda ctx: ctx.session.get("a"),
+    "a session that it changes": lambda ctx: ctx.session.update(a=1),
+    "content": lambda ctx: ctx.attach("text", text="more"),
+    "a view": lambda ctx: ctx.show(summary="short"),
+    "a statement": lambda ctx: ctx.attest("so", 1, lambda: 1),
+    "a wrong statement": lambda ctx: ctx.attest("so", 1, lambda: 2),
+    "a changed conversation": lambda ctx: ctx.modify_context(a=1),
+    "its log": lambda ctx: ctx.log.info("said"),
+    "what it has not": lambda ctx: ctx.secret("a"),
+}
+
+
+@ordinary
+async def consult(ctx: Context, use: Words, turns: Whole) -> int:
+    """Use the context of the call."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    USES[use](ctx)
+    return turns
+
+
+@ordinary
+def ponder(use: Words, ctx: Context) -> int:
+    """The same, in a thread."""
+    USES[use](ctx)
+    return 1
+
+
+@plain
+async def glance(ctx: Context, use: Words) -> int:
+    """The same, at once."""
+    USES[use](ctx)
+    return 1
+
+
 LONG = 200
 
 
@@ -158,11 +219,15 @@ async def repeat(words: Words, times: Whole) -> str:
     return words * times
 
 
-TOOLS: tuple[Tool[..., Any], ...] = (divide, tell, use_up, choose, pause, end, repeat)
+TOOLS: tuple[Tool[..., Any], ...] = (
+    divide, tell, use_up, choose, pause, end, repeat, stroll, stay, consult, ponder, glance,
+)  # fmt: skip
 LIGHT: dict[str, dict[str, Any]] = {
     "divide": {"a": 3, "b": 2}, "tell": {"words": "a"}, "use_up": {"items": []}, "pause": {"turns": 0},
     "choose": {"choice": {"letter": "a"}},
     "end": {"way": "answer", "turns": 0}, "repeat": {"words": "a", "times": 1},
+    "stroll": {"way": "answer", "turns": 0}, "stay": {"way": "answer"}, "consult": {"use": "nothing", "turns": 0},
+    "ponder": {"use": "nothing"}, "glance": {"use": "nothing"},
 }  # fmt: skip
 
 
@@ -178,7 +243,7 @@ class Taken:
 
 def watch(lock: Interlock) -> Taken:
     """Look at the line from outside, without getting in its way."""
-    seen, line = Taken(), lock.gateway._fast_path  # pyright: ignore[reportPrivateUsage]
+    seen, line = Taken(), lock.gateway.fast_path
     real = line.take
 
     def take(request: Request, tool: Prepared | None = None) -> Any:
@@ -317,6 +382,11 @@ arguments_of: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "pause": st.fixed_dictionaries({"turns": st.integers(0, 3)}),
     "end": st.fixed_dictionaries({"way": st.sampled_from(WAYS), "turns": st.integers(0, 2)}),
     "repeat": st.fixed_dictionaries({"words": st.text(max_size=4), "times": st.integers(0, 2 * LONG)}),
+    "stroll": st.fixed_dictionaries({"way": st.sampled_from(WAYS), "turns": st.integers(0, 2)}),
+    "stay": st.fixed_dictionaries({"way": st.sampled_from(WAYS)}),
+    "consult": st.fixed_dictionaries({"use": st.sampled_from(list(USES)), "turns": st.integers(0, 2)}),
+    "ponder": st.fixed_dictionaries({"use": st.sampled_from(list(USES))}),
+    "glance": st.fixed_dictionaries({"use": st.sampled_from(list(USES))}),
 }  # fmt: skip
 CALLERS = (None, Caller(id="user:ann", agent="helper", scopes=frozenset({"x"})), Caller(id="user:bob", tenant="other"))
 calls = st.lists(
@@ -619,7 +689,7 @@ async def test_a_read_without_a_grant_is_not_started(lock: Interlock) -> None:
     read = FastRead(lock.request("line.tell", given), lock.caller, prepared, given, 0, 0.0, b"", None)
     for executor in (make(site()), lock.gateway.runner):
         with pytest.raises(Failure) as refused:
-            executor.start(read)
+            executor.start(read, None)
         assert refused.value.code == "E3000"
 
 
@@ -634,3 +704,120 @@ def test_only_the_authorizer_grants_and_only_the_executor_begins() -> None:
             beginners.add(name)
     assert granters == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
     assert beginners == {"executors/function.py"}
+
+
+# Functions that run apart
+
+
+RELEASE, RUNS = threading.Event(), list[str]()
+
+
+@ordinary
+async def linger(words: Words) -> str:
+    """Wait until it is released, whoever cancels it."""
+    RUNS.append(words)
+    while words == "wait" and not RELEASE.is_set():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.001)
+    return words
+
+
+@ordinary
+def hang(words: Words) -> str:
+    """The same, in a thread."""
+    RUNS.append(words)
+    if words == "wait":
+        RELEASE.wait(30)
+    return words
+
+
+@dataclass
+class Apart:
+    """A read that was called before, so that it takes the fast path."""
+
+    lock: Interlock
+    name: str
+
+    async def begin(self) -> asyncio.Task[Result]:
+        seen = watch(self.lock)
+        call = asyncio.create_task(self.lock.call(f"line.{self.name}", words="wait"))
+        await until(lambda: "wait" in RUNS)
+        assert (seen.left, seen.started) == (0, 1)
+        return call
+
+
+@asynccontextmanager
+async def apart_at(home: Path, name: str) -> AsyncGenerator[Apart]:
+    RELEASE.clear()
+    RUNS.clear()
+    try:
+        async with opened(home) as lock:
+            await admit(lock, linger, hang)
+            assert (await lock.call(f"line.{name}", words="a")).ok
+            yield Apart(lock, name)
+    finally:
+        RELEASE.set()
+
+
+APART = pytest.mark.parametrize("name", ["linger", "hang"])
+
+
+@APART
+async def test_a_read_that_takes_long_goes_on_in_the_phases(
+    line_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("interlock.gateway.execution.active_calls.SLOW_AFTER_S", 0.0)
+    async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
+        call = await place.begin()
+        active = place.lock.gateway.runner.active
+        await until(lambda: active._calls)  # pyright: ignore[reportPrivateUsage]
+        RELEASE.set()
+        result = await call
+        assert result.unwrap() == "wait"
+        assert RUNS.count("wait") == 1
+        (record,) = records(place.lock, result.invocation_id)
+        assert record["status"] == "SUCCESS"
+
+
+@APART
+async def test_a_read_that_has_no_time_left_is_answered_although_its_function_goes_on(
+    line_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("interlock.gateway.execution.active_calls.SLOW_AFTER_S", 0.0)
+    async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
+        monkeypatch.setattr("interlock.gateway.execution.active_calls.NOTE_AFTER_S", 1e9)
+        call = await place.begin()
+        active = place.lock.gateway.runner.active
+        await until(lambda: active._calls)  # pyright: ignore[reportPrivateUsage]
+        (running,) = active._calls.values()  # pyright: ignore[reportPrivateUsage]
+        running.deadline = float("-inf")
+        assert code(await call) == "E3402"
+        assert place.lock.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
+
+
+@APART
+async def test_a_read_is_cancelled_by_whoever_awaits_it(line_home: Path, tmp_path: Path, name: str) -> None:
+    async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
+        call = await place.begin()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert call.cancelling() == 1
+        (body,) = place.lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC", ())
+        assert orjson.loads(body)["error_code"] == "E3703"
+        assert place.lock.gateway.observer.metrics["TOOL_THREAD_HUNG"] == (name == "hang")
+
+
+async def test_a_read_ends_when_a_timeout_around_it_does(line_home: Path, tmp_path: Path) -> None:
+    async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), "linger") as place:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await place.lock.call("line.linger", words="wait")
+        assert (await place.lock.call("line.linger", words="a")).ok
+
+
+@APART
+async def test_a_read_is_cut_off_when_interlock_closes(line_home: Path, tmp_path: Path, name: str) -> None:
+    async with apart_at(Path(shutil.copytree(line_home, tmp_path / "home")), name) as place:
+        call = await place.begin()
+    assert code(await call) == "E3703"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from interlock.call.prepared import Prepared
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
+    from interlock.gateway.fast_path import RunningRead
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
@@ -107,7 +108,7 @@ class Calls:
         )  # fmt: skip
         return await self._parts.gateway.invoke(request, turn)
 
-    def invoke_simple(
+    def begin(
         self,
         address: str,
         arguments: Json,
@@ -116,12 +117,16 @@ class Calls:
         native: Mapping[str, Any] | None,
         trace: str | None,
         tool: Prepared,
-    ) -> Coroutine[Any, Any, Result]:
-        """Make a call with arguments and a trace and nothing else. `tool` is what the catalog has for the address."""
+    ) -> Result | RunningRead | None:
+        """Begin a call with arguments and a trace and nothing else, if it may take the fast path.
+
+        `tool` is what the catalog has for the address. Returns the result, or a read of which `Gateway.finish` returns
+        it. None if nothing has happened: `invoke` makes the call.
+        """
         request = Request(
             address, arguments, caller, None, None, None, "", trace, None, None, False, "invoke", native, None, door
         )  # fmt: skip
-        return self._parts.gateway.invoke(request, None, tool)
+        return self._parts.gateway.fast_path.take(request, tool)
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""

@@ -180,6 +180,14 @@ class Context(CallContext):
         return dict(self._trace())
 
     @property
+    def unused(self) -> bool:
+        """Whether the tool has reported nothing with it: no change, progress, cost, content or the like."""
+        return (
+            self.costs is FREE and self.last_progress is None and not self.attached
+            and not (self.changes or self.attestations or self.compensation or self.modifiers)
+        )  # fmt: skip
+
+    @property
     def remaining_s(self) -> float:
         """Seconds left before the call is cut off."""
         return self.deadline.remaining_s(self._monotonic())

@@ -408,8 +408,7 @@ class FastRead:
         call.input_hash = self.input_hash
         call.decision = self.decision
         call.phases += ("validate", "authorize", "execute")
-        for state in FAST_PATH_STATES[1:]:
-            call.move(state)
+        call.state, call.states = FAST_PATH_STATES[-1], [*FAST_PATH_STATES]
         call.launched = True
         call.deadline = self.started + tool.contract.timeout.default_s
         return cast("Requested", call)

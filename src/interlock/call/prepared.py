@@ -109,9 +109,10 @@ class Prepared:
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
         # Whether its calls may take the fast path: see gateway/fast_path.py.
         self.fast_path = (
-            self.computes and bound.is_async and not bound.takes_context and self.dump is None and notice is None
+            not (self.writes or self.isolated or self.remote or self.slow) and self.dump is None and notice is None
             and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
             and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
+            and not manifest.checkpoint_config.enabled
         )  # fmt: skip
         # Checks, copies and writes its input in one pass, if possible.
         rich = None if bound.arguments is None else [name for name, _ in bound.rich]

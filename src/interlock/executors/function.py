@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -45,28 +46,43 @@ class FunctionExecutor(Executor):
         self._threads = ToolThreads("interlock-tool")
         self._unfinished: dict[str, Job] = {}
         self._places = asyncio.Semaphore(THREADS)
-        self._hung: set[Job] = set()
+        # The jobs of calls that were cut off, and whether another call has got their places.
+        self._hung: dict[Job, bool] = {}
 
     def loads(self) -> Mapping[str, Callable[[], float]]:
         return {"hung tool threads": lambda: len(self._hung) / MOST_HUNG}
 
-    def start(self, read: FastRead) -> StartedFunction:
-        """Begin a read at once. Most end without waiting for anything."""
+    def start(self, read: FastRead, context: Context | None = None) -> Started:
+        """Begin a read: at once if it only computes, otherwise in a task or a thread of its own."""
         if read.grant is not self._grant:
             raise not_granted()
+        tool = read.tool.bound
         own, read.own = read.own, None  # used by its function only from here on, and released as soon as that has ended
-        return StartedFunction(read.tool.bound, read.arguments, own)
+        if tool.is_async and read.tool.computes:
+            return StartedFunction(tool, read.arguments, own, context)
+        if not tool.is_async and self._places.locked():
+            raise Failure("E3001", "no thread is free")  # the regular phases wait for one
+        try:
+            work = partial(tool.function, **_own_arguments(tool, read.arguments, own, context))
+        except Exception:
+            raise
+        except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
+            raise _ends_the_process(read.request.tool) from None
+        if tool.is_async:
+            return StartedTask(_guarded(work, read.request.tool))
+        with suppress(StopIteration):
+            self._places.acquire().send(None)  # a place is free, so this does not wait
+        return StartedThread(self._start_job(read.id, work))
 
-    async def resume(self, granted: Granted, started: StartedFunction) -> Any:
+    def resume(self, granted: Granted, started: Started) -> Coroutine[Any, Any, Any] | asyncio.Task[Any]:
         """Continue a function that was started."""
         if granted.grant is not self._grant:
             raise not_granted()
-        try:
-            return await started
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
-            raise _ends_the_process(granted) from None
+        if isinstance(started, StartedTask):
+            return started.task
+        if isinstance(started, StartedThread):
+            return _guarded(partial(self._output, granted, started.job), granted.request.tool)
+        return _guarded(lambda: started, granted.request.tool)
 
     async def execute(self, granted: Granted, context: Context | None) -> Any:
         tool = granted.tool.bound
@@ -90,7 +106,7 @@ class FunctionExecutor(Executor):
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
-            raise _ends_the_process(call) from None
+            raise _ends_the_process(call.request.tool) from None
 
     async def _in_thread(self, call: Call, function: Callable[[], Any]) -> Any:
         if self._places.locked() and len(self._hung) >= MOST_HUNG:
@@ -101,36 +117,40 @@ class FunctionExecutor(Executor):
                 " where a timeout ends it",
             )
         await self._places.acquire()
+        value = await self._output(call, self._start_job(call.id, function))
+        return await value if inspect.isawaitable(value) else value
+
+    def _start_job(self, call_id: str, function: Callable[[], Any]) -> Job:
+        """Run a function in a thread. It has the place that was acquired for it until it comes back."""
         try:
-            job = self._threads.start(function)
+            job = self._unfinished[call_id] = self._threads.start(function)
         except BaseException:
             self._places.release()
             raise
-        self._unfinished[call.id] = job
-        try:
-            value = await job.waiter
-        finally:
-            if job.finished or job.cancel():
-                self._unfinished.pop(call.id, None)
+
+        def came_back() -> None:
+            self._unfinished.pop(call_id, None)
+            if not self._hung.pop(job, False):
                 self._places.release()
-            else:
+
+        job.listeners.append(came_back)
+        return job
+
+    async def _output(self, call: Call, job: Job) -> Any:
+        """Wait for a job and return what its function returned."""
+        try:
+            if not job.finished:
+                await job.wait()
+        finally:
+            if not job.finished and not job.cancel():
                 self._note_hung(call, job)
-        return await value if inspect.isawaitable(value) else value
+        return job.result()
 
     def _note_hung(self, call: Call, job: Job) -> None:
         """Handle a call that was cut off while its thread continues: give its place to another call,
         up to the bound.
         """
-        replaced = len(self._hung) < MOST_HUNG
-        self._hung.add(job)
-
-        def ended() -> None:
-            self._unfinished.pop(call.id, None)
-            self._hung.discard(job)
-            if not replaced:
-                self._places.release()
-
-        job.listeners.append(ended)
+        replaced = self._hung[job] = len(self._hung) < MOST_HUNG
         if replaced:
             self._places.release()
         hung = len(self._hung)
@@ -146,9 +166,75 @@ class FunctionExecutor(Executor):
         self._threads.close()
 
 
-def _ends_the_process(call: Call) -> Failure:
+def _ends_the_process(tool: str) -> Failure:
     """The failure of a tool that raised SystemExit or the like, which would end the event loop and all other calls."""
-    return Failure("E3404", f"{call.request.tool} tried to end the process")
+    return Failure("E3404", f"{tool} tried to end the process")
+
+
+async def _guarded(function: Callable[[], Awaitable[Any]], tool: str) -> Any:
+    """Call a function of a tool, or wait for one that was started. It cannot end the process."""
+    try:
+        return await function()
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
+        raise _ends_the_process(tool) from None
+
+
+class StartedTask:
+    """An async function that runs in a task of its own.
+
+    `waiter` is done when the function has ended, or earlier, when its call goes on in the regular phases.
+    """
+
+    __slots__ = ("task", "waiter")
+
+    def __init__(self, running: Coroutine[Any, Any, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        self.waiter: asyncio.Future[None] = loop.create_future()
+        # A fixed name: generating one takes a tenth of the time that creating the task takes.
+        self.task = asyncio.Task(running, loop=loop, name="tool")
+        self.task.add_done_callback(self._wake)
+
+    def _wake(self, _: Any) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    @property
+    def done(self) -> bool:
+        return self.task.done()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the function has returned. One that has raised has not."""
+        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+
+    @property
+    def output(self) -> Any:
+        return self.task.result()
+
+
+class StartedThread:
+    """A sync function that runs in a thread. Its `waiter` is that of its job."""
+
+    __slots__ = ("job", "waiter")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.waiter = job.waiter
+
+    @property
+    def done(self) -> bool:
+        return self.job.finished and not inspect.isawaitable(self.job.value)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the function has returned, and not something to await. One that has raised has not."""
+        return self.job.error is None and self.done
+
+    @property
+    def output(self) -> Any:
+        return self.job.value
 
 
 class StartedFunction:
@@ -159,20 +245,25 @@ class StartedFunction:
 
     __slots__ = ("_coroutine", "_error", "_waits_for", "ended", "output")
 
-    def __init__(self, tool: Tool[..., Any], call_input: Json, own: Json | None) -> None:
+    # It runs in the task of its call, which need not wait for anybody else.
+    waiter: None = None
+
+    def __init__(
+        self, tool: Tool[..., Any], call_input: Json, own: Json | None, context: Context | None = None
+    ) -> None:
         self.ended = False
         self.output: Any = None
         self._error: BaseException | None = None
         try:
-            if own is None:
-                own = bind(tool, call_input)
+            if own is None or context is not None:
+                own = _own_arguments(tool, call_input, own, context)
             elif tool.rich:
                 _enrich(tool, own)
             running = tool.function(**own)
         except BaseException as error:  # noqa: BLE001 - told to whoever awaits it; a StopIteration is no end here
             self._error = error
             return
-        self._coroutine: Coroutine[Any, Any, Any] = running if running.__class__ is CoroutineType else _awaited(running)
+        self._coroutine: Coroutine[Any, Any, Any] = running if running.__class__ is CoroutineType else awaited(running)
         try:
             self._waits_for = self._coroutine.send(None)
         except StopIteration as end:
@@ -201,8 +292,20 @@ class StartedFunction:
             return end.value
 
 
-async def _awaited(running: Awaitable[Any]) -> Any:
+Started = StartedFunction | StartedTask | StartedThread
+
+
+async def awaited(running: Awaitable[Any]) -> Any:
     return await running
+
+
+def _own_arguments(tool: Tool[..., Any], call_input: Json, own: Json | None, context: Context | None) -> Json:
+    """Return the arguments of a function. `own` is a copy of the input for it alone, if there is one."""
+    if own is None:
+        own = bind(tool, call_input)
+    elif tool.rich:
+        _enrich(tool, own)
+    return own if context is None or tool.context is None else {**own, tool.context: context}
 
 
 def _enrich(tool: Tool[..., Any], own: Json) -> None:

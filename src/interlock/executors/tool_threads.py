@@ -29,9 +29,9 @@ class Job:
 
     __slots__ = ("_unclaimed", "error", "finished", "listeners", "value", "waiter", "work")
 
-    def __init__(self, work: Callable[[], Any], waiter: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Callable[[], Any], waiter: asyncio.Future[None]) -> None:
         self.work = work
-        # Awaited by the call, which may stop waiting. That does not stop the function.
+        # Done when the job has come back. Calls await it, and may stop waiting. That does not stop the function.
         self.waiter = waiter
         # Called on the loop when the job has come back, whether or not the call still waits.
         self.listeners: list[Callable[[], None]] = []
@@ -62,17 +62,18 @@ class Job:
             raise self.error
         return self.value
 
-    def come_back(self) -> None:
-        """Tell the outcome, on the loop."""
+    async def wait(self) -> None:
+        """Wait until the job has come back."""
         if self.waiter.done():
-            pass  # the call was cut off
-        elif self.error is None:
-            self.waiter.set_result(self.value)
-        else:
-            # A StopIteration would end the coroutine that awaits it, so futures refuse it.
-            stopped = isinstance(self.error, StopIteration)
-            self.waiter.set_exception(RuntimeError("the function raised StopIteration") if stopped else self.error)
-        for listener in self.listeners:
+            self.waiter = self.waiter.get_loop().create_future()  # nobody awaits the other one any more
+        await self.waiter
+
+    def come_back(self) -> None:
+        """Tell that the job has ended, on the loop."""
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+        listeners, self.listeners = self.listeners, []
+        for listener in listeners:
             listener()
 
 
@@ -130,6 +131,9 @@ class ToolThreads:
             if job.claim():
                 try:
                     job.value = job.work()
+                except StopIteration:
+                    # It would end the coroutine that waits for the outcome.
+                    job.error = RuntimeError("the function raised StopIteration")
                 except BaseException as error:  # noqa: BLE001 - told to whoever waits for the outcome
                     job.error = error
                 job.finished = True

@@ -28,7 +28,7 @@ from interlock.resilience.services import Services
 
 if TYPE_CHECKING:
     from interlock.call.context import Context
-    from interlock.executors.function import StartedFunction
+    from interlock.executors.function import Started
 
 
 class Execution:
@@ -113,7 +113,7 @@ class Execution:
             self._progress.report(call, {"message": "started", "percent": 0})
         return await self.carry_out(granted, context)
 
-    async def carry_out(self, granted: Granted, context: Context | None, started: StartedFunction | None = None) -> Ran:
+    async def carry_out(self, granted: Granted, context: Context | None, started: Started | None = None) -> Ran:
         """Run the tool and check its effects. `started` is a function that was started on the fast path."""
         call = granted
         before = await self._audit.before() if self._audit.active else None

@@ -6,7 +6,8 @@ quarantine, loop detection and redaction apply, and the same record is written. 
 which exist for calls that can stop at any of them.
 
 INVARIANT: the fast path only handles success. Every other call goes to the regular phases: before the tool has started,
-by starting over, because nothing has happened; afterwards, by continuing from that point with the running tool.
+by starting over, because nothing has happened; afterwards, by continuing from that point with the running tool. A read
+that takes long does so too: the phases enforce its deadline, note that it has begun, and cancel it by its id.
 """
 
 from __future__ import annotations
@@ -15,37 +16,44 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
-from interlock.call.phases import FastRead, Request
+from interlock.call.phases import FastRead, Granted, Request
 from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
 from interlock.data.canonical import canonical
-from interlock.executors.function import StartedFunction
-from interlock.gateway.authorize import Authorizer
-from interlock.gateway.hooks import Hooks
-from interlock.gateway.observe import Observer
-from interlock.registry.catalog import Catalog
-from interlock.registry.quarantine import Quarantine
-from interlock.resilience.limits import LoopWatch
+from interlock.gateway.execution.tool_context import Contexts, left_nothing
 from interlock.store import records
-from interlock.store.port import Store
-from interlock.telemetry.setup import Telemetry
 
 if TYPE_CHECKING:
+    from interlock.call.context import Context
     from interlock.call.prepared import Prepared
+    from interlock.executors.function import Started
+    from interlock.gateway.authorize import Authorizer
+    from interlock.gateway.execution.active_calls import ActiveCalls
+    from interlock.gateway.hooks import Hooks
+    from interlock.gateway.observe import Observer
+    from interlock.registry.catalog import Catalog
+    from interlock.registry.quarantine import Quarantine
+    from interlock.resilience.limits import LoopWatch
+    from interlock.store.port import Store
+    from interlock.telemetry.setup import Telemetry
 
 
 @dataclass(slots=True, eq=False)
 class RunningRead(FastRead):
-    """A read on the fast path: with its result, while that is being written, or with its started function."""
+    """A read on the fast path: with its started function, then with its result, while that is being written."""
 
-    function: StartedFunction = field(init=False)
+    # The call and its context, if the function takes one.
+    call: Granted | None = None
+    context: Context | None = None
+    function: Started = field(init=False)
+    rest: str = field(init=False)
     result: Result = field(init=False)
-    written: asyncio.Future[None] | None = field(init=False)
+    written: asyncio.Future[None] | None = None
 
 
 class FastPath:
@@ -60,7 +68,9 @@ class FastPath:
         catalog: Catalog,
         quarantine: Quarantine,
         authorizer: Authorizer,
-        start: Callable[[FastRead], StartedFunction],
+        start: Callable[[FastRead, Context | None], Started],
+        active: ActiveCalls,
+        contexts: Contexts,
         hooks: Hooks,
         observer: Observer,
         telemetry: Telemetry,
@@ -76,6 +86,8 @@ class FastPath:
         self._quarantine = quarantine
         self._authorizer = authorizer
         self._start = start
+        self._active = active
+        self._contexts = contexts
         self._hooks = hooks
         self._observer = observer
         self._metrics = telemetry.metrics
@@ -88,6 +100,8 @@ class FastPath:
 
     def take(self, request: Request, tool: Prepared | None = None) -> Result | RunningRead | None:
         """Return the result of a simple read, or a read that is not done yet. None: nothing has happened.
+
+        A function that only computes has ended or waits. Any other runs apart, in a task or a thread.
 
         `tool` is what the catalog has for the request at this moment, if its caller has looked already.
         """
@@ -130,51 +144,60 @@ class FastPath:
             loop = self._loops.seen(caller, tool.ref, input_hash, now)
             if loop is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)
-            function = self._start(read)
+            if tool.bound.takes_context:
+                read.call = self._authorizer.as_granted(read)
+                read.context = self._contexts.make(read.call)
+            read.rest, read.function = rest, self._start(read, read.context)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
-        if function.ended:
-            result = self._close(read, function.output, rest)
-            if result is not None:
-                return result
-        read.written, read.function = None, function
-        return read
+        if read.function.waiter is not None:
+            self._active.watch(read.function.waiter, now, tool.contract.timeout.default_s)
+            return read
+        return self.close(read) if read.function.ended else read
 
-    def _close(self, read: RunningRead, value: Any, rest: str) -> Result | RunningRead | None:
-        """Verify the output and write its record. None if the regular phases must do that."""
-        tool, written = read.tool, None
+    def close(self, read: RunningRead) -> Result | RunningRead:
+        """Verify the output of a function that has ended, and write the record of its call.
+
+        Return the result, or the read: while its record is being written, or unchanged if the regular phases must do
+        all that.
+        """
+        tool, value, written = read.tool, read.function.output, None
         redactor = tool.redactor
         try:
             if redactor is None or self._hooks.registered:
-                return None
+                return read
+            if read.call is not None and read.context is not None and not left_nothing(read.call, read.context):
+                return read
             fits = tool.fits_fast
             if (fits is None or not fits(value, self._large)) and (
                 size_of(value, self._large) > self._large or not tool.contract.output.fits(value)
             ):
-                return None
+                return read
             if not redactor.trivial:
                 shown = redactor.apply(value, disclose=read.caller.scopes)
                 if shown.paths:
-                    return None
+                    return read
                 value = shown.value
             size = len(orjson.dumps(value))
             if size > self._large or (tool.max_result is not None and size > tool.max_result):
-                return None
+                return read
             if tool.max_inline is not None and size > tool.max_inline:
-                return None
+                return read
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
             now_ms = self._clock.now_ms()
-            body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, rest)
+            body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, read.rest)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", read.id, body)
             else:
                 written = self._journal.append("closed", read.id, body)
         except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
-            return None
+            return read
         assert read.decision is not None
         metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
         result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
         read.written, read.result = written, result
+        if read.call is not None:
+            read.call.move("succeeded")  # what the tool reports from here on changes nothing
         return self.finish(read) if written is None else read
 
     def finish(self, read: RunningRead) -> Result:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
-    from interlock.executors.function import StartedFunction
     from interlock.gateway.approval.waiting_call import WaitingCalls
     from interlock.gateway.authorize import Authorizer
     from interlock.gateway.execute import Execution
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from interlock.gateway.execution.run_tool import ToolRunner
     from interlock.gateway.failure import FailedCalls
     from interlock.gateway.failure_log import FailureLog
-    from interlock.gateway.fast_path import FastPath
+    from interlock.gateway.fast_path import FastPath, RunningRead
     from interlock.gateway.finish import Finisher
     from interlock.gateway.hooks import Hooks
     from interlock.gateway.observe import Observer
@@ -91,7 +90,7 @@ class Gateway:
     ) -> None:
         self._clock = clock
         self._catalog = catalog
-        self._fast_path = fast_path
+        self.fast_path = fast_path
         self._requests = requests
         self._validator = validator
         self._authorizer = authorizer
@@ -122,20 +121,31 @@ class Gateway:
 
         `tool` is the tool of the call, if its caller has just looked it up.
         """
-        read = self._fast_path.take(request, tool) if turn is None else None
+        read = self.fast_path.take(request, tool) if turn is None else None
         if read is None:
             call = open_call.open_call(request, self._clock)
             return await self._answered(call, self._run(call, turn))
-        if isinstance(read, Result):
-            return read
+        return read if isinstance(read, Result) else await self.finish(read)
+
+    async def finish(self, read: RunningRead) -> Result:
+        """Return the result of a read that the fast path has begun. One that fails or takes long goes on in phases."""
+        if read.written is None and read.function.waiter is not None:
+            try:
+                await read.function.waiter
+            except asyncio.CancelledError:
+                _cancel_again()
+            else:
+                closed = self.fast_path.close(read) if read.function.ended else read
+                if isinstance(closed, Result):
+                    return closed
         if read.written is None:
-            granted = self._authorizer.as_granted(read)
-            return await self._answered(granted, self._continue(granted, read.function))
+            granted = read.call or self._authorizer.as_granted(read)
+            return await self._answered(granted, self._continue(granted, read))
         try:
             await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported like that of any other call
             return await self._answered(_recorded(read), _raise(error))
-        return self._fast_path.finish(read)
+        return self.fast_path.finish(read)
 
     async def _run(self, call: Call, turn: Turn | None) -> Result:
         """Run the six phases, one after the other."""
@@ -164,9 +174,9 @@ class Gateway:
         granted.deadline = granted.deadline + waited if limit is None else min(granted.deadline + waited, limit.at)
         self._authorizer.check_again(granted)
 
-    async def _continue(self, granted: Granted, started: StartedFunction) -> Result:
+    async def _continue(self, granted: Granted, read: RunningRead) -> Result:
         """Continue a fast-path read in the regular phases, from Execute on."""
-        return await self._verify_and_finish(await self._execution.carry_out(granted, None, started))
+        return await self._verify_and_finish(await self._execution.carry_out(granted, read.context, read.function))
 
     async def _verify_and_finish(self, ran: Ran) -> Result:
         try:
@@ -205,16 +215,10 @@ class Gateway:
             if request.key is not None or request.id is not None or more.held is not None or more.scope is not None:
                 self._execution.release(call)
             if call.more.lease is not None:
-                await self._close_lease(call, call.more.lease)
+                await _close_lease(call, call.more.lease, self.failure_log)
             if call.more.context is not None and not call.more.runs_on:
                 # The functions of a context refer to their call, so the two would wait for the garbage collector.
                 call.more.context = None
-
-    async def _close_lease(self, call: Call, lease: Lease) -> None:
-        try:
-            await lease.close()
-        except Exception as error:  # noqa: BLE001 - the call has ended, and its result stands
-            self.failure_log.log(call, "credentials could not be given back", error)
 
     async def check(self, request: Request) -> Failure | None:
         """Return the failure that the input of a call would meet. Only phases 1 and 2 run; nothing is recorded."""
@@ -261,12 +265,27 @@ class Gateway:
         await self.telemetry.close()
 
 
+async def _close_lease(call: Call, lease: Lease, failure_log: FailureLog) -> None:
+    try:
+        await lease.close()
+    except Exception as error:  # noqa: BLE001 - the call has ended, and its result stands
+        failure_log.log(call, "credentials could not be given back", error)
+
+
 def _recorded(read: FastRead) -> Call:
     """Return the call of a fast-path read whose success is being written."""
     call = read.requested()
     call.phases += ("verify", "return")
     call.returned = call.recorded = True
     return call
+
+
+def _cancel_again() -> None:
+    """Have the cancellation of the current task delivered again, at its next wait: in the phase that handles it."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    task.cancel()
 
 
 async def _raise(error: BaseException) -> Result:

@@ -124,8 +124,8 @@ class Journal:
         self._pending: list[Waiting[Any]] = []
         self._scheduled = False
         self._committing = False
-        # Whether a record was committed where it came up in this turn of the loop: whoever comes next may have company.
-        self._on_the_spot = False
+        # The record that was committed where it came up in this turn of the loop: whoever comes next may have company.
+        self._on_the_spot: list[Waiting[Any]] = []
         self._company = 0
         self._usual = 0
         self._gathered = 0
@@ -219,15 +219,12 @@ class Journal:
         self._idle.clear()
         alone = not self._company and not self._on_the_spot
         if alone and waiting.future is not None and not callable(waiting.work):
-            self._on_the_spot = True
-            self._loop.call_soon(self._turn)
+            self._on_the_spot.append(waiting)
+            self._loop.call_soon(self._on_the_spot.clear)
             self._flush()
         else:
             self._scheduled = True
             self._loop.call_soon(self._flush)
-
-    def _turn(self) -> None:
-        self._on_the_spot = False
 
     def _flush(self) -> None:
         if self._company and len(self._pending) > self._large and self._gathers():

@@ -213,7 +213,8 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
         or call.more.mappings or call.more.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.more.approval is not None or request.task is not None
-        or call.more.approval_outcome is not None or verified.more.redacted or call.more.context is not None
+        or call.more.approval_outcome is not None or verified.more.redacted
+        or (call.more.context is not None and (call.more.parts or not call.more.context.unused))
         or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
         # Facts that only some records have.

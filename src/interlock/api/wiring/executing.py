@@ -72,6 +72,16 @@ class Executing:
             connect=outside.connect,
         )
         self.previews = Previews(self.runner, failure_log)
+        self.contexts = Contexts(
+            clock=clock,
+            redaction=redaction,
+            progress=shared.progress,
+            outputs=outputs,
+            sessions=storage.sessions,
+            checkpoints=checkpoints,
+            invoke=invoke,
+            running=active.get,
+        )
         self.execution = Execution(
             services=self.services,
             credentials=credentials,
@@ -87,16 +97,7 @@ class Executing:
                 unrecorded=unrecorded,
             ),
             locks=ResourceLocks(outside.locks, self.audit, clock, failure_log),
-            contexts=Contexts(
-                clock=clock,
-                redaction=redaction,
-                progress=shared.progress,
-                outputs=outputs,
-                sessions=storage.sessions,
-                checkpoints=checkpoints,
-                invoke=invoke,
-                running=active.get,
-            ),
+            contexts=self.contexts,
             runner=self.runner,
             previews=self.previews,
             audit=self.audit,

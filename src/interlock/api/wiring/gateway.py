@@ -49,6 +49,8 @@ def build_gateway(outside: Outside) -> Gateway:
         quarantine=shared.quarantine,
         authorizer=authorizer,
         start=executing.runner.start,
+        active=executing.runner.active,
+        contexts=executing.contexts,
         hooks=hooks,
         observer=observer,
         telemetry=shared.telemetry,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -32,6 +32,9 @@ from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.telemetry.w3c import joined
+
+if TYPE_CHECKING:
+    from interlock.gateway.fast_path import RunningRead
 
 _log = logging.getLogger("interlock.doors.mcp")
 
@@ -155,12 +158,18 @@ class Calling:
         """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
         ask, lock = await self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
-        task = asyncio.ensure_future(
-            self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
-        )
+        making = self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
+        return self._in_task(making, call_id)
+
+    def follow(self, read: RunningRead) -> RunningCall:
+        """Go on with a read that takes long, in a task of its own as well."""
+        return self._in_task(self._service.lock.gateway.finish(read), read.id)
+
+    def _in_task(self, making: Coroutine[Any, Any, Result], call_id: str) -> RunningCall:
+        task = asyncio.ensure_future(making)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return RunningCall(task, partial(lock.gateway.cancellation.cancel, call_id, "interruption"))
+        return RunningCall(task, partial(self._service.lock.gateway.cancellation.cancel, call_id, "interruption"))
 
     async def call_here(self, wanted: Wanted, caller: Caller) -> Result:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""

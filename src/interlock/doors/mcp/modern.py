@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
@@ -46,6 +46,9 @@ from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay
 from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
 from interlock.telemetry.w3c import joined
+
+if TYPE_CHECKING:
+    from interlock.gateway.fast_path import RunningRead
 
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 
@@ -270,16 +273,29 @@ class McpRoute(Route):
             b'"_meta":', self._encoded_server_info, b"}}",
         ))  # fmt: skip
 
-    async def called(self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form) -> Reply:
-        """The answer to a `tools/call`, made in the task of the request."""
+    async def called(
+        self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form
+    ) -> Reply | Stream:
+        """The answer to a `tools/call`. A read on the fast path is made in the task of the request."""
+        begun = None
         try:
             try:
-                if OPTIONS.isdisjoint(wanted.meta) and KEY not in wanted.arguments:
-                    result = await self.service.calls.invoke_simple(
+                simple = OPTIONS.isdisjoint(wanted.meta) and KEY not in wanted.arguments and not wanted.key
+                if simple and tool.fast_path:
+                    begun = self.service.calls.begin(
                         wanted.address or wanted.name, wanted.arguments, caller, DOOR, wanted.native, wanted.trace, tool
                     )
-                else:
+                if begun is None:
+                    if not tool.computes or "interlock/version" in wanted.meta:
+                        call = await self.calling.begin(wanted, caller)
+                        return await self._watched(request_id, wanted, call, tool, form, WATCH_AFTER_S)
                     result = await self.calling.call_here(wanted, caller)
+                elif isinstance(begun, Result):
+                    result = begun
+                elif begun.function.waiter is None or await self._ends_soon(begun):
+                    result = await self.service.lock.gateway.finish(begun)
+                else:
+                    return await self._watched(request_id, wanted, self.calling.follow(begun), tool, form)
             except Failure as failure:
                 return self._reply(request_id, not_made(wanted, failure))
             return self._from_template(request_id, result, tool, form) or self._reply(
@@ -298,19 +314,27 @@ class McpRoute(Route):
         made = self._templates.answer(result, lambda one: self._response(REQUEST, own_result(one, form)), request_id)
         return None if made is None else Reply(200, made)
 
-    async def watched(
-        self, request_id: int | str, wanted: Wanted, caller: Caller, tool: Prepared, form: Form
+    async def _ends_soon(self, read: RunningRead) -> bool:
+        """Whether a read on the fast path ends before it takes so long that its client is watched."""
+        function = read.function
+        assert function.waiter is not None
+        if WATCH_AFTER_S > 0:
+            try:
+                await function.waiter
+            except asyncio.CancelledError:
+                await self.service.lock.gateway.finish(read)  # which puts the cancellation on record
+                raise
+        return function.done
+
+    async def _watched(
+        self, request_id: int | str, wanted: Wanted, call: RunningCall, tool: Prepared, form: Form, after_s: float = 0.0
     ) -> Reply | Stream:
         """The answer to a `tools/call` that its client may give up on.
 
-        Most calls end before anybody could: only after `WATCH_AFTER_S` is the client watched.
+        Most calls end before anybody could: the client is watched only after some time.
         """
         try:
-            call = await self.calling.begin(wanted, caller)
-        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return _faulty(request_id, error if isinstance(error, Fault) else fault_of(error))
-        try:
-            ended = await _ends(call.task, WATCH_AFTER_S)
+            ended = await _ends(call.task, after_s)
         except asyncio.CancelledError:
             call.give_up()
             raise
@@ -318,7 +342,7 @@ class McpRoute(Route):
             return await self._answer_of(request_id, wanted, call, tool, form)
 
         async def app(_: Scope, receive: Receive, send: Send) -> None:
-            await _watched(call, partial(self._answer_of, request_id, wanted, call, tool, form), receive, send)
+            await _watch(call, partial(self._answer_of, request_id, wanted, call, tool, form), receive, send)
 
         return Stream(guarded(app))
 
@@ -407,9 +431,7 @@ class _Handler:
         ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
         arguments = params.get("arguments", {})
         wanted = Wanted(params["name"], arguments, meta, self._trace, None, address, ids, (tool, form), self._key)
-        if tool.computes and "interlock/version" not in meta:
-            return await route.called(request_id, wanted, caller, tool, form)
-        return await route.watched(request_id, wanted, caller, tool, form)
+        return await route.called(request_id, wanted, caller, tool, form)
 
     def refuse(self, error: Exception) -> Reply:
         """The response where the body could not be read."""
@@ -438,7 +460,7 @@ async def _ends(task: asyncio.Task[Any], within_s: float) -> bool:
     return task.done()
 
 
-async def _watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
+async def _watch(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
     """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
     gone = asyncio.ensure_future(receive())
     streaming = False

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from interlock.call.phases import Call, Why
@@ -19,6 +20,8 @@ SWEEP_S = 0.01
 # A read that ends sooner leaves only its closing record; one that runs longer has a start record as well. That costs as
 # much as all other records of a read, so reads that merely wait in a queue for a while must not pay for it.
 NOTE_AFTER_S = 0.25
+# A read on the fast path that takes longer goes on in the regular phases.
+SLOW_AFTER_S = 0.1
 # The time that a cancelled tool has to report its changes.
 GRACE_S = 0.05
 
@@ -58,16 +61,26 @@ class ActiveCalls:
         self._monotonic = monotonic
         self._note = note
         self._calls: dict[str, Call] = {}
+        # Reads on the fast path that have not ended: when each is to go on in the regular phases, and how it is told.
+        self._reads: list[tuple[float, asyncio.Future[None]]] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._calls) + sum(not waiter.done() for _, waiter in self._reads)
 
     def get(self, call_id: str) -> Call | None:
         return self._calls.get(call_id)
 
-    async def run_here(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+    def watch(self, waiter: asyncio.Future[None], started: float, timeout_s: float) -> None:
+        """Wake whoever waits for a read on the fast path once it takes long. In the regular phases it has a deadline,
+        and can be cancelled by its id.
+        """
+        self._reads.append((started + min(timeout_s, SLOW_AFTER_S), waiter))
+        if self._timer is None:
+            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+
+    async def run_here(self, call: Call, work: Awaitable[Any]) -> Any:
         """Run work in the caller's own task: the cheaper way, for tools that only compute."""
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -89,11 +102,11 @@ class ActiveCalls:
             raise cut_off(call)
         return value
 
-    async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+    async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> Any:
         """Run work in a task of its own, so that the caller gets an answer in time even if the work goes on."""
         more = call.extend()
         more.waiter = waiter = self._loop.create_future()
-        more.task = task = self._loop.create_task(work)
+        more.task = task = work if isinstance(work, asyncio.Task) else self._loop.create_task(work)
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
         self._enter(call)
         try:
@@ -119,6 +132,7 @@ class ActiveCalls:
     def _sweep(self) -> None:
         self._timer = None
         now = self._monotonic()
+        self._wake_reads(now)
         try:
             for call in list(self._calls.values()):
                 if now >= call.deadline:
@@ -130,15 +144,25 @@ class ActiveCalls:
             _log.warning("the start of a call could not be noted: %s", failure.message)
         finally:
             # INVARIANT: whatever fails here, deadlines are still enforced.
-            if self._calls:
+            if self._calls or self._reads:
                 self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _wake_reads(self, now: float) -> None:
+        """Wake those who wait for reads that take long by now, and forget the reads that have ended."""
+        left = [(at, waiter) for at, waiter in self._reads if not waiter.done()]
+        for at, waiter in left:
+            if now >= at:
+                waiter.set_result(None)
+        self._reads = [(at, waiter) for at, waiter in left if now < at]
 
     async def close(self) -> None:
         """Cut off the calls that still run, and wait a moment for them to be closed."""
-        for call in list(self._calls.values()):
-            stop(call, "canceled")
         for _ in range(100):
-            if not self._calls:
+            reads = bool(self._reads)
+            self._wake_reads(math.inf)
+            for call in list(self._calls.values()):
+                stop(call, "canceled")
+            if not self._calls and not reads:
                 break
             await asyncio.sleep(SWEEP_S)
         if self._timer is not None:

@@ -6,11 +6,13 @@ A tool that is cut off is stopped. If it is a write that continues nevertheless,
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from interlock.contract.executors import kind_of
 from interlock.core.errors import Failure
+from interlock.executors.function import StartedThread, awaited
 from interlock.executors.site import Site, make_executors
 from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.execution.active_calls import GRACE_S, ActiveCalls
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from interlock.call.context import Context
     from interlock.call.phases import Call, FastRead, Granted
     from interlock.core.clock import Clock
-    from interlock.executors.function import FunctionExecutor, StartedFunction
+    from interlock.executors.function import FunctionExecutor, Started
     from interlock.settings import Settings
     from interlock.store.home import Instance
     from interlock.store.port import Store
@@ -81,10 +83,10 @@ class ToolRunner:
         self._executors = make_executors(site)
         # The fast path starts functions by itself, and hands them over if they have to wait.
         functions = cast("FunctionExecutor", self._executors[kind_of("function").module])
-        self.start: Callable[[FastRead], StartedFunction] = functions.start
+        self.start: Callable[[FastRead, Context | None], Started] = functions.start
         self._resume = functions.resume
 
-    async def run(self, granted: Granted, context: Context | None, started: StartedFunction | None = None) -> Any:
+    async def run(self, granted: Granted, context: Context | None, started: Started | None = None) -> Any:
         """Run the tool of a call and return its output. `started` is a function that was started on the fast path."""
         call, tool = granted, granted.tool
         call.extend().context = context
@@ -97,6 +99,11 @@ class ToolRunner:
         try:
             if started is None:
                 output = await run(call, self._executors[tool.executor].run(granted, context))
+            elif isinstance(started, StartedThread):
+                # Waiting for a thread needs no task of its own, because nothing can keep it from being cut off.
+                output = await active.run_here(call, self._resume(granted, started))
+                if inspect.isawaitable(output):
+                    output = await active.run_apart(call, awaited(output))
             else:
                 output = await run(call, self._resume(granted, started))
             call.returned = True

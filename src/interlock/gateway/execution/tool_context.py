@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import secret_of
 from interlock.call.context import Caller, Context
-from interlock.call.phases import Call, Granted, Request
+from interlock.call.phases import NOTHING, Call, Granted, Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 from interlock.effects.session import SessionState
@@ -116,6 +116,12 @@ class Contexts:
         )
         context.failed_below = result.error
         return result.unwrap()
+
+
+def left_nothing(call: Call, context: Context) -> bool:
+    """Whether a tool has only read from its context: it has reported nothing and has not changed its session."""
+    session = context.session
+    return call.more is NOTHING and context.unused and not (isinstance(session, SessionState) and session.changed)
 
 
 def _secret(call: Call, name: str) -> str:

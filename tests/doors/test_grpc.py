@@ -356,7 +356,10 @@ values = st.recursive(
 
 
 @WIDE
-@given(value=values | st.sampled_from([2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64 + 1, 10**40]))
+@given(
+    value=values
+    | st.sampled_from([sys.float_info.max, 1e308, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64 + 1, 10**40])
+)
 async def test_numbers_of_up_to_308_digits_and_all_text_arrive_as_they_were_sent(world: World, value: Any) -> None:
     result = await world.invoke("demo.echo", {"value": value})
     here = await world.lock.call("demo.echo", {"value": value})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -84,6 +85,13 @@ def test_whole_numbers_of_too_many_digits_are_found_in_the_bytes(numbers: list[s
 
     json.loads(text, parse_int=seen)
     assert long_number(text) == (longest > 308)
+
+
+def test_the_largest_double_is_no_number_that_is_too_long() -> None:
+    largest = int(sys.float_info.max)
+    for number, refused in ((largest, False), (10**308, False), (largest + 1, True), (10**309, True)):
+        assert long_number(b"[%d]" % number) == refused
+        assert long_number(b"[-%d]" % number) == refused
 
 
 def test_digits_in_a_text_full_of_escapes_are_passed_over_quickly() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
@@ -41,6 +42,8 @@ LONGEST_NUMBER: Final = 308
 _BACKSLASHES = re.compile(rb"\\*")
 # Outside of strings: fractions and exponents are skipped; what is left with this many digits is a whole number.
 _WHOLE = re.compile(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
+# The largest double as a whole number has one digit more. The canonical form writes whole doubles like that.
+_LARGEST = b"%d" % int(sys.float_info.max)
 _WINDOW = 65_536
 _DEEPEST = 1024
 # Results above this size are checked, redacted and encoded on a thread, not on the event loop.
@@ -98,12 +101,20 @@ def exactly(text: bytes) -> Any:
 
 
 def long_number(data: bytes | bytearray) -> bool:
-    """Whether JSON text contains a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
+    """Whether JSON text contains a whole number of more than 308 digits that is infinite as a double.
+
+    Parses nothing; small texts cost nothing.
+    """
     if len(data) <= LONGEST_NUMBER or longest_run(data, LONGEST_NUMBER + 1) <= LONGEST_NUMBER:
         return False
     # Without escapes, every second part between quotes is a string.
     outside = b'"'.join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    return any(match[1] is not None for match in _WHOLE.finditer(outside))
+    return any(_too_long(match[1]) for match in _WHOLE.finditer(outside) if match[1] is not None)
+
+
+def _too_long(digits: bytes) -> bool:
+    """Whether a whole number of more than 308 digits is infinite as a double."""
+    return len(digits) > len(_LARGEST) or digits > _LARGEST
 
 
 def more_values(data: bytes | bytearray, limit: int) -> bool:

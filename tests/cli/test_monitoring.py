@@ -116,7 +116,7 @@ def fail(count: Annotated[int, Field(description="how often", examples=[0])]) ->
 def test_every_panel_shows_what_a_server_does(cli: Cli, tmp_path: Path) -> None:
     (cli.path / "failing.py").write_text(FAILING)
     assert cli("tools", "add", "failing.py").code == 0
-    with running(cli, "--no-grpc", "--json") as server:
+    with running(cli, "--no-grpc", "--token", "--json") as server:
         told = server.json
         target = told["rest"].removeprefix("http://").removesuffix("/v1")
         with prometheus(target, tmp_path) as asked, httpx.Client(headers=bearer(told["token"]), timeout=WAIT_S) as http:

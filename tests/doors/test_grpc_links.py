@@ -88,9 +88,13 @@ async def test_a_connection_with_a_call_under_way_is_not_closed_to_make_room(hom
         await asyncio.wait_for(stage.entered.wait(), WAIT_S)
         async with _silent(world.port, 20) as readers:
             # The call's connection has been silent longest, and stays.
-            await asyncio.gather(*(_ended(one) for one in readers[:10]))
+            ended = [asyncio.ensure_future(_ended(one)) for one in readers]
+            await until(lambda: sum(one.done() for one in ended) >= 15)
             stage.release.set()
             assert (await asyncio.wait_for(call, WAIT_S)).value_json == b'"at last"'
+            for one in ended:
+                one.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
 
 
 @pytest.mark.usefixtures("few")

@@ -916,7 +916,7 @@ ALLOWED = {
     "doors/grpc/messages.py: request.idempotency_key if request.HasField('idempotency_key') else None",
     "doors/jsonrpc.py: _text(idempotency_key, 'idempotency_key')",
     "doors/mcp/calling.py: key if isinstance(key, str) else ''",
-    "doors/mcp/calling.py: meta.get(_KEY)",
+    "doors/mcp/calling.py: meta.get(_KEY) or wanted.key",
     "gateway/execution/tool_context.py: options.pop('key', None)",
     "trials.py: f'{request.key}-undo'",  # a contract test is its own caller
 }

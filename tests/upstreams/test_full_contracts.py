@@ -51,7 +51,7 @@ def about(contract: Contract) -> Json:
 READ: Json = {
     "auth": {"required_permissions": ("credentials:maps",), "required_scopes": ()},
     "timeout": {"timeout_class": "long_running", "default_s": 30, "max_s": 300.0},
-    "idempotency": {"key_required": False, "window_s": None},
+    "idempotency": {"key_required": False, "window_s": None, "key_from": "caller"},
     "mutation": {"mutation_class": "read_only", "effects": ()},
 }
 OBSERVED = {"trace": True, "metrics": True}
@@ -62,7 +62,7 @@ def write(upstream: str, tool: str) -> Json:
     return {
         "auth": {"required_permissions": ("credentials:maps",), "required_scopes": ()},
         "timeout": {"timeout_class": "async", "default_s": 30, "max_s": 7200.0},
-        "idempotency": {"key_required": True, "window_s": None},
+        "idempotency": {"key_required": True, "window_s": None, "key_from": "caller"},
         "mutation": {
             "mutation_class": "write_irreversible",
             "effects": (Effect(resource=f"upstream:{upstream}/{tool}", operation="UPDATE", scope="system"),),
@@ -211,7 +211,8 @@ DEFAULTS: Json = {
     "expected_artifacts": [], "expected_resources": [], "approval": None, "sandbox": None, "estimated_cost": None,
 }  # fmt: skip
 RUN: Json = {
-    "implementation": None, "handlers": {}, "stdin": "auto", "parse": "text", "env": {}, "cwd": "/tmp", "native": {}
+    "implementation": None, "handlers": {}, "stdin": "auto", "parse": "text", "env": {}, "cwd": "/tmp", "native": {},
+    "undo": None,
 }  # fmt: skip
 # A program always runs in one.
 SANDBOX: Json = {
@@ -238,7 +239,7 @@ async def test_a_program_has_every_part_of_a_contract_as_its_manifest_states_it(
         "error": {"type": "object"},
         "auth": {"required_permissions": ("credentials:box/key",), "required_scopes": ("notes:write",)},
         "timeout": {"timeout_class": "long_running", "default_s": 20, "max_s": 40.0},
-        "idempotency": {"key_required": True, "window_s": 90_000},
+        "idempotency": {"key_required": True, "window_s": 90_000, "key_from": "caller"},
         "mutation": {
             "mutation_class": "write_irreversible",
             "effects": (Effect(resource="box:{text}", operation="CREATE", scope="system"),),
@@ -249,7 +250,7 @@ async def test_a_program_has_every_part_of_a_contract_as_its_manifest_states_it(
         "id": "prog.look", "version": "1.0.0", "input": NOTE, "output": {"type": "string"}, "error": ERROR_SCHEMA,
         "auth": {"required_permissions": (), "required_scopes": ()},
         "timeout": {"timeout_class": "standard", "default_s": 5.0, "max_s": 5.0},
-        "idempotency": {"key_required": False, "window_s": None},
+        "idempotency": {"key_required": False, "window_s": None, "key_from": "caller"},
         "mutation": {"mutation_class": "read_only", "effects": ()},
         "observability": OBSERVED,
     }  # fmt: skip
@@ -258,7 +259,7 @@ async def test_a_program_has_every_part_of_a_contract_as_its_manifest_states_it(
     whole: Json = look.manifest.model_dump(mode="json")
     assert whole == {
         **DEFAULTS, **PLAIN,
-        "idempotency": {"window_seconds": None},
+        "idempotency": {"key": "caller", "window_seconds": None},
         "observability": {"trace": True, "metrics": True, "audit": True},
         "execution": {**RUN, **PLAIN["execution"]},
         "sandbox": SANDBOX,

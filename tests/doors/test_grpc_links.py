@@ -53,6 +53,18 @@ async def _ended(reader: asyncio.StreamReader) -> None:
             pass
 
 
+async def _answered_in_time(world: World) -> bytes:
+    """An honest caller's answer. Until grpcio has noticed that connections are closed, there may be no room."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return (await world.invoke("demo.echo", {"value": 6})).value_json
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.05)
+
+
 def _accepted(port: int) -> int:
     """How many connections to a port of this process it holds as the server, counted by the system."""
     lines = [
@@ -128,7 +140,7 @@ async def test_the_door_leaves_files_of_the_process_to_the_other_doors(lock: Int
             for one in ends:
                 one.cancel()
             await asyncio.gather(*ends, return_exceptions=True)
-        assert (await world.invoke("demo.echo", {"value": 6})).value_json == b"6"
+        assert await _answered_in_time(world) == b"6"
 
 
 async def test_when_the_door_is_nearly_full_the_peer_that_holds_most_makes_room(lock: Interlock) -> None:

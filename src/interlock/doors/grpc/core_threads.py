@@ -14,7 +14,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_NICE = 15
+_NICE = 10
 _TASKS = Path("/proc/self/task")
 # As the core names them: its workers, and the thread that starts further workers.
 _NAMES = ("event_engine", "lifeguard")

@@ -104,7 +104,6 @@ class GrpcDoor(Door):
         from grpc_health.v1 import health
 
         from interlock.doors.grpc import places, reflection
-        from interlock.doors.grpc.core_threads import lower_priority
         from interlock.doors.grpc.links import Links
         from interlock.doors.grpc.servicer import NAME, Servicer
 
@@ -128,7 +127,6 @@ class GrpcDoor(Door):
         )
         port = self._bind(server)
         await server.start()
-        lower_priority()
         self._server = server
         per_peer = self._service.lock.settings.max_connections_per_peer
         most, busy = self._max_connections, self._servicer.peers

@@ -28,6 +28,8 @@ import sys
 from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
+from interlock.doors.grpc.core_threads import CoreThreads
+
 # How long after a connection has come the files are looked at: grpcio has accepted it by then, and others with it.
 SOON_S = 0.02
 # They are looked at this often in any case: a connection may be accepted late.
@@ -76,6 +78,7 @@ class Links:
         # What is known of each socket of the process, by inode; None of those that are not links of the door.
         self._known: dict[int, _Link | None] = {}
         self._number = 0
+        self._threads = CoreThreads()
         self._listening: list[socket.socket] = []
         self._bell = select.epoll() if hasattr(select, "epoll") else None
         self._next = self._loop.call_later(0, self._look)
@@ -121,6 +124,7 @@ class Links:
 
     def _look(self) -> None:
         self._reading, self._again = True, False
+        self._threads.lower_priority()
         there = list(_sockets())
         self._known = {inode: self._known[inode] for _, inode in there if inode in self._known}
         self._read_some([one for one in there if one[1] not in self._known])

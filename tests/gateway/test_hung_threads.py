@@ -82,7 +82,9 @@ async def test_at_the_bound_calls_are_refused_with_what_to_do_and_run_again_when
     async with asyncio.timeout(60):
         while not (await lock.call("threads.double", number=2)).ok:
             await turn()
-    assert lock.gateway.runner.loads()["hung tool threads"]() < 1
+        # One thread that returned is enough for a call; the others return when they get the processor.
+        while lock.gateway.runner.loads()["hung tool threads"]() > 0:
+            await turn()
 
 
 async def test_of_many_functions_that_end_at_once_each_call_gets_its_own_outcome(lock: Interlock) -> None:

@@ -125,8 +125,8 @@ class GrpcUpstream:
         look = wire.Look(credentials or {})
         metadata = self._metadata(look)
         try:
-            async with asyncio.timeout(DISCOVERY_S), self._line(self._config.targets[0]) as channel:
-                reflected = await self._reflect(channel, look, metadata)
+            async with asyncio.timeout(DISCOVERY_S), self._line(self._config.targets[0]) as line:
+                reflected = await self._reflect(line.channel, look, metadata)
         except TimeoutError:
             raise wire.late(self._name) from None
         tools: list[Definition] = []
@@ -160,7 +160,8 @@ class GrpcUpstream:
         wire.check_egress(call, f"//{target}")
         metadata = self._metadata(call, **wire.context_headers(call, self._config))
         path = str(call.native["method"])
-        async with self._line(target) as channel:
+        async with self._line(target) as line:
+            channel: Any = line.channel  # grpc's stubs do not type it
             try:
                 if not call.native.get("streams"):
                     unary = channel.unary_unary(path, None, None)
@@ -173,6 +174,8 @@ class GrpcUpstream:
                 return {"messages": messages}
             except grpc.aio.AioRpcError as error:
                 _note_status(call, error.code().name)
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    line.retired = True  # the channel may take a while to notice that its connection is gone
                 raise self._failure(error, call) from None
             except grpc.aio.UsageError:
                 raise wire.unreached(self._name, "was removed") from None
@@ -261,8 +264,8 @@ class GrpcUpstream:
     # Channels
 
     @asynccontextmanager
-    async def _line(self, target: str) -> AsyncGenerator[Any]:
-        """The connected channel of an endpoint. Its type is not stated, because grpc's stubs do not type it."""
+    async def _line(self, target: str) -> AsyncGenerator[_Line]:
+        """The connected channel of an endpoint. A retired one gets no more calls, and is closed after its last."""
         line = self._lines.get(target)
         if line is None:
             async with self._opening:
@@ -273,12 +276,12 @@ class GrpcUpstream:
         try:
             if not await self._connected(line.channel):
                 line.retired = True
-                if self._lines.get(target) is line:
-                    del self._lines[target]
                 raise wire.unreached(self._name)
-            yield line.channel
+            yield line
         finally:
             line.users -= 1
+            if line.retired and self._lines.get(target) is line:
+                del self._lines[target]
             if line.retired and not line.users:
                 await line.channel.close(None)
 

@@ -546,7 +546,7 @@ def test_the_same_key_twice_runs_once_and_says_so(cli: Cli) -> None:
     assert third["metadata"]["source"] == "replay"
     assert third["structured_content"] == {"entry": 1, "balance": 1250}
     other = cli("call", "demo.post", '{"account": "cash", "cents": 999}', "--key", "order-17")
-    assert (other.code, "E3306" in other.out, "retryable with a new key" in other.out) == (1, True, True)
+    assert (other.code, "E3306" in other.out, "not retryable" in other.out) == (1, True, True)
     assert len(cli.ledger.read_text().splitlines()) == 1
 
 

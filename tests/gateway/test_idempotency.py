@@ -126,7 +126,7 @@ async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: I
     other = await lock.call("demo.increment", name="a", by=2, key="k")
     assert code(other) == "E3306"
     assert other.error is not None
-    assert other.error.row.http == 409
+    assert (other.error.row.http, other.error.retryable) == (409, False)
     assert other.value is None
     assert world.counters == {"a": 1}
 

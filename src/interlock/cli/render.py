@@ -227,7 +227,6 @@ def retry_words(failure: Failure) -> str:
 # Where sending the very same call again would only meet the same refusal.
 _AGAIN = {
     "E3103": "retryable with another version",
-    "E3306": "retryable with a new key",
     "E3408": "retryable with the same key",
     "E3410": "retryable once the state is read again",
 }

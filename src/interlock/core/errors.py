@@ -138,8 +138,7 @@ class Code:
 
     @property
     def retryable(self) -> bool | None:
-        # A tool that broke its contract once will break it again.
-        return False if self.code == "E3303" else RETRYABLE[self.error_code]
+        return False if self.code in _NEVER_AGAIN else RETRYABLE[self.error_code]
 
     @property
     def jsonrpc(self) -> int:
@@ -151,6 +150,10 @@ class Code:
 
 
 _E, _C = ErrorCode, ErrorClass
+
+# Codes for which the same call sent again meets the same failure, whatever their errorCode says: a tool that broke its
+# contract breaks it again (E3303), and an idempotency key stays with the arguments it was first used with (E3306).
+_NEVER_AGAIN: Final = frozenset({"E3303", "E3306"})
 
 # fmt: off
 _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (

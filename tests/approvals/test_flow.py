@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -1089,7 +1090,8 @@ async def test_an_approval_without_patterns_covers_calls_without_arguments_alone
     assert (await lock.call("demo.postless", to="carl", key="1")).pending
     assert (await lock.call("demo.postless", to=None, key="2")).pending
     assert [found.used for found in await lock.standing_approvals.list()] == [0]
-    assert standing.fits(ANN, "demo.postless", "1.0.0", {}, clock.now_ms, lambda patterns, given: (patterns, given))
+    caller = lock.caller
+    assert standing.fits(caller, "demo.postless", "1.0.0", {}, clock.now_ms, lambda patterns, given: (patterns, given))
 
 
 @pytest.mark.proves("HITL-09")
@@ -1137,6 +1139,32 @@ async def test_what_a_standing_approval_does_not_cover_asks_for_a_ticket(lock: I
     clock.advance(60)
     assert (await lock.call("demo.mail", to="carl", key="6")).pending
     assert len(outbox.sent) == 1
+
+
+@pytest.mark.proves("HITL-09")
+async def test_a_standing_approval_for_a_group_covers_its_members_but_not_the_person_who_gave_it(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    standing = await lock.standing_approvals.grant(
+        "demo.send", by=BEN, caller="group:clerks", arguments={"to": "carl"}, uses=2, expires_ms=clock.now_ms + 60_000
+    )
+    clerks = frozenset({"clerks"})
+    for number, caller in enumerate(
+        (
+            Caller(id="local:zoe"),
+            Caller(id="local:yan", groups=frozenset({"group:clerks", "clerk"})),
+            Caller(id="group:clerks"),
+            Caller(id="did:web:a.example:dan", tenant="a.example", groups=clerks),
+            replace(BEN, groups=clerks),
+            Caller(id=BEN.id, agent="did:web:example.org:bot", groups=clerks),
+        )
+    ):
+        assert (await lock.call("demo.send", to="carl", key=f"no-{number}", caller=caller)).pending, caller
+    agent = Caller(id="local:zoe", agent="did:web:example.org:bot", groups=clerks, kind="agent")
+    assert (await lock.call("demo.send", to="carl", key="1", caller=agent)).ok
+    assert (await lock.call("demo.send", to="carl", key="2", caller=Caller(id="local:yan", groups=clerks))).ok
+    assert (await lock.call("demo.send", to="carl", key="3", caller=agent)).pending, "members share its uses"
+    assert [(one.id, one.used) for one in await lock.standing_approvals.list()] == [(standing.id, 2)]
 
 
 @pytest.mark.proves("HITL-09")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from interlock import Change, Failure
 from interlock.approvals.standing import Standing, range_faults
 from interlock.approvals.ticket import Step, chain_of
+from interlock.call.context import Caller
 from interlock.contract.manifest import Approval, ApprovalStep
 from interlock.gateway.preview_diff import predicted_changes, preview_differences
 from interlock.settings import load_settings
@@ -89,10 +90,9 @@ def test_a_standing_approval_covers_what_it_names_and_nothing_else(
     bound = [name for name, pattern in patterns.items() if pattern not in ("*", "**", "?")]
     complete = all(name in arguments for name in bound)
     in_bounds = caller == ANN and version != "2.0.0" and used < 2 and now_ms < 10
-    assert standing.fits(caller, "demo.mail", version, arguments, now_ms, as_sent) == (
-        spoken_of and complete and in_bounds
-    )
-    assert not standing.fits(caller, "demo.send", version, arguments, now_ms, as_sent)
+    by = Caller(id=caller, groups=frozenset({ANN, f"group:{ANN}"}))
+    assert standing.fits(by, "demo.mail", version, arguments, now_ms, as_sent) == (spoken_of and complete and in_bounds)
+    assert not standing.fits(by, "demo.send", version, arguments, now_ms, as_sent)
 
 
 HOLDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
@@ -119,11 +119,11 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
         and not math.isnan(value)
         and all(HOLDS[word](Fraction(value), Fraction(bound)) for word, bound in pattern.items())
     )
-    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == within
-    assert not standing.fits(ANN, "demo.mail", "1.0.0", {"x": pattern}, 0, as_sent)
-    assert not standing.fits(ANN, "demo.mail", "1.0.0", {}, 0, as_sent)
+    assert standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == within
+    assert not standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": pattern}, 0, as_sent)
+    assert not standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {}, 0, as_sent)
     spoilt = replace(standing, arguments={"x": {**pattern, "minimum": "0"}})
-    assert not spoilt.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent)
+    assert not spoilt.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent)
 
 
 @pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
@@ -152,7 +152,7 @@ def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: 
         id="sta_1", tenant="local", tool="demo.mail", versions="1.0.0", arguments={"x": pattern}, caller=ANN, uses=2,
         expires_ms=10, granted_by=BEN.id,
     )  # fmt: skip
-    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == covered
+    assert standing.fits(Caller(id=ANN), "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == covered
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> Cast:
         async with Interlock.open(directory / "home") as lock:
             await lock.add_from(str(directory / "quick_tools.py"))
             people: Json = {
-                "research-7": {"kind": "agent", "trust": 60},
+                "research-7": {"kind": "agent", "trust": 60, "groups": frozenset({"researchers"})},
                 "alice": {"kind": "human"},
                 "bob": {"kind": "human", "groups": frozenset({"approvers"})},
                 "carol": {"kind": "human", "groups": frozenset({"admins"})},
@@ -432,15 +432,25 @@ def test_what_was_agreed_to_in_advance_runs_at_once_until_it_is_used_up(desk: Cl
     assert outbox(desk).count("\n") == 1
 
 
+def test_what_was_agreed_to_for_a_group_is_there_for_its_members(desk: Cli, cast: Cast) -> None:
+    bounds = ("--arg", "account=cash", "--arg", "to=*@example.org", "--uses", "1", "--expires", "7d")
+    given = desk.ask("approvals", "grant", "demo.mail_statement", "--caller", "group:researchers", *bounds)
+    assert given["caller"] == "group:researchers"
+    assert "group:researchers" in desk("approvals", "standing").out
+    assert [one["id"] for one in holding(desk, cast.agent).ask("approvals", "standing")["standing"]] == [given["id"]]
+    assert holding(desk, cast.agent).ask(*MAIL)["status"] == "succeeded"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("--caller", "group:nobodies", "--arg", "to=a"), "E3207", "no caller is in the group `nobodies`"),
         (("--caller", "research-7", "--arg", "account=*", "--arg", "to=*"), "E3004", "needs its bounds"),
         (("--caller", "research-7", "--arg", "subject=x"), "E3004", "takes no `subject`; it takes account, to"),
         (("--caller", "nobody", "--arg", "to=a"), "E3207", "nobody is known as `nobody`"),
         (("--caller", "*:*", "--arg", "account=cash", "--arg", "to=a"), "E3004", "without a wildcard"),
     ],
-    ids=["anything goes", "no such argument", "no such caller", "every caller"],
+    ids=["no such group", "anything goes", "no such argument", "no such caller", "every caller"],
 )
 def test_what_has_no_bounds_cannot_be_agreed_to(desk: Cli, words: tuple[str, ...], code: str, said: str) -> None:
     refused = desk("approvals", "grant", "demo.mail_statement", *words, "--uses", "1", "--expires", "1d", "--json")

@@ -752,6 +752,7 @@ async def test_a_call_that_a_person_must_agree_to_is_pending_and_goes_on_when_th
     asked = await world.invoke("demo.send", {"to": "carl"}, idempotency_key="k")
     assert asked.WhichOneof("outcome") == "pending"
     assert (asked.state, asked.pending.status) == (wire.CALL_STATE_AWAITING_APPROVAL, "PENDING")
+    assert asked.pending.agree_in_advance.startswith("interlock approvals grant demo.send --caller did:")
     request = wire.ResumeRequest(invocation_id=asked.invocation_id)
     early = await refusal(world.stub.Resume(request, metadata=world.bearer))
     assert (early.status, early.envelope.code) == (grpc.StatusCode.FAILED_PRECONDITION, "E3411")

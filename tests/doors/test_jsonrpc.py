@@ -258,6 +258,7 @@ async def test_a_call_waits_for_a_person_and_goes_on(wire: Wire) -> None:
     wanted = {"tool_id": "demo.send", "parameters": {"to": "ann"}, "idempotency_key": "k1"}
     pending = (await wire.ask("tools.invoke", wanted))["result"]
     assert pending["status"] == "awaiting_approval"
+    assert " --arg to=ann --uses 10 " in pending["pending"]["agreeInAdvance"]
     call_id, ticket = pending["invocation_id"], pending["pending"]["ticketId"]
     assert (await wire.ask("calls.status", {"invocation_id": call_id}))["result"]["status"] == "awaiting_approval"
     assert "error" in await wire.ask("approvals.approve", {"ticket_id": ticket}), "an agent never decides"

@@ -529,6 +529,7 @@ async def test_a_pending_call_is_approved_by_another_person_and_resumed(world: W
     body = asked.json()
     assert (asked.status_code, body["status"], sample.world.runs) == (202, "pending", 0)
     assert body["pending"]["code"] == "APPROVAL_REQUIRED"
+    assert body["pending"]["agreeInAdvance"].startswith("interlock approvals grant demo.send --caller ")
     ticket = body["pending"]["pollEndpoint"]
     assert (await world.get(body["poll"])).json()["status"] == "pending"
 

@@ -9,7 +9,7 @@ import orjson
 
 from interlock.api.rights import same_place
 from interlock.approvals.notify import undelivered
-from interlock.approvals.standing import Standing
+from interlock.approvals.standing import GROUP, Standing
 from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import no_ticket
 from interlock.call.context import Caller
@@ -86,7 +86,7 @@ class Approvals:
         lifetime_s: int,
         versions: str | None = None,
     ) -> Json:
-        """Approve calls of one tool by one caller in advance, within bounds."""
+        """Approve calls of one tool by one caller, or by a group (`group:NAME`), in advance, within bounds."""
         parts = self._parts
         who, tenant = await caller_meant(parts, caller, by)
         contract = (await parts.catalog.resolve(tool, versions)).contract
@@ -115,7 +115,14 @@ class Approvals:
 
 
 async def caller_meant(parts: Parts, who: str, by: Caller) -> tuple[str, str]:
-    """The id and the tenant of a caller to approve calls of: an identity, or a caller of `local` by any other id."""
+    """The id and the tenant of a caller to approve calls of: an identity, a caller of `local` by any other id, or a
+    group of the tenant, `group:NAME`.
+    """
+    if who.startswith(GROUP):
+        groups = parts.policy.groups | {group for one in await parts.identities.all() for group in one.groups}
+        if who.removeprefix(GROUP) not in groups:
+            raise Failure("E3207", f"no caller is in the group `{who.removeprefix(GROUP)}`")
+        return who, by.tenant
     known = await parts.identities.find(who, by.tenant)
     if known is not None and same_place(by, known.tenant):
         return known.did, known.tenant
@@ -129,8 +136,10 @@ async def has_part(parts: Parts, standing: Standing, by: Caller) -> bool:
     """Whether a caller may see a standing approval: given by them, for them, or theirs to give."""
     if not same_place(by, standing.tenant) or not await _covers(parts, standing, by):
         return False
-    return by.acting in (standing.caller, standing.granted_by) or (
-        by.tenant == "local" and bool(by.groups & await _approvers(parts, standing.tool))
+    return (
+        by.acting == standing.granted_by
+        or standing.is_for(by)
+        or (by.tenant == "local" and bool(by.groups & await _approvers(parts, standing.tool)))
     )
 
 

@@ -185,12 +185,10 @@ async def _standing(parts: Parts, question: Question) -> list[Json]:
     normal = partial(in_normal_form, contract)
 
     def fits(one: Standing) -> bool:
-        return one.fits(caller.acting, contract.address, contract.version, question.arguments, now_ms, normal)
+        return one.fits(caller, contract.address, contract.version, question.arguments, now_ms, normal)
 
     found = await parts.standing_approvals.list()
-    mine = [
-        one for one in found if (one.tenant, one.caller, one.tool) == (caller.tenant, caller.acting, contract.address)
-    ]
+    mine = [one for one in found if (one.tenant, one.tool) == (caller.tenant, contract.address) and one.is_for(caller)]
     return [
         {**one.document(), "covers": fits(one)}
         for one in mine

@@ -1,8 +1,8 @@
 """Standing approvals: a person agrees in advance, within mandatory bounds.
 
-A standing approval names one tool and a range of its versions, one caller of one tenant, a pattern for every argument,
-a number of uses and an end. A matching call uses it once, in the transaction that makes its intent durable, and cites
-its id. A call that does not match requests a ticket like any other.
+A standing approval names one tool and a range of its versions, one caller or one group of callers of one tenant, a
+pattern for every argument, a number of uses and an end. A matching call uses it once, in the transaction that makes its
+intent durable, and cites its id. A call that does not match requests a ticket like any other.
 
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
 "maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, or any other value literally. A path, URL or host is
@@ -37,6 +37,9 @@ from interlock.store.standing import StandingRow
 # Converts patterns and arguments to the form in which they are compared; None if an argument has no such form.
 Normal = Callable[[Mapping[str, Any], Mapping[str, Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
 
+# How the caller of an approval begins that is for all members of a group, which share its uses.
+GROUP = "group:"
+
 MAX_USES = 10_000
 MAX_DAYS = 90
 
@@ -58,13 +61,20 @@ class Standing:
     created_ms: int = 0
     revoked_ms: int | None = None
 
+    def is_for(self, caller: Caller) -> bool:
+        """Whether this approval is for a caller: by its id, or as a member of a group."""
+        if not self.caller.startswith(GROUP):
+            return self.caller == caller.acting
+        # INVARIANT: nobody agrees in advance to their own calls, nor to those of their agents, as one of a group.
+        return self.caller.removeprefix(GROUP) in caller.groups and self.granted_by not in (caller.id, caller.acting)
+
     def fits(
-        self, caller: str, tool: str, version: str, arguments: Mapping[str, Any], now_ms: int, normal: Normal
+        self, caller: Caller, tool: str, version: str, arguments: Mapping[str, Any], now_ms: int, normal: Normal
     ) -> bool:
         """Whether this approval covers a call."""
         if self.revoked_ms is not None or self.used >= self.uses or now_ms >= self.expires_ms:
             return False
-        if (self.caller, self.tool) != (caller, tool) or not _in_range(version, self.versions):
+        if not self.is_for(caller) or self.tool != tool or not _in_range(version, self.versions):
             return False
         # INVARIANT: an argument without a pattern is not covered, nor is a call that omits an argument with a binding
         # pattern.
@@ -211,7 +221,7 @@ def _unbounded(wish: Standing, now_ms: int) -> list[str]:
     checks = {
         "one tool, without a wildcard": bool(wish.tool) and "*" not in wish.tool,
         "a range of versions": bool(wish.versions) and wish.versions != "*",
-        "one caller, without a wildcard": bool(wish.caller) and "*" not in wish.caller,
+        "one caller or group, without a wildcard": wish.caller not in ("", GROUP) and "*" not in wish.caller,
         f"between 1 and {MAX_USES} uses": 1 <= wish.uses <= MAX_USES,
         f"an end within {MAX_DAYS} days": now_ms < wish.expires_ms <= now_ms + MAX_DAYS * 86_400_000,
         "a pattern that says more than anything goes": not wish.arguments
@@ -223,8 +233,7 @@ def _unbounded(wish: Standing, now_ms: int) -> list[str]:
 def find(
     reader: Reader,
     *,
-    tenant: str,
-    caller: str,
+    caller: Caller,
     tool: str,
     version: str,
     arguments: Mapping[str, Any],
@@ -232,7 +241,7 @@ def find(
     normal: Normal,
 ) -> Standing | None:
     """Find the standing approval that covers a call; of several, the one that ends first."""
-    known = map(_standing, stored.of_tool(reader, tool, tenant))
+    known = map(_standing, stored.of_tool(reader, tool, caller.tenant))
     fitting = (one for one in known if one.fits(caller, tool, version, arguments, now_ms, normal))
     return next(fitting, None)
 

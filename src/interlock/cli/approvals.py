@@ -283,7 +283,12 @@ _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclu
 
 @approvals.command()
 @click.argument("tool")
-@click.option("--caller", required=True, metavar="WHO", help="Whose calls: a name, a DID or an id such as local:bob.")
+@click.option(
+    "--caller",
+    required=True,
+    metavar="WHO",
+    help="Whose calls: a name, a DID, an id such as local:bob, or group:NAME for all members of a group.",
+)
 @click.option(
     "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
     help="What an argument may be; * and ? match in texts. Paths, URLs and hosts are compared in normal form. "
@@ -311,13 +316,17 @@ async def grant(
     versions: str | None,
     token: str | None,
 ) -> int:
-    """Agree in advance to calls of one tool by one caller, within bounds. Whatever goes beyond them is still asked.
+    """Agree in advance to calls of one tool by one caller or group, within bounds. The rest is still asked.
+
+    Members of a group share the uses. Your own calls and those of your agents are not covered.
 
     \b
     interlock approvals grant demo.mail_statement --caller research-7 \\
         --arg account=cash --arg 'to=*@example.org' --uses 5 --expires 7d
     interlock approvals grant demo.post --caller research-7 --arg account=cash \\
         --where 'cents>=1' --where 'cents<=500' --uses 20 --expires 1d
+    interlock approvals grant demo.post --caller group:bookkeepers --arg account=cash \\
+        --where 'cents<=100' --uses 200 --expires 7d
     """
     from interlock.core.errors import Failure
 

@@ -34,7 +34,7 @@ class Returning:
             replays=replays,
             cursors=outside.cursors,
         )
-        self.pending = PendingResults(clock, metadata)
+        self.pending = PendingResults(clock, metadata, outside.box)
         self.finisher = Finisher(
             journal=journal,
             clock=clock,

@@ -165,6 +165,7 @@ def result(outcome: Result) -> wire.CallResult:
         message.pending.status = pending["status"]
         message.pending.reason = _short(pending["reason"])
         message.pending.expires_at = pending["expiresAt"]
+        message.pending.agree_in_advance = pending.get("agreeInAdvance", "")
     elif outcome.error is not None:
         message.error.CopyFrom(envelope(outcome.error, outcome.trace_id, outcome.invocation_id))
     elif outcome.persistence.ref is not None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.api.service import Ask, Service
-from interlock.approvals.offer import advance_command
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
@@ -271,7 +270,7 @@ class Calling:
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]
         ticket = await self._service.lock.approvals.show(pending["ticketId"])
-        groups, ahead = " or ".join(f"`{group}`" for group in ticket.approvers), advance_command(ticket)
+        groups, ahead = " or ".join(f"`{group}`" for group in ticket.approvers), pending.get("agreeInAdvance")
         return _described(
             f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
             f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "

@@ -109,8 +109,7 @@ class ApprovalRequests:
             return False  # every call with full access needs an approval of its own
         look = partial(
             standing.find,
-            tenant=call.request.caller.tenant,
-            caller=call.request.caller.acting,
+            caller=call.request.caller,
             tool=tool.contract.address,
             version=tool.contract.version,
             arguments=checked.input,

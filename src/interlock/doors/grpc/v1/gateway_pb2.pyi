@@ -227,16 +227,18 @@ class Kept(_message.Message):
     def __init__(self, ref: _Optional[str] = ..., size_chars: _Optional[int] = ..., preview: _Optional[str] = ...) -> None: ...
 
 class Pending(_message.Message):
-    __slots__ = ("ticket_id", "status", "reason", "expires_at")
+    __slots__ = ("ticket_id", "status", "reason", "expires_at", "agree_in_advance")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    AGREE_IN_ADVANCE_FIELD_NUMBER: _ClassVar[int]
     ticket_id: str
     status: str
     reason: str
     expires_at: str
-    def __init__(self, ticket_id: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., expires_at: _Optional[str] = ...) -> None: ...
+    agree_in_advance: str
+    def __init__(self, ticket_id: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., expires_at: _Optional[str] = ..., agree_in_advance: _Optional[str] = ...) -> None: ...
 
 class ErrorEnvelope(_message.Message):
     __slots__ = ("schema_version", "code", "error_code", "error_class", "retryable", "retry_after_ms", "message", "resolution", "trace_id", "invocation_id", "details_json", "native_error_ref", "policy_refs", "evidence_refs", "shortened", "recoverability")

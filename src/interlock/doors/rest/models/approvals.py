@@ -51,7 +51,7 @@ class GrantBody(Body):
     )
 
     tool: Name
-    caller: Name
+    caller: Name = Field(description="a name, a DID, or group:NAME for all members of a group, which share the uses")
     arguments: Json = Field(
         description="a pattern for every argument; an argument that is not named is not covered. A text, in which * and"
         ' ? match; the bounds of a number, {"minimum": 1, "maximum": 100}; or a value as it must be'

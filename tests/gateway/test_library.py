@@ -57,17 +57,17 @@ async def test_arguments_that_are_no_mapping_are_refused_with_the_line_to_write(
     async with Interlock.open(home) as lock:
         await lock.add(double)
         with pytest.raises(TypeError, match=r"one mapping: lock.call"):
-            await lock.call(double, text)
+            await lock.call("lib.double", text)
 
 
 async def test_an_option_that_was_taken_for_an_argument_is_named(home: Path) -> None:
     async with Interlock.open(home) as lock:
         await lock.add(double)
-        result = await lock.call(double, number=1, timeout=0.5)
+        result = await lock.call("lib.double", number=1, timeout=0.5)
         assert result.error is not None
         assert result.error.code == "E3301"
         assert "`timeout` was sent to the tool; the option is `timeout_s`" in result.error.message
-        plain = await lock.call(double, number=1, colour="red")
+        plain = await lock.call("lib.double", number=1, colour="red")
         assert plain.error is not None
         assert "option" not in plain.error.message
 

@@ -1,8 +1,8 @@
 """Calls tools in this process by their functions, with the types of the functions.
 
-`Interlock.call` takes names, mappings and options, which no type checker can hold against a tool. Here a call has the
-parameters of the function and returns its type, so that pyright and mypy find wrong arguments and wrong uses of the
-result. Options of the call, such as the idempotency key, are set beforehand with `using`.
+A call has the parameters of the function and returns its type, so that pyright and mypy find wrong arguments and wrong
+uses of the result. Python's types cannot mix the parameters of a function with further ones, so the options of a call,
+such as the idempotency key, are set beforehand with `using`.
 
     client = Client(app)
     balance = await client.call(balance_of, account="cash")                     # int
@@ -11,12 +11,10 @@ result. Options of the call, such as the idempotency key, are set beforehand wit
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from pydantic_core import to_jsonable_python
-
+from interlock.api.requests import by_name
 from interlock.call.context import Context
 from interlock.contract.declare import Tool
 
@@ -24,33 +22,41 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.call.context import Caller
     from interlock.call.results import Result
+    from interlock.core.clock import Deadline
+    from interlock.data.schema import Json
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class CallOptions(TypedDict, total=False):
+    """Options of a call, as `Interlock.call` has them."""
+
+    key: str | None
+    session: str
+    version: str | None
+    timeout_s: float | None
+    deadline: Deadline | None
+    dry_run: bool
+    caller: Caller | None
+    token: str | None
+    task: str | None
+    trace_id: str | None
+    native: Mapping[str, Any] | None
+    on_progress: Callable[[Json], None] | None
+    door: str
+
+
 class Client:
     """Typed calls of declared tools over one open data directory. They pass all six phases like any other call."""
 
-    def __init__(self, app: Interlock, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, app: Interlock, options: CallOptions | None = None) -> None:
         self._app = app
-        self._options = dict(options or {})
+        self._options: CallOptions = options or {}
 
-    def using(
-        self,
-        *,
-        key: str | None = None,
-        session: str | None = None,
-        timeout_s: float | None = None,
-        caller: Caller | None = None,
-        token: str | None = None,
-        task: str | None = None,
-    ) -> Client:
+    def using(self, **options: Unpack[CallOptions]) -> Client:
         """A client with these options for its calls, beside the options of this one."""
-        given = {
-            "key": key, "session": session, "timeout_s": timeout_s, "caller": caller, "token": token, "task": task,
-        }  # fmt: skip
-        return Client(self._app, self._options | {name: one for name, one in given.items() if one is not None})
+        return Client(self._app, {**self._options, **options})
 
     @overload
     async def call(
@@ -67,22 +73,25 @@ class Client:
 
         A call that waits for a person raises too (APPROVAL_REQUIRED): `result` returns it as it is.
         """
-        value = (await self._run(tool, args, kwargs)).unwrap()
-        return value if tool.load is None else tool.load(value)
+        return (await self._run(tool, args, kwargs)).unwrap()
 
     @overload
     async def result(
-        self, tool: Tool[Concatenate[Context, P], Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Result: ...
+        self, tool: Tool[Concatenate[Context, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]: ...
     @overload
-    async def result(self, tool: Tool[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Result: ...
-    async def result(self, tool: Any, /, *args: Any, **kwargs: Any) -> Result:
+    async def result(
+        self, tool: Tool[Concatenate[Context, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]: ...
+    @overload
+    async def result(
+        self, tool: Tool[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]: ...
+    @overload
+    async def result(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]: ...
+    async def result(self, tool: Any, /, *args: Any, **kwargs: Any) -> Result[Any]:
         """Call a tool, and return the whole result, of a failure too. Its `value` is JSON data."""
         return await self._run(tool, args, kwargs)
 
-    async def _run(self, tool: Tool[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-        names = [name for name in inspect.signature(tool.function).parameters if name != tool.context]
-        if len(args) > len(names) or kwargs.keys() & set(names[: len(args)]):
-            raise TypeError(f"{tool!r} takes {', '.join(names) or 'no arguments'}, each once")
-        arguments = dict(zip(names, args, strict=False)) | kwargs
-        return await self._app.call(tool, to_jsonable_python(arguments), **self._options)
+    async def _run(self, tool: Tool[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result[Any]:
+        return await self._app.call(tool, by_name(tool, args, kwargs), **self._options)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from interlock.api import budgets, requests, waiting
 from interlock.api.admission import Admission, Admissions
 from interlock.api.call_records import CallRecords
+from interlock.api.client import CallOptions, Client
 from interlock.api.opening import Opening
 from interlock.api.parts import Parts
 from interlock.api.registration import lift_quarantine
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
     from interlock.call.checkpoints import Checkpoint
-    from interlock.call.context import Caller
+    from interlock.call.context import Caller, Context
     from interlock.call.cost import Cost
     from interlock.call.phases import Reason
     from interlock.call.results import Result
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from interlock.trials import Trial
 
 __all__ = ["Admission", "Interlock"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 # many methods: the public facade of the library; each method hands over to one module of api
@@ -105,12 +110,51 @@ class Interlock(Parts):
 
     # Calling
 
+    # A declared tool takes what its function takes, and the result has the type of the function. These overloads come
+    # first; a type checker goes on to the others where options are given by name, and then checks the options only.
+    @overload
+    async def call(
+        self, tool: Tool[Concatenate[Context, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Result[T]: ...
+    @overload
+    async def call(self, tool: Tool[Concatenate[Context, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]: ...
+    @overload
+    async def call(self, tool: Tool[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]: ...
+    @overload
+    async def call(self, tool: Tool[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Result[T]: ...
+    @overload
+    async def call(self, tool: Tool[..., Any], /, *, key: str | None, **options: Any) -> Result: ...
+    @overload
+    async def call(
+        self, tool: Tool[..., Any], arguments: Mapping[str, Any] | None, /, **options: Unpack[CallOptions]
+    ) -> Result: ...
+    @overload
     async def call(
         self,
-        tool: str | Tool[..., Any],
+        tool: str,
         arguments: Mapping[str, Any] | None = None,
         /,
         *,
+        key: str | None = None,
+        session: str = "",
+        version: str | None = None,
+        timeout_s: float | None = None,
+        deadline: Deadline | None = None,
+        dry_run: bool = False,
+        caller: Caller | None = None,
+        token: str | None = None,
+        task: str | None = None,
+        trace_id: str | None = None,
+        native: Mapping[str, Any] | None = None,
+        on_progress: Callable[[Json], None] | None = None,
+        door: str = "library",
+        **named: Any,
+    ) -> Result: ...
+    async def call(
+        self,
+        tool: Any,
+        /,
+        *given: Any,
         key: str | None = None,
         session: str = "",
         version: str | None = None,
@@ -129,15 +173,21 @@ class Interlock(Parts):
         """Call a tool through all six phases. Arguments by name, or as one mapping where names would clash.
 
         The tool is named `demo.post` or `demo.post@^1`, or is the declared tool itself, which means its very version.
+        A declared tool takes the arguments that its function takes, and `unwrap` returns what the function declares:
+        type checkers hold both against the function. They check the arguments beside options if these are set with
+        `using`.
+
         A call that changes something needs a `key` of the caller's own: sent twice, it runs once. With a `token` it is
         made on the authority that the token carries, otherwise on the local user's. A call that a person must agree to
         comes back with `pending`; sent again under its key, or waited for with `wait`, it goes on once they have.
         """
         name, spec = requests.named_tool(tool)
-        try:
-            given = named if arguments is None else {**arguments, **named}
-        except TypeError:
-            raise TypeError('arguments are named, or one mapping: lock.call("demo.post", account="cash")') from None
+        load = None
+        if isinstance(tool, str):
+            arguments = requests.arguments_of(tool, given, named) if given else named
+        else:
+            load = tool.load
+            arguments = requests.arguments_of(tool, given, named) if given or tool.rich else named
         wanted = spec if version is None else version
         if token is not None:
             caller = self.tokens.verifier.known(token)
@@ -149,11 +199,20 @@ class Interlock(Parts):
                     return await self.gateway.decline(Request(tool=name, arguments={}, caller=None, door=door), failure)
         # In order of its fields; by name it would take half as long again.
         request = Request(
-            name, given, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
+            name, arguments, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
             "invoke", native, None, door, on_progress, task,
         )  # fmt: skip
         result = await self.gateway.invoke(request)
-        return result if result.error is None or not named else requests.suggest_options(result, named)
+        if result.error is None:
+            return result if load is None else replace(result, load=load)
+        return result if not named else requests.suggest_options(result, named)
+
+    def using(self, **options: Unpack[CallOptions]) -> Client:
+        """A client whose calls have these options: `lock.using(key="order-17").call(post, account="cash", cents=250)`.
+
+        Its calls have the types of the tools' functions.
+        """
+        return Client(self, options)
 
     async def wait(self, pending: Result, *, within_s: float | None = None, poll_s: float = 0.2) -> Result:
         """Wait until a person has decided on a pending call, and continue it; still pending when time is up."""

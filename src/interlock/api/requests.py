@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import to_jsonable_python
 
 from interlock.call.phases import Request
 from interlock.contract.declare import Tool
@@ -44,6 +47,26 @@ def require_tool(given: object) -> None:
         raise TypeError(f"{os.fspath(given)!r} is a place, not a tool; write add_from({os.fspath(given)!r})")
     what = getattr(given, "__name__", None) or type(given).__name__
     raise TypeError(f'{what} is not a tool; put @tool(version="1.0.0", mutation_class="read_only") above the function')
+
+
+def arguments_of(tool: str | Tool[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call: one mapping and names, or, of a declared tool, as its function takes them."""
+    first = given[0] if given else None
+    if len(given) <= 1 and (first is None or isinstance(first, Mapping)):
+        if first is None and not isinstance(tool, str):
+            return by_name(tool, (), named)
+        return {**cast("Mapping[str, Any]", first or {}), **named}
+    if isinstance(tool, str):
+        raise TypeError('arguments are named, or one mapping: lock.call("demo.post", account="cash")')
+    return by_name(tool, given, named)
+
+
+def by_name(tool: Tool[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a function by their names, as JSON data."""
+    names = [name for name in inspect.signature(tool.function).parameters if name != tool.context]
+    if len(given) > len(names) or named.keys() & set(names[: len(given)]):
+        raise TypeError(f"{tool!r} takes {', '.join(names) or 'no arguments'}, each once")
+    return to_jsonable_python({**dict(zip(names, given, strict=False)), **named})
 
 
 # Options of `call` that are often written under another name, and are then taken for arguments of the tool.

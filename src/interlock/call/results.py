@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from interlock.call.artifacts import Artifact
 from interlock.call.phases import Source
@@ -16,6 +18,9 @@ from interlock.core.record import record, step
 from interlock.data.bounds import PREVIEW_CHARS, Shortener
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
+
+# The type that the function of the tool returns, where a call names the tool by its function.
+T_co = TypeVar("T_co", covariant=True, default=Any)
 
 
 @record
@@ -110,8 +115,8 @@ ENVELOPE_SCHEMA: Json = {
 
 @step
 # many methods: the public result of a call; most are properties that read one field
-class Result:
-    """The outcome of one call. `value` is the tool's result; `error` says why there is none."""
+class Result(Generic[T_co]):
+    """The outcome of one call. `value` is the tool's result as JSON data; `error` says why there is none."""
 
     invocation_id: str
     tool: str
@@ -125,6 +130,8 @@ class Result:
     persistence: Persistence = INLINE
     redacted: tuple[str, ...] = ()
     artifacts: tuple[Artifact, ...] = ()
+    # Makes of `value` what the function declares to return, if that is more than JSON data.
+    load: Callable[[Any], Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -139,7 +146,7 @@ class Result:
     def replayed(self) -> bool:
         return self.source == "replay"
 
-    def without_modifiers(self) -> Result:
+    def without_modifiers(self) -> Result[T_co]:
         """The result of a call that overlapped others: changes of the context are removed, with a warning."""
         if "context_modifiers" not in self.metadata:
             return self
@@ -147,11 +154,15 @@ class Result:
         warnings = [*self.metadata.get("warnings", ()), "CONTEXT_MODIFIERS_REFUSED"]
         return replace(self, metadata={**kept, "warnings": warnings})
 
-    def unwrap(self) -> Any:
-        """Return the value, or raise the failure."""
+    def unwrap(self) -> T_co:
+        """Return the value, or raise the failure.
+
+        Of a call by name it is JSON data; of a call by the declared tool it is what the function declares to return.
+        """
         if self.error is not None:
             raise self.error
-        return self.value
+        value: Any = self.value
+        return value if self.load is None or self.source == "preview" else self.load(value)
 
     def text(self) -> str:
         """The text for a model: the value, a preview of it with a reference, or the reason why there is none."""

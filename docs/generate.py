@@ -47,6 +47,7 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
         REFERENCE / "settings.md": settings_page(),
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "requirements.md": requirements_page(root / "tests"),
+        REFERENCE / "conformance.md": conformance_page(root / "tests"),
     }
     found = {path: text.encode() for path, text in texts.items()}
     for name, schema in published_schemas().items():
@@ -225,6 +226,50 @@ def _prose(text: str | None) -> Iterator[str]:
             yield f"```text\n{paragraph.removeprefix(chr(8)).strip(chr(10))}\n```\n"
         elif paragraph:
             yield " ".join(line.strip() for line in paragraph.splitlines()) + "\n"
+
+
+# Conformance
+
+
+def conformance_page(tests: Path) -> str:
+    """The results of the public MCP conformance suites, as the tests compare them with each run."""
+    source = "doors/conformance/expected.toml"
+    expected: dict[str, Any] = tomllib.loads((tests / source).read_text())
+    runs = [
+        (suite, protocol, *counts) for protocol, all_ in expected["checks"].items() for suite, counts in all_.items()
+    ]
+    rows = [
+        (suite, expected["suites"][suite]["clients"], f"`--protocol {protocol}`", f"{passed} of {of}")
+        for suite, protocol, passed, of in runs
+    ]
+    failures = "\n".join(
+        f"- {', '.join(f'`{scenario}`' for scenario in one['scenarios'])} ({' and '.join(one['clients'])} clients, "
+        f"{', '.join(f'`--protocol {protocol}`' for protocol in one['protocols'])}): {' '.join(one['reason'].split())}"
+        for one in expected["failures"]
+    )
+    return f"""{_MADE_BY.format(source=f"`tests/{source}`")}
+# MCP conformance
+
+The public conformance suites (npm `@modelcontextprotocol/conformance`) run against `interlock serve`, with the
+everything-server of the official Python SDK as an upstream. It speaks both eras of the protocol and is added like this:
+
+```
+interlock upstream add mcp everything http://127.0.0.1:3001/mcp --no-prefix --allow-private --idempotency each
+```
+
+The suites send no token, so a proxy in front of the server adds one. A person has agreed to the calls in advance
+(`interlock approvals grant`), since nothing is known about the tools. `--protocol auto` is the default; the other two
+values force one era on a server that speaks both, so clients and server may be of different eras.
+[test_conformance.py](../../tests/doors/conformance/test_conformance.py) compares every run with this page: in normal
+tests with `auto`, in `./dev test --thorough` with all three.
+
+{_table(("suite", "clients", "upstream", "checks passed"), rows)}
+## Expected failures
+
+{failures}
+
+`server-sse-polling` makes no scored check, and warns: Interlock does not interrupt a stream for the client to resume.
+"""
 
 
 # Requirements

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, cast
@@ -66,6 +67,7 @@ _LONGEST_PATH = 5000
 
 _FORMS = frozenset({PATH, URL, HOST})
 _NONE: frozenset[str] = frozenset()
+_RESOURCES = frozenset({"resources"})
 _NO_TEXTS = frozenset((int, float, bool, type(None)))
 _LOOKS_LIKE_URL = re.compile(
     r"[\x00-\x20]*(?:(?:[a-z][a-z0-9+.-]*:)+[/\\]{2}|(?:https?|wss?|ftp):|[/\\]{2})", re.IGNORECASE
@@ -91,38 +93,33 @@ def facts(
     `compared` states what the rules compare each argument with. Sets are sorted: the same call always gives the same
     bytes.
     """
-    root = contract.input.places.root
     sent = set(arguments) if names is None else arguments.keys() & set(names)
     seen = _Seen(contract, wanted)
     # Values that no rule reads cannot prevent a decision.
-    looked_at = arguments.keys() if wanted - {"arguments"} else sent
-    normal: Json = {}
-    for name in looked_at:
-        value = arguments[name]
-        if value.__class__ not in _NO_TEXTS:
-            value = seen.value(value, root.member(name), name, _NONE, compared.below(name))
-        normal[name] = value
+    normal = seen.members(arguments, arguments.keys() if wanted - {"arguments"} else sent, compared)
     result: Json = {}
     if "arguments" in wanted:
-        result["arguments"] = _record({name: normal[name] for name in sorted(sent)}, root, "", 0)
+        result["arguments"] = _record({name: normal[name] for name in sorted(sent)}, seen.root, "", 0)
     if "resources" in wanted:
-        for change in predict(contract.mutation.effects, normal):
-            if climbs(change.resource.partition(":")[2]):
-                raise Failure("E3206", f"the call would change `{change.resource[:100]}`, which is not in normal form")
-            seen.sets["resources"].add(change.resource)
+        seen.predict(normal)
     result.update({name: sorted(seen.sets[name]) for name in SETS if name in wanted})
     result.update({name: sorted(seen.shared.get(of, ())) for name, of in ALL.items() if name in wanted})
     return result
+
+
+def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the resources that a call with these arguments uses; E3206 for a value without a normal form."""
+    seen = _Seen(contract, _RESOURCES)
+    seen.predict(seen.members(arguments, arguments, NOTHING_COMPARED))
+    return sorted(seen.sets["resources"])
 
 
 def as_written(
     contract: Contract, arguments: Mapping[str, Any], path: str, compared: Compared = NOTHING_COMPARED
 ) -> str:
     """Return a path of the call as it was written: the caller need not learn where links on this machine lead."""
-    root = contract.input.places.root
     seen = _Seen(contract, frozenset({"paths"}))
-    for name, value in arguments.items():
-        seen.value(value, root.member(name), name, _NONE, compared.below(name))
+    seen.members(arguments, arguments, compared)
     return plain_text(seen.written.get(path, path), _LONGEST_PATH)
 
 
@@ -133,13 +130,11 @@ def in_normal_form(
 
     None if an argument that would be compared with a pattern with `*` or `?` has no normal form.
     """
-    compared, root = of_patterns(patterns), contract.input.places.root
+    compared = of_patterns(patterns)
     held = {name: one for name, one in patterns.items() if isinstance(one, str) and wild(one) and name in arguments}
     try:
         seen = _Seen(contract, frozenset({"arguments"}))
-        values = {
-            name: seen.value(arguments[name], root.member(name), name, _NONE, compared.below(name)) for name in held
-        }
+        values = seen.members(arguments, held, compared)
     except Failure:
         return None
     resolved = {name: normal_pattern(one) for name, one in held.items() if PATH in compared.below(name).readings}
@@ -150,12 +145,14 @@ class _Seen:
     """The facts found while walking through the arguments along their schema."""
 
     def __init__(self, contract: Contract, wanted: frozenset[str]) -> None:
+        self._contract = contract
+        self.root = contract.input.places.root
         self._here = contract.runs_here
         self._paths = not wanted.isdisjoint(("paths", "all_paths", "resources"))
         self._urls = not wanted.isdisjoint(("urls", "hosts", "all_urls", "all_hosts", "resources"))
         self._commands = not wanted.isdisjoint(("commands", "all_commands"))
         self._arguments = "arguments" in wanted
-        self.sets: dict[str, set[str]] = {name: set() for name in SETS}
+        self.sets: defaultdict[str, set[str]] = defaultdict(set)
         # What encloses every path, host and URL found so far.
         self.shared: dict[str, set[str]] = {}
         # Paths that are written differently, through links or relative to some directory.
@@ -163,6 +160,23 @@ class _Seen:
         blind = contract.input.places.blind
         if blind is not None:
             raise Failure("E3206", f"the schema of {contract.ref} cannot be followed everywhere: {blind}")
+
+    def members(self, arguments: Mapping[str, Any], names: Iterable[str], compared: Compared) -> Json:
+        """Record the facts of some arguments and return them in normal form."""
+        normal: Json = {}
+        for name in names:
+            value = arguments[name]
+            if value.__class__ not in _NO_TEXTS:
+                value = self.value(value, self.root.member(name), name, _NONE, compared.below(name))
+            normal[name] = value
+        return normal
+
+    def predict(self, normal: Json) -> None:
+        """Record the resources that the effects of the tool name."""
+        for change in predict(self._contract.mutation.effects, normal):
+            if climbs(change.resource.partition(":")[2]):
+                raise Failure("E3206", f"the call would change `{change.resource[:100]}`, which is not in normal form")
+            self.sets["resources"].add(change.resource)
 
     def value(
         self, value: Any, place: Place, where: str, given: frozenset[str], compared: Compared, depth: int = 0

@@ -72,7 +72,7 @@ def fields_of(effects: Iterable[Effect]) -> set[str]:
 
 def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Change, ...]:
     """Return the resources that a call with these arguments may change."""
-    return tuple(Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects)
+    return tuple([Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects])
 
 
 def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -85,19 +85,17 @@ def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]
 
 
 def _fill(template: str, arguments: Mapping[str, Any]) -> str:
-    literal, *rest = _parts(template)
-    filled = [literal]
-    for path, following in zip(rest[::2], rest[1::2], strict=True):
-        argument = arguments.get(path) if "." not in path else _argument(path, arguments)
-        # An absent argument may name any resource, hence the star.
-        filled += ("*" if argument is None else str(argument), following)
-    return "".join(filled)
+    form, paths = _form(template)
+    found = [arguments.get(path) if "." not in path else _argument(path, arguments) for path in paths]
+    # An absent argument may name any resource, hence the star.
+    return form % tuple(["*" if argument is None else argument for argument in found])
 
 
 @lru_cache(maxsize=4096)
-def _parts(template: str) -> tuple[str, ...]:
-    """Split a template, once: a text, the name of a parameter, a text, and so on."""
-    return tuple(_FIELD.split(template))
+def _form(template: str) -> tuple[str, tuple[str, ...]]:
+    """Read a template, once: the text with a `%s` for each parameter, and their names."""
+    literal, *rest = _FIELD.split(template.replace("%", "%%"))
+    return "%s".join((literal, *rest[1::2])), tuple(rest[::2])
 
 
 def _argument(path: str, arguments: Mapping[str, Any]) -> Any:

@@ -66,12 +66,21 @@ def _words(name: str) -> list[str]:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[-_]", " ", name).lower().split()
 
 
-# Every name ends in one of these words. Most texts contain none of them, and need no search for a name.
-_LAST_WORDS: Final = frozenset(_words(name)[-1] for name in (*SENSITIVE_NAMES, *_SPOKEN_NAMES))
+def last_words(names: Iterable[str]) -> frozenset[str]:
+    """The words that these names, and those that precede a credential, end in."""
+    words = frozenset(" ".join(_words(name)).rpartition(" ")[2] for name in (*names, *_SPOKEN_NAMES))
+    return words if all(map(str.isascii, words)) else frozenset(("",))
 
 
-def _may_name_credential(text: str) -> bool:
-    return ("=" in text or ":" in text) and any(map(text.casefold().__contains__, _LAST_WORDS))
+_LAST_WORDS: Final = last_words(SENSITIVE_NAMES)
+
+
+def may_name_credential(text: str, words: Iterable[str] = _LAST_WORDS) -> bool:
+    """Whether a search for a name that ends in one of these words, and for what follows it, can find anything.
+
+    Most texts contain none of the words. Of letters outside ASCII only the search itself knows which are the same.
+    """
+    return ("=" in text or ":" in text) and (not text.isascii() or any(map(text.lower().__contains__, words)))
 
 
 @cache
@@ -117,7 +126,7 @@ def without_credentials(text: str) -> str:
         return text
     if may_hold_credential(text):
         text = CREDENTIALS.sub(_hide, text)
-    return _spoken().sub(_hide_spoken, text) if _may_name_credential(text) else text
+    return _spoken().sub(_hide_spoken, text) if may_name_credential(text) else text
 
 
 def without_credentials_in(value: Any) -> Any:

@@ -30,7 +30,7 @@ _SORTED = orjson.OPT_SORT_KEYS
 
 def canonical(value: Any) -> bytes:
     """Return the canonical bytes of a JSON value. Refuses values that JSON cannot represent (E3004)."""
-    return plain_form(value) or interpreted(value)
+    return (None if compiled is None else compiled.canonical(value)) or interpreted(value)
 
 
 def plain_form(value: Any) -> bytes | None:

@@ -34,6 +34,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +60,7 @@ ASK_AFTER_S = 0.001
 ASK_AT_LEAST_S = 0.02
 RETRY_AFTER_MS = 250
 
+_SEPARATOR = re.compile("[:/]")
 _ENDS = ("", ":", "/")  # the ends of a reach that is not cut off within a segment
 
 
@@ -105,10 +107,9 @@ def reach(resource: str) -> str:
     return _parse(resource)[0]
 
 
-@lru_cache(maxsize=8192)
-def _wider(text: str) -> tuple[str, ...]:
+def _wider(text: str) -> list[str]:
     """Return every whole name whose reach a text begins with, except the text itself."""
-    return tuple(text[:end] for end in range(len(text)) if end == 0 or text[end - 1] in ":/")
+    return [text[:end] for end in (0, *[match.end() for match in _SEPARATOR.finditer(text)]) if end < len(text)]
 
 
 def overlap(one: str, other: str) -> bool:

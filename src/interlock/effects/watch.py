@@ -74,7 +74,7 @@ def judge(
         outside, finding = changes_, "MUTATION_CLASS_VIOLATION"
     else:
         refused = tuple(unlisted)
-        outside = tuple(one for one in changes_ if one in refused or not declared(one, predicted))
+        outside = tuple([one for one in changes_ if one in refused or not declared(one, predicted)])
         finding = "UNDECLARED_EFFECT"
     return Verdict(
         finding=finding if outside else "ok", changes=changes, session_changes=session_changes, outside=outside

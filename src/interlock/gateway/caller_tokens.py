@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from interlock.authority.facts import as_written
+from interlock.authority.facts import as_written, resources_of
 from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
 from interlock.call.phases import Call, Checked, Decision
@@ -47,7 +47,7 @@ class CallerTokens:
                     self.covered.clear()
                 self.covered[known] = bound
         if bound:
-            found = token_checks.resources_of(tool.contract, checked.input)
+            found = resources_of(tool.contract, checked.input)
             self._note_resources(checked, found)
             try:
                 token_checks.check_resources(capability, tool.contract, found)
@@ -90,7 +90,7 @@ class CallerTokens:
         call = checked
         if found is None and len(checked.model_input) <= _LARGEST_NAMED:
             try:
-                found = token_checks.resources_of(checked.tool.contract, checked.input)
+                found = resources_of(checked.tool.contract, checked.input)
             except Failure:
                 found = None  # this token is not bound to resources, so nothing is refused
         call.extend().resources = (

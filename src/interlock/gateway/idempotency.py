@@ -18,6 +18,7 @@ from interlock.approvals import tickets
 from interlock.call.phases import Call, Request
 from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
+from interlock.core.record import record
 from interlock.data.canonical import key_scope
 from interlock.data.schema import Json
 from interlock.store import facts, idempotency, ledger, records, timekeeping
@@ -27,20 +28,8 @@ from interlock.store.port import Transaction, Unit
 Settlement = Literal["done", "released", "unknown"]
 
 
-def scope_for(request: Request, contract: Contract, input_hash: str, call: str | None) -> bytes:
-    """Return the id of the row of a call's idempotency key. A call without a key has a row by its own id."""
-    return _scope(request, contract, input_hash, request.key, call)
-
-
-def ticket_scope(request: Request, contract: Contract, input_hash: str) -> bytes:
-    """Return the id by which a call that is sent again finds its ticket: the caller's key, or else the input.
-
-    The identity of a request does not do, because the call that is sent again is another request.
-    """
-    return _scope(request, contract, input_hash, request.own_key, None)
-
-
-def _scope(request: Request, contract: Contract, input_hash: str, key: str | None, call: str | None) -> bytes:
+def scope_for(request: Request, contract: Contract, input_hash: str, key: str | None, call: str | None = None) -> bytes:
+    """Return the id of the row of an idempotency key. A call without a key has a row by its own id."""
     caller = request.caller
     assert caller is not None
     return key_scope(
@@ -49,7 +38,15 @@ def _scope(request: Request, contract: Contract, input_hash: str, key: str | Non
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def ticket_scope(request: Request, contract: Contract, input_hash: str) -> bytes:
+    """Return the id by which a call that is sent again finds its ticket: the caller's key, or else the input.
+
+    The identity of a request does not do, because the call that is sent again is another request.
+    """
+    return scope_for(request, contract, input_hash, request.own_key)
+
+
+@record
 class KeyRequest:
     """A request to run under an idempotency key."""
 

@@ -157,7 +157,7 @@ class Requests:
         tool, request = missing.prepared, call.request
         if not tool.writes or request.key is None or request.dry_run:
             raise missing
-        scope = idempotency.scope_for(request, tool.contract, call.input_hash, None)
+        scope = idempotency.scope_for(request, tool.contract, call.input_hash, request.key)
         answered = partial(idempotency_rows.has_outcome, scope=scope, now_ms=call.started_ms)
         if not await self._journal.read(answered):
             raise missing

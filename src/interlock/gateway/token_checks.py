@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from interlock.approvals.standing import is_range, is_set
-from interlock.authority.facts import facts
+from interlock.authority.facts import facts, resources_of
 from interlock.call.capability import CLASSES, Capability, ToolGrant, widenings
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
@@ -21,7 +21,6 @@ from interlock.contract.permissions import Permission, is_below, permissions_of
 from interlock.core.errors import Failure
 from interlock.core.formatting import quantity
 
-_RESOURCES = frozenset({"resources"})
 _RESOURCES_AND_ARGUMENTS = frozenset({"resources", "arguments"})
 _WILD = frozenset("*?[")
 
@@ -98,11 +97,6 @@ def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
 def _path_in(resource: str) -> str:
     path = resource.removeprefix("file:")
     return path[2:] if path.startswith("///") else path
-
-
-def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the resources that a call with these arguments uses; E3206 for a value without a normal form."""
-    return facts(contract, arguments, (), _RESOURCES)["resources"]
 
 
 def reach_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[str, ...]:

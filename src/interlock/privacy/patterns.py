@@ -11,11 +11,19 @@ number for numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from interlock.core.credentials import CREDENTIALS, REDACTED, SENSITIVE_NAMES, may_hold_credential, spoken_names
+from interlock.core.credentials import (
+    CREDENTIALS,
+    REDACTED,
+    SENSITIVE_NAMES,
+    last_words,
+    may_hold_credential,
+    may_name_credential,
+    spoken_names,
+)
 from interlock.data.bounds import cut, trim
 
 _EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
@@ -104,11 +112,12 @@ _DIGIT: Final = re.compile("[0-9]")
 class Patterns:
     """The compiled expressions of one set of rules; immutable."""
 
-    __slots__ = ("_spoken", "_strict", "extra", "markers")
+    __slots__ = ("_last_words", "_spoken", "_strict", "extra", "markers")
 
-    def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Iterable[str]) -> None:
+    def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Sequence[str]) -> None:
         self._strict: Final = strict
         self._spoken: Final = _spoken_secrets(names)
+        self._last_words: Final = last_words(names)
         self.extra: Final = tuple((re.compile(regex), marker) for _, regex, marker in extra)
         self.markers: Final = frozenset(
             {REDACTED, _EMAIL_MARKER, *_MARKERS.values(), *(marker for _, marker in self.extra)}
@@ -159,7 +168,7 @@ class Patterns:
     def _hide_credentials(self, text: str) -> str:
         if may_hold_credential(text):
             text = CREDENTIALS.sub(REDACTED, text)
-        return self._spoken.sub(rf"\1\2{REDACTED}", text) if ":" in text or "=" in text else text
+        return self._spoken.sub(rf"\1\2{REDACTED}", text) if may_name_credential(text, self._last_words) else text
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
         # A configured pattern may match the text of a marker; existing markers are left unchanged.

@@ -102,16 +102,12 @@ class Box:
     @property
     def current(self) -> str:
         """The id of the key that seals now."""
-        return next(reversed(self._load())).hex()
-
-    def look(self) -> None:
-        """Look at the keys, and make the first one where there is none. Raises what sealing would raise."""
-        self._load()
+        return next(reversed(self.look())).hex()
 
     def prepare(self) -> None:
         """Load the keys, and make the first one where they are in a keyring. May take long; call it on a thread."""
         if isinstance(self._shelf, _KeyringShelf):
-            self._load()
+            self.look()
 
     def ids(self) -> frozenset[str]:
         """The ids of the keys that there are; makes none. E3604 when they are damaged, E3804 when others read them."""
@@ -120,7 +116,7 @@ class Box:
 
     def seal(self, plain: bytes, *, purpose: str, about: str = "") -> bytes:
         """Encrypt. The purpose is one of a few fixed words; what it is about must be said again to open it."""
-        keys = self._load()
+        keys = self.look()
         header = _VERSION + next(reversed(keys))
         # INVARIANT: no nonce comes twice under one key, so it is never drawn from a clock that tests can replay.
         nonce = os.urandom(_NONCE)
@@ -133,7 +129,7 @@ class Box:
 
         header, nonce, body = sealed[:_HEADER], sealed[_HEADER : _HEADER + _NONCE], sealed[_HEADER + _NONCE :]
         key_id = header[len(_VERSION) :]
-        keys = self._keys if key_id in self._keys else self._load()
+        keys = self._keys if key_id in self._keys else self.look()
         if not header.startswith(_VERSION) or key_id not in keys:
             raise Failure("E3604", "its sealing key is missing; restore the keys of the data directory from a backup")
         try:
@@ -143,11 +139,11 @@ class Box:
 
     def holds(self, sealed: bytes) -> bool:
         """Whether something was sealed with a key that is still there."""
-        return sealed[len(_VERSION) : _HEADER] in self._load()
+        return sealed[len(_VERSION) : _HEADER] in self.look()
 
     def rotate(self) -> str:
         """Make a new current key and return its id. The old ones still open what they sealed."""
-        self._load()
+        self.look()
         with self._locked():
             self._shelf.write(self._shelf.read() + os.urandom(_KEY))
         return self.current
@@ -161,10 +157,11 @@ class Box:
             if len(ring) < len(keys):
                 self._shelf.write(b"".join(ring))
         self._ciphers.clear()
-        self._load()
+        self.look()
         return len(keys) - len(ring)
 
-    def _load(self) -> Keys:
+    def look(self) -> Keys:
+        """Look at the keys, and make the first one where there is none. Raises what sealing would raise."""
         raw = self._shelf.read()
         if not raw:
             with self._locked():

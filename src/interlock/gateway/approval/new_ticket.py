@@ -72,7 +72,7 @@ class NewTickets:
         call, tool = checked, checked.tool
         approval = tool.contract.manifest.approval or self._settings.approval
         ticket = self._unopened(checked, decision, approval)
-        scope = idempotency.scope_for(call.request, tool.contract, call.input_hash, call.id)
+        scope = idempotency.scope_for(call.request, tool.contract, call.input_hash, call.request.key, call.id)
         ask = partial(
             tickets.ask,
             channels=self._channels,

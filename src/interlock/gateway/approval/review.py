@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.approvals import tickets
 from interlock.approvals.reviewers import is_alone, is_person, state_alone
 from interlock.approvals.tickets import Channels, Edit, Happening, Refused
+from interlock.authority.facts import resources_of
 from interlock.call.phases import Call, Request
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
@@ -125,7 +126,7 @@ class Reviews:
                 request = self._waiting.request(ticket)
                 merged = replace(request, arguments=_merged(request.arguments, edit))
                 checked = await self._gateway.checked(merged)
-                found = token_checks.resources_of(contract, checked.input)
+                found = resources_of(contract, checked.input)
                 token_checks.check_resources(capability, contract, found)
         except Failure as failure:
             return failure

@@ -70,7 +70,7 @@ class Reservations:
         # Whether the key is the caller's own, by which a ticket is found as well.
         theirs = request.key and request.key != request.identity and more.collects is None
         wanted = idempotency.KeyRequest(
-            scope=call.more.collects or idempotency.scope_for(request, contract, call.input_hash, call.id),
+            scope=call.more.collects or idempotency.scope_for(request, contract, call.input_hash, request.key, call.id),
             ticket_scope=None if theirs else idempotency.ticket_scope(request, contract, call.input_hash),
             tool=contract.address,
             version=contract.version,

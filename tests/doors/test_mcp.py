@@ -408,6 +408,9 @@ async def test_a_long_result_is_kept_and_read_as_a_resource_by_its_caller_alone(
 # Upstreams
 
 
+LARGE_IMAGE = "aGho" * 10_000
+
+
 @asynccontextmanager
 async def upstream(world: World) -> AsyncGenerator[None]:
     """An MCP server of somebody else's, added under the name `other`."""
@@ -417,6 +420,11 @@ async def upstream(world: World) -> AsyncGenerator[None]:
     def picture() -> list[types.ContentBlock]:
         """A picture and a word."""
         return [types.ImageContent(data="aGk=", mime_type="image/png"), types.TextContent(text="hi")]
+
+    @server.tool()
+    def photo() -> list[types.ContentBlock]:
+        """A large picture and a word."""
+        return [types.ImageContent(data=LARGE_IMAGE, mime_type="image/png"), types.TextContent(text="hi")]
 
     @server.resource("note://first")
     def note() -> str:
@@ -431,11 +439,12 @@ async def upstream(world: World) -> AsyncGenerator[None]:
     async with server.session_manager.run(), serving(app) as port:
         config = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True}
         report = await world.lock.upstreams.add("other", "mcp", config, by=world.lock.caller)
-        assert report.count("admitted") == 1
+        assert report.count("admitted") == 2
         until_ms = world.lock.clock.now_ms() + 60_000
-        await world.lock.standing_approvals.grant(
-            "other.picture", by=REVIEWER, caller=AGENT, arguments={}, uses=9, expires_ms=until_ms
-        )
+        for one in ("other.picture", "other.photo"):
+            await world.lock.standing_approvals.grant(
+                one, by=REVIEWER, caller=AGENT, arguments={}, uses=9, expires_ms=until_ms
+            )
         yield
 
 
@@ -449,6 +458,11 @@ async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World,
         assert isinstance(image, types.ImageContent)
         assert isinstance(word, types.TextContent)
         assert (image.data, word.text) == ("aGk=", "hi")
+        words, link, photo = (await client.call_tool("other-photo", {"idempotency_key": "k"})).content
+        assert isinstance(words, types.TextContent)
+        assert isinstance(link, types.ResourceLink)
+        assert isinstance(photo, types.ImageContent), "a large one is not only linked"
+        assert (photo.data, "hi" in words.text, "aGk" in words.text) == (LARGE_IMAGE, True, False)
         (resource,) = (await client.list_resources()).resources
         assert str(resource.uri) == "upstream:other:note://first"
         (read,) = (await client.read_resource(str(resource.uri))).contents

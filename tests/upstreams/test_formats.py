@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock import Interlock
+from interlock import Interlock, Result
+from interlock.call.media import parts_of
 from interlock.contract.contract import Contract, contract_of
 from interlock.contract.manifest import parse_manifest
 from interlock.contract.wire_names import provider_name
@@ -21,6 +22,7 @@ from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
+from interlock.upstreams.provider_answers import answer
 from tests.support.calls import SIX, records
 from tests.upstreams.servers import HttpServer, json_answer
 
@@ -212,6 +214,10 @@ def payload(provider: Provider, name: str, arguments: Json) -> Json:
             return {"functionCall": {"id": "c1", "name": name, "args": arguments}}
 
 
+def answered(call: formats.ToolCall, result: Result) -> Json:
+    return answer(call, parts_of(result), failed=not result.ok, value=result.value)[0]
+
+
 @pytest.mark.proves("EXEC-12")
 async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: Interlock) -> None:
     answers: dict[str, Json] = {}
@@ -220,7 +226,7 @@ async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: In
         call = formats.read_call(payload(provider, name, {"a": 2, "b": 3}))
         assert (call.provider, call.arguments, call.id) == (provider, {"a": 2, "b": 3}, "c1")
         result = await lock.call(formats.address_of(call.name, await lock.catalog.addresses()), call.arguments)
-        answers[provider] = formats.answer(call, result)
+        answers[provider] = answered(call, result)
     assert answers == {
         "openai-chat": {"role": "tool", "tool_call_id": "c1", "content": "5"},
         "openai-responses": {"type": "function_call_output", "call_id": "c1", "output": "5"},
@@ -232,7 +238,7 @@ async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: In
 async def test_a_failure_is_answered_as_one(lock: Interlock) -> None:
     result = await lock.call("demo.add", {"a": "x"})
     calls = [formats.read_call(payload(provider, "demo__add", {"a": "x"})) for provider in PROVIDERS]
-    chat, responses, anthropic, gemini = (formats.answer(call, result) for call in calls)
+    chat, responses, anthropic, gemini = (answered(call, result) for call in calls)
     assert chat["content"].startswith("INVALID_INPUT: ")
     assert responses["output"] == chat["content"]
     assert anthropic["is_error"] is True
@@ -246,6 +252,8 @@ BROKEN: list[Any] = [
     {"type": "text", "text": "x"},
     {"type": "tool_use", "id": "1", "input": {}},
     {"type": "tool_use", "name": "a", "input": {}},
+]
+UNREADABLE: list[Json] = [
     {"type": "tool_use", "id": "1", "name": "a", "input": []},
     {"type": "function", "id": "1", "function": {"name": "a", "arguments": "{"}},
     {"type": "function_call", "call_id": "1", "name": "a", "arguments": "[1]"},
@@ -257,6 +265,14 @@ def test_what_is_no_tool_call_is_refused(broken: Any) -> None:
     with pytest.raises(Failure) as caught:
         formats.read_call(broken)
     assert caught.value.code == "E3004"
+
+
+@pytest.mark.parametrize("call", UNREADABLE)
+def test_arguments_that_are_no_object_are_the_models_mistake(call: Json) -> None:
+    read = formats.read_call(call)
+    with pytest.raises(Failure, match="send one JSON object") as caught:
+        _ = read.arguments
+    assert caught.value.code == "E3301"
 
 
 def test_a_call_without_arguments_has_none() -> None:
@@ -327,7 +343,7 @@ async def test_a_function_that_a_provider_declared_is_registered_and_called_like
         said = formats.read_call(payload("anthropic", "fns__forecast", {"city": "Ulm", "unit": None, "days": 2}))
         arguments = formats.restored(registered.input.document, said.arguments)
         result = await lock.call(formats.address_of(said.name, await lock.catalog.addresses()), arguments)
-        assert formats.answer(said, result)["content"] == [{"type": "text", "text": "sunny"}]
+        assert answered(said, result)["content"] == [{"type": "text", "text": "sunny"}]
         assert [record["phases"] for record in records(lock)] == [SIX]
     assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [
         ("POST", "/do", {"city": "Ulm", "days": 2})

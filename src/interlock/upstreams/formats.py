@@ -1,8 +1,8 @@
 """Tool formats of the model providers: OpenAI (chat and responses), Anthropic and Gemini, in both directions.
 
-Export: a contract becomes a provider's declaration, a provider's tool call becomes a name and arguments of ours, and
-our result the message that answers it. Import: a provider's declarations become definitions, to be registered like
-those of any upstream.
+Export: a contract becomes a provider's declaration, and a provider's tool call becomes a name and arguments of ours
+(`provider_answers` makes the message that answers it). Import: a provider's declarations become definitions, to be
+registered like those of any upstream.
 
 Strict mode makes a model write arguments that fit, in a part of JSON Schema that providers can enforce: closed objects,
 every property required. `strict_form` converts a schema to it, if that loses nothing that a caller could send: an
@@ -21,7 +21,6 @@ from typing import Any, Literal, cast
 import orjson
 
 from interlock.call.connector import Definition, Discovered
-from interlock.call.results import Result
 from interlock.contract.contract import Contract
 from interlock.contract.wire_names import provider_name
 from interlock.core.errors import Failure
@@ -196,20 +195,44 @@ def _restored(root: Json, raw: Json, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of a model, in any provider's format."""
+    """A tool call of a model, in any provider's format. `sent` are its arguments as the model wrote them."""
 
     provider: Provider
     name: str
-    arguments: Json
+    sent: Any
     id: str | None
+
+    @property
+    def arguments(self) -> Json:
+        """The arguments; E3301, in words for the model, if it wrote something that is no JSON object."""
+        if self.sent is None or self.sent == "":
+            return {}
+        parsed = self.sent
+        if isinstance(parsed, str):
+            try:
+                parsed = orjson.loads(parsed)
+            except orjson.JSONDecodeError as error:
+                raise _unusable(self.name, f"are not JSON: {error.msg} at character {error.pos + 1}") from None
+        if not isinstance(parsed, dict):
+            raise _unusable(self.name, f"are {_KINDS.get(parsed.__class__, 'a number')}")
+        return cast("Json", parsed)
+
+
+_KINDS: Mapping[type, str] = {list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
+
+
+def _unusable(name: str, why: str) -> Failure:
+    words = f"the arguments of `{name[:80]}` {why}; send one JSON object with the arguments by name"
+    return Failure("E3301", words, resolution="call the tool again with arguments that are one JSON object")
 
 
 def read_call(payload: Any) -> ToolCall:
-    """Read a provider's tool call, recognised by its form; E3004 if it is none, or if its arguments
-    are not an object.
+    """Read a provider's tool call, recognised by its form; E3004 if it is none, or cannot be answered.
+
+    The mistakes of a model, in arguments or the name of a tool, are not found here: the model is told of those.
     """
     call = cast("Json", payload) if isinstance(payload, dict) else {}
-    inner: Any = call.get("functionCall", call.get("function_call"))
+    inner: Any = call.get("functionCall") or call.get("function_call")
     match call.get("type"):
         case "function" if isinstance(call.get("function"), dict):
             function = cast("Json", call["function"])
@@ -218,9 +241,11 @@ def read_call(payload: Any) -> ToolCall:
             return _call("openai-responses", call.get("name"), call.get("arguments"), call.get("call_id"))
         case "tool_use":
             return _call("anthropic", call.get("name"), call.get("input"), call.get("id"))
-        case None if isinstance(inner, dict):
-            gemini = cast("Json", inner)
-            return _call("gemini", gemini.get("name"), gemini.get("args"), gemini.get("id"))
+        case None if isinstance(inner, dict):  # a part of Gemini's answer
+            part = cast("Json", inner)
+            return _call("gemini", part.get("name"), part.get("args"), part.get("id"))
+        case None if "name" in call and call.keys() & {"args", "id"}:  # the call in it
+            return _call("gemini", call["name"], call.get("args"), call.get("id"))
         case _:
             raise Failure("E3004", "this is no tool call of OpenAI, Anthropic or Gemini")
 
@@ -228,38 +253,11 @@ def read_call(payload: Any) -> ToolCall:
 def _call(provider: Provider, name: Any, arguments: Any, ident: Any) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise Failure("E3004", "the tool call names no tool")
+    # Gemini's calls have no ids with many models: the answer is matched by name and order.
+    ident = ident or None if provider == "gemini" else ident
     if not isinstance(ident, str) and (provider != "gemini" or ident is not None):
         raise Failure("E3004", f"the call of `{name[:80]}` has no id to answer to")
-    parsed: Any = arguments
-    if parsed is None or parsed == "":
-        return ToolCall(provider, name, {}, ident)
-    if isinstance(parsed, str):
-        try:
-            parsed = orjson.loads(parsed)
-        except orjson.JSONDecodeError:
-            raise Failure("E3004", f"the arguments of `{name[:80]}` are not JSON; send an object") from None
-    if not isinstance(parsed, dict):
-        raise Failure("E3004", f"the arguments of `{name[:80]}` are not an object")
-    return ToolCall(provider, name, cast("Json", parsed), ident)
-
-
-def answer(call: ToolCall, result: Result) -> Json:
-    """Make the message, or the part of one, that gives a model the outcome of its call."""
-    text = result.text()
-    failed = not result.ok and not result.pending
-    match call.provider:
-        case "openai-chat":
-            return {"role": "tool", "tool_call_id": call.id, "content": text}
-        case "openai-responses":
-            return {"type": "function_call_output", "call_id": call.id, "output": text}
-        case "anthropic":
-            flags: Json = {"is_error": True} if failed else {}
-            return {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": text}], **flags}
-        case "gemini":
-            whole = result.ok and result.persistence.ref is None
-            response = {"error": text} if failed else {"output": result.value if whole else text}
-            named: Json = {} if call.id is None else {"id": call.id}
-            return {"functionResponse": {**named, "name": call.name, "response": response}}
+    return ToolCall(provider, name, arguments, ident)
 
 
 # ── declarations of others ──────────────────────────────────────────────────────────────────────────────────────────

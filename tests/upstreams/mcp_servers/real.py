@@ -1,4 +1,4 @@
-"""MCP servers that other people wrote, installed once by their locks, outside the environment the tests run in."""
+"""Programs that other people wrote, installed once by their locks, outside the environment the tests run in."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from tests.support import surroundings
 
 ROOT = Path(__file__).parents[3]
 CACHE = Path.home() / ".cache" / "interlock-tests"
-PYTHON = ROOT / ".venv-servers"
 LOCKED_NODE = ROOT / "tests" / "node"
-LOCKED_PYTHON = ROOT / "requirements" / "servers.txt"
 
 
 def node_server(package: str) -> list[str]:
@@ -31,8 +29,14 @@ def node_server(package: str) -> list[str]:
 
 def python_server(program: str) -> list[str]:
     """The command of a server from PyPI, in an environment of its own."""
-    _once(PYTHON, (LOCKED_PYTHON,), _install_python)
-    return [str(PYTHON / "bin" / program)]
+    return [str(environment("servers") / "bin" / program)]
+
+
+def environment(name: str) -> Path:
+    """An environment of its own with what `requirements/NAME.txt` locks."""
+    folder, lock = ROOT / f".venv-{name}", ROOT / "requirements" / f"{name}.txt"
+    _once(folder, (lock,), lambda made: _install_python(made, lock))
+    return folder
 
 
 def _node() -> Path:
@@ -51,10 +55,10 @@ def _install_node(folder: Path) -> None:
     _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
 
 
-def _install_python(folder: Path) -> None:
+def _install_python(folder: Path, lock: Path) -> None:
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], ROOT)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--require-hashes", "-r", str(LOCKED_PYTHON)], ROOT)
+    _run([*pip, "--require-hashes", "-r", str(lock)], ROOT)
 
 
 def _once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]) -> None:
@@ -77,5 +81,5 @@ def _run(command: list[str], folder: Path, env: dict[str, str] | None = None) ->
     )
     if done.returncode == 0:
         return
-    words = f"servers cannot be installed: {done.stderr.decode()[-500:]}"
+    words = f"it cannot be installed: {done.stderr.decode()[-500:]}"
     missing(words)

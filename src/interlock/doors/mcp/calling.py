@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ import orjson
 from interlock.api.service import Ask, Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
+from interlock.call.media import LARGEST, data_of, split_blocks
 from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.contract.attached import for_models
@@ -255,9 +257,9 @@ class Calling:
             return _failed(result.error, result.trace_id, _about(result))
         if result.source == "preview":
             return _described(result.text(), "preview", result.value, _about(result))
-        if result.persistence.ref is not None:
-            return _stored(result)
         form = await self._form(wanted, result)
+        if result.persistence.ref is not None:
+            return _stored(result, native=form.native)
         return _native(result) if form.native else own_result(result, form)
 
     async def _form(self, wanted: Wanted, result: Result) -> Form:
@@ -351,11 +353,16 @@ def _native(result: Result) -> Json:
     return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
 
 
-def _stored(result: Result) -> Json:
+def _stored(result: Result, *, native: bool) -> Json:
+    """A result that is kept apart. The images and recordings of an MCP upstream are shown all the same: it is their
+    base64 that makes results large, and a client does not give it to the model as text.
+    """
     ref, size = result.persistence.ref, result.persistence.size
-    answer = _described(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
+    rest, media = split_blocks(result.value) if native and not result.persistence.private else (result.value, [])
+    answer = _described(replace(result, value=rest).text(), "kept", {"ref": ref, "size": size}, _about(result))
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
-    answer["content"] += [{**link, "size": size}, *_items(result)]
+    shown = [one for one in media if len(data_of(one) or "") <= LARGEST]
+    answer["content"] += [{**link, "size": size}, *shown, *_items(result)]
     return answer
 
 

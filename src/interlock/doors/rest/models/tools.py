@@ -100,6 +100,9 @@ class ProviderCallBody(Body):
     )  # fmt: skip
 
     call: Json = Field(description="the tool call of OpenAI (chat or responses), Anthropic or Gemini, as it came")
+    idempotency_key: str | None = Field(
+        None, max_length=255, description="the key of a call that has no id, as many of Gemini's; goes before the id"
+    )
     session_id: str = Field("", max_length=600)
 
 
@@ -109,6 +112,11 @@ class ProviderAnswer(Answer):
     invocation_id: str
     state: str
     message: Json = Field(description="what goes into the conversation next")
+    follow_up: list[Json] = Field(
+        [],
+        description="messages that go after the answers to all tool calls of the turn: images and files for OpenAI's "
+        "chat, whose tool messages hold text only",
+    )
 
 
 class Tool(Answer):

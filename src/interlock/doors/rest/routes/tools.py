@@ -72,12 +72,14 @@ async def declare_tools(ask: Ask, query: Annotated[models.DeclarationsQuery, Que
 async def call_as_asked(body: models.ProviderCallBody, ask: Ask) -> Response:
     """Make a call that a model asked for, and get the message that tells it. The provider's id of it is its key.
 
-    A call that fails is a message too, so that the model reads why.
+    A call that fails is a message too, so that the model reads why; so is a tool that does not exist, and arguments
+    that are not JSON.
     """
-    result, message = await ask.service.providers.call(
-        body.call, ask.caller, door=DOOR, session=body.session_id, trace=ask.trace
+    made = await ask.service.providers.call(
+        body.call, ask.caller, door=DOOR, key=body.idempotency_key, session=body.session_id, trace=ask.trace
     )
-    return json({"invocation_id": result.invocation_id, "state": result.state, "message": message})
+    told = {"message": made.message, "follow_up": made.follow_up}
+    return json({"invocation_id": made.result.invocation_id, "state": made.result.state, **told})
 
 
 @router.post("/tools/resume/{invocation_id}", tags=["calls"], **says(models.Called, 200, "it succeeded", also=ACCEPTED))

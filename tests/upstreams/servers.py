@@ -321,6 +321,7 @@ service Shop {
   rpc Put(shop.common.Thing) returns (shop.common.Thing);
   rpc List(GetRequest) returns (stream shop.common.Thing);
   rpc Upload(stream shop.common.Thing) returns (shop.common.Thing);
+  rpc Chat(stream shop.common.Thing) returns (stream shop.common.Thing);
   rpc Echo(Everything) returns (Everything);
 }
 

@@ -64,12 +64,15 @@ async def test_reflection_offers_what_takes_one_request_and_says_why_not_the_res
         await one.probe()
     by_name = {tool.name: tool for tool in found.tools}
     assert set(by_name) == {f"shop.v1.Shop.{name}" for name in ("Get", "Put", "List", "Echo")}
-    assert [name for name, _ in found.refused] == ["shop.v1.Shop.Upload"]
+    refused = dict(found.refused)
+    assert "client streaming" in refused.pop("shop.v1.Shop.Upload")
+    assert "bidirectional streaming" in refused.pop("shop.v1.Shop.Chat")
+    assert refused == {}
     assert by_name["shop.v1.Shop.Get"].hints == {"readOnlyHint": True}
     assert by_name["shop.v1.Shop.Put"].hints == {}
     assert by_name["shop.v1.Shop.Get"].input_schema == {
         "type": "object",
-        "properties": {"thingId": {"type": "integer"}, "note": {"type": "string"}},
+        "properties": {"thing_id": {"type": "integer"}, "note": {"type": "string"}},
         "additionalProperties": False,
     }
     thing = by_name["shop.v1.Shop.Put"].input_schema
@@ -102,7 +105,7 @@ async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_pa
             tools = await found_in(one)
         # A call needs no reflection: another connector that never looked makes it.
         async with upstream(server.port, auth={"kind": "bearer", "secret": "T"}, headers={"x-team": "a"}) as one:
-            call = remote_call(tools["Get"].native, {"thingId": 7}, credentials={"T": "s3cret"}, left_s=20)
+            call = remote_call(tools["Get"].native, {"thing_id": 7}, credentials={"T": "s3cret"}, left_s=20)
             assert await one.call(call) == {"id": "7", "name": "seven", "parts": [], "size": "LARGE"}
             write: Json = {"arguments": {"name": "x"}, "credentials": {"T": "s3cret"}, "writes": True, "key": "k1"}
             await one.call(remote_call(tools["Put"].native, **write))
@@ -131,7 +134,7 @@ async def test_a_target_that_the_caller_may_not_reach_is_not_asked(tmp_path: Pat
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
         get = (await found_in(one))["Get"].native
         asked = len(server.asked)
-        failure = await failure_of(one, get, arguments={"thingId": 7}, objection=objection)
+        failure = await failure_of(one, get, arguments={"thing_id": 7}, objection=objection)
         assert (failure.code, len(server.asked)) == ("E3406", asked)
     assert [port for _, port in judged] == [server.port]
 
@@ -140,8 +143,8 @@ async def test_every_kind_of_field_goes_there_and_back_within_its_schemas(tmp_pa
     arguments: Json = {
         "i32": -5, "u32": 5, "i64": -(2**60), "u64": 2**60, "s64": -1, "f32": 9, "small": 0.5, "large": 1e300,
         "flag": True, "text": "grüße", "raw": "AAE=", "colour": "RED", "inner": {"yes": True}, "words": ["a", "b"],
-        "byName": {"x": {"yes": False}}, "right": 3, "at": "2026-11-15T09:00:00Z", "maybe": "so",
-        "free": {"deep": [1, None, {"er": "x"}]}, "anyValue": [1, "two"],
+        "by_name": {"x": {"yes": False}}, "right": 3, "at": "2026-11-15T09:00:00Z", "maybe": "so",
+        "free": {"deep": [1, None, {"er": "x"}]}, "any_value": [1, "two"],
     }  # fmt: skip
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
         echo = (await found_in(one))["Echo"]
@@ -157,6 +160,16 @@ async def test_every_kind_of_field_goes_there_and_back_within_its_schemas(tmp_pa
     assert "inner" not in empty
 
 
+async def test_a_method_that_was_pinned_with_the_names_of_the_json_form_keeps_them(tmp_path: Path) -> None:
+    async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
+        now = (await found_in(one))["Echo"].native
+        older = {name: part for name, part in now.items() if name != "names"}
+        sent = {"byName": {"x": {"yes": True}}}
+        for native, name in ((older, "byName"), (now, "by_name")):
+            value = await one.call(remote_call(native, sent))
+            assert value[name] == {"x": {"yes": True}}, "the message takes both forms"
+
+
 async def test_arguments_that_no_message_holds_are_not_sent(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
         echo = (await found_in(one))["Echo"].native
@@ -169,12 +182,12 @@ async def test_streamed_answers_are_collected_and_bounded(tmp_path: Path) -> Non
     async with ShopServer.open(tmp_path) as server:
         async with upstream(server.port) as one:
             listing = (await found_in(one))["List"]
-            value = await one.call(remote_call(listing.native, {"thingId": 3}))
+            value = await one.call(remote_call(listing.native, {"thing_id": 3}))
             assert listing.output_schema is not None
             jsonschema_rs.validator_for(listing.output_schema).validate(value)
             assert [thing["id"] for thing in value["messages"]] == ["7", "7", "7"]
         async with upstream(server.port, max_response_bytes=100) as one:
-            assert (await failure_of(one, listing.native, arguments={"thingId": 500})).code == "E3416"
+            assert (await failure_of(one, listing.native, arguments={"thing_id": 500})).code == "E3416"
 
 
 @pytest.mark.parametrize(

@@ -196,14 +196,14 @@ async def test_a_message_of_empty_messages_is_counted_before_it_is_expanded(tmp_
         server.answer = hostile
         async with loop_is_free():
             with pytest.raises(Failure) as caught:
-                await one.call(remote_call(found[method].native, {"thingId": "3"}, attempts=1))
+                await one.call(remote_call(found[method].native, {"thing_id": "3"}, attempts=1))
         assert caught.value.code == "E3416"
 
         async def honest(_: Any, __: Any) -> Any:
             return thing(id=7, parts=[thing(id=n) for n in range(5000)])
 
         server.answer = honest
-        value = await one.call(remote_call(found["Get"].native, {"thingId": "1"}))
+        value = await one.call(remote_call(found["Get"].native, {"thing_id": "1"}))
         assert [part["id"] for part in value["parts"]] == [str(n) for n in range(5000)]
 
 

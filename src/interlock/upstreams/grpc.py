@@ -3,7 +3,8 @@
 Theory of operation. Discovery asks the server for the descriptors of its services. Each method is pinned together with
 the messages it takes and returns and nothing else: a descriptor set in `native`. A call therefore needs no reflection,
 and a change elsewhere in the service leaves the pin unchanged. Arguments and values are messages in the JSON form of
-protobuf. Methods with one request become tools; streamed answers are collected.
+protobuf, with the field names of the .proto file. Methods with one request become tools; streamed answers are
+collected, and methods that take a stream of requests are refused by name.
 
 There is one channel for each endpoint, which all calls share; a caller's credential is metadata of the call. Names are
 resolved under `net.addresses`, and the channel connects to the addresses that were checked there. A call waits until
@@ -111,7 +112,7 @@ class GrpcUpstream:
         self._opening = asyncio.Lock()
 
     async def call(self, call: RemoteCall) -> Any:
-        method = protobuf.pinned(str(call.native["descriptors"]), str(call.native["input"]), str(call.native["output"]))
+        method = protobuf.pinned(call.native)
         message = method.encode(call.arguments)
         return await self._sender.send(
             call,

@@ -2,7 +2,8 @@
 
 A pin holds the descriptors of a method's two messages and of all they refer to, and nothing else of their files; the
 well-known messages are our own. Schemas are in the JSON form of protobuf, and read from the pin, so that they describe
-exactly what a call can do. Nothing here opens a connection.
+exactly what a call can do. Fields have the names of the .proto file (`unit_price`, not `unitPrice`); pins that do not
+say so are older, and keep the names of the JSON form. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Method(NamedTuple):
     response: type[Message]
     pool: DescriptorPool
     widest: int  # the largest number of values that one field on the wire can become
+    proto_names: bool  # whether answers have the names of the .proto file; requests are read in both
 
     def encode(self, arguments: Json) -> bytes:
         """Encode the request; E3301 for arguments that the message cannot hold."""
@@ -74,15 +76,24 @@ class Method(NamedTuple):
 
         try:
             return json_format.MessageToDict(
-                self.response.FromString(data), always_print_fields_with_no_presence=True, descriptor_pool=self.pool
+                self.response.FromString(data),
+                always_print_fields_with_no_presence=True,
+                preserving_proto_field_name=self.proto_names,
+                descriptor_pool=self.pool,
             )
         except (DecodeError, json_format.SerializeToJsonError, TypeError, ValueError):
             raise Failure("E3401", "the answer is not the message that the method gives") from None
 
 
-@lru_cache(maxsize=PINS_KEPT)
-def pinned(descriptors: str, request: str, response: str) -> Method:
+def pinned(native: Json) -> Method:
     """Load the messages of a method from its pin."""
+    return _pinned(
+        str(native["descriptors"]), str(native["input"]), str(native["output"]), native.get("names") == "proto"
+    )
+
+
+@lru_cache(maxsize=PINS_KEPT)
+def _pinned(descriptors: str, request: str, response: str, proto_names: bool) -> Method:
     from google.protobuf import message_factory
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -93,7 +104,7 @@ def pinned(descriptors: str, request: str, response: str) -> Method:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
     request_type, given = message(request), message(response)
-    return Method(request_type, given, pool, _widest(_descriptor(given)))
+    return Method(request_type, given, pool, _widest(_descriptor(given)), proto_names)
 
 
 def _widest(root: Descriptor) -> int:
@@ -248,7 +259,8 @@ def definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> Itera
         return
     for method in methods:
         if method.client_streaming:
-            yield method.full_name, "it takes a stream of requests, and a call has one"
+            kind = "bidirectional streaming" if method.server_streaming else "client streaming"
+            yield method.full_name, f"its method uses {kind}, which a call with one request cannot do"
             continue
         try:
             yield method.full_name, _definition(service, method, files)
@@ -279,19 +291,19 @@ def _services(file: FileDescriptorProto) -> set[str]:
 
 def _definition(service: str, method: MethodDescriptor, files: Mapping[str, FileDescriptorProto]) -> Definition:
     given, gives = method.input_type, method.output_type
-    descriptors = _pin((given, gives), files)
-    # The pin must suffice for a call, so the schemas are read from it.
-    method_ = pinned(descriptors, given.full_name, gives.full_name)
     streams = bool(method.server_streaming)
     native: Json = {
         "protocol": "grpc",
         "method": f"/{service}/{method.name}",
         "input": given.full_name,
         "output": gives.full_name,
-        "descriptors": descriptors,
+        "descriptors": _pin((given, gives), files),
+        "names": "proto",
     }
     if streams:
         native["streams"] = True
+    # The pin must suffice for a call, so the schemas are read from it.
+    method_ = pinned(native)
     level = method.GetOptions().idempotency_level
     hints = {1: {"readOnlyHint": True}, 2: {"idempotentHint": True}}.get(level, {})
     many = "a stream of " if streams else ""
@@ -394,7 +406,7 @@ _WRAPPERS = frozenset(
 
 
 class _Scribe:
-    """Converts messages to JSON Schema, in the JSON form of protobuf.
+    """Converts messages to JSON Schema, in the JSON form of protobuf with the field names of the .proto file.
 
     Requests (`taken`) are strict, responses are not.
     """
@@ -431,8 +443,8 @@ class _Scribe:
         return {"$ref": f"#/$defs/{name}"}
 
     def _body(self, body: Json, message: Descriptor) -> Json:
-        body |= {"type": "object", "properties": {field.json_name: self._field(field) for field in message.fields}}
-        required = [field.json_name for field in message.fields if self._is_there(field)]
+        body |= {"type": "object", "properties": {field.name: self._field(field) for field in message.fields}}
+        required = [field.name for field in message.fields if self._is_there(field)]
         if required:
             body["required"] = required
         if self._taken:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
+import stat
 import threading
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -576,3 +578,34 @@ def test_an_export_that_breaks_off_leaves_no_file(place: Place) -> None:
         speaking.join(30)
     assert (told.code, told.json["error"]["error_code"]) == (1, "E3502")
     assert not target.exists()
+
+
+def test_a_login_serves_later_commands_without_a_data_directory_until_it_is_ended(place: Place, tmp_path: Path) -> None:
+    places = {"INTERLOCK_HOME": "", "XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_DATA_HOME": str(tmp_path)}
+    reviewer = Cli(tmp_path, places)
+    assert reviewer("login").code == 1
+    refused = reviewer("login", place.url, "--json", stdin="a.b.c\n")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3203")
+    file = tmp_path / "config" / "interlock" / "login.json"
+    assert not file.exists(), "a token that the server refuses is not kept"
+    token = Path(place.token("ann")).read_text()
+    logged_in = reviewer("login", f"{place.url}/", "--json", stdin=token)
+    assert (logged_in.json["server"], logged_in.json["name"]) == (place.url, "ann")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert token.strip() not in logged_in.out + reviewer("login").out
+
+    assert reviewer("tools", "list").out == place.there("ann", "tools", "list").out
+    assert "works on a data directory itself" in reviewer("doctor").err
+    # What is said in the command, or by a variable, counts more. The token is for the server of the login alone.
+    elsewhere = reviewer("--server", "http://127.0.0.1:9", "tools", "list", "--json").json
+    assert elsewhere["error"]["error_code"] == "E3212"
+    assert reviewer("--server", place.url, "tools", "list").code == 0
+    assert Cli(tmp_path, {**places, "INTERLOCK_TOKEN": "a.b.c"})("tools", "list").code == 1
+    assert place.cli("--home", str(place.cli.home), "tools", "list").code == 0
+    assert not (tmp_path / "interlock").exists(), "no data directory was made"
+
+    file.chmod(0o644)
+    assert "others can read" in reviewer("tools", "list").err
+    assert "logged out" in reviewer("logout").out
+    assert not file.exists()
+    assert "not logged in" in reviewer("logout").out

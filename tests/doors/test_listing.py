@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from interlock import Context, Failure, Field, Interlock, tool
 from interlock.api import listing
-from interlock.api.listing import Listing, Wanted
+from interlock.api.listing import Lead, Listing, Wanted, every_call, top_of_all
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
@@ -82,11 +82,20 @@ async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
         yield opened
 
 
+async def one_page(
+    lock: Interlock, wanted: Wanted, by: Caller | None, before: int | None, limit: int
+) -> tuple[list[Json], int | None]:
+    """A page as a caller sees it, or as a person at the data directory does."""
+    if by is not None:
+        return await Listing(lock).page(wanted, by=by, before=before, limit=limit)
+    return await lock.readers.read(lambda reader: every_call(reader, wanted, before=before, limit=limit))
+
+
 async def every_page(lock: Interlock, wanted: Wanted, by: Caller | None, limit: int) -> list[Json]:
     found: list[Json] = []
     before = None
     for _ in range(100):
-        page, before = await Listing(lock).page(wanted, by=by, before=before, limit=limit)
+        page, before = await one_page(lock, wanted, by, before, limit)
         assert len(page) <= limit
         found += page
         if before is None:
@@ -155,11 +164,11 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
         return real(connection, call)
 
     monkeypatch.setattr(listing, "_told", noted)
-    found, _ = await Listing(lock).page(Wanted(), by=None, limit=5)
+    found, _ = await one_page(lock, Wanted(), None, None, 5)
     assert len(found) == 5
     assert {line["state"] for line in found} == {"running"}
     assert len(looked) <= 10, "those that are not shown are not read"
-    every = (await Listing(lock).page(Wanted(state="running"), by=None, limit=100))[0]
+    every = (await one_page(lock, Wanted(state="running"), None, None, 100))[0]
     assert found == every[:5], "the newest"
     assert len(every) == 30
     assert len(looked) <= 10 + 30
@@ -192,10 +201,17 @@ async def test_the_tools_that_fail_most_lead_and_so_do_those_who_spent_most(tmp_
         for by, number in ((ANN, 3), (BOB, 5), (EVE, 9)):
             assert (await lock.call("li.pay", number=number, caller=by)).ok
             assert not (await lock.call("li.look", number=-1, caller=by)).ok
+
+        async def top(lead: Lead) -> Json:
+            now_ms = lock.clock.now_ms()
+            return await lock.readers.read(
+                lambda reader: top_of_all(reader, lead, now_ms=now_ms, since=None, until=None, limit=10)
+            )
+
         told = Listing(lock)
-        failures = await told.top("failures", by=None)
+        failures = await top("failures")
         assert [(one["tool"], one["failures"]) for one in failures["top"]] == [("li.look", 3)]
-        cost = await told.top("cost", by=None)
+        cost = await top("cost")
         assert [(one["caller"], one["cost"]) for one in cost["top"]] == [
             ("user:eve", 9),
             ("user:bob", 5),
@@ -262,8 +278,12 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
         asked: Json = {"tool": "li.look", "state": "failed", "limit": 5, "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls", params=asked)).json()
         assert [line["error_code"] for line in rest["calls"]] == ["E3401"]
+        assert [(line["caller_name"], line["tenant"]) for line in rest["calls"]] == [("ops", "local")]
+        assert (await http.get("/v1/calls", params={**asked, "caller": "ops"})).json() == rest
+        assert (await http.get("/v1/calls", params={**asked, "caller": "nobody"})).json()["calls"] == []
         assert (await rpc("calls.list", asked))["result"] == rest
         answered = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
+        assert [line.caller_name for line in answered.calls] == ["ops"]
         assert [line.invocation_id for line in answered.calls] == [line["invocation_id"] for line in rest["calls"]]
         asked = {"by": "failures", "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls/top", params=asked)).json()

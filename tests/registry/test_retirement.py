@@ -19,7 +19,7 @@ from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.registry.catalog import Notice
+from interlock.registry.notice import Notice
 from interlock.registry.retirement import Milestone, Usage, amend, deprecate, move, sweep, usage
 
 Json = dict[str, Any]

@@ -21,8 +21,8 @@ from interlock.core.clock import Deadline, new_id
 from interlock.core.errors import Failure
 from interlock.core.record import step
 from interlock.data.bounds import LONGEST_NAME
-from interlock.gateway.ownership import facts_in
 from interlock.store import ledger, records
+from interlock.store.calls import facts_in
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:

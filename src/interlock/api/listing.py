@@ -9,26 +9,25 @@ is found by bisection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from interlock.call.context import Caller
 from interlock.contract.standard.states import STATES
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
-from interlock.gateway.ownership import facts_in
-from interlock.gateway.reconcile import BEGUN
-from interlock.store import calls, ledger, records
+from interlock.store import calls, identities, ledger
+from interlock.store.calls import facts_in
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.call.context import Caller
 
+Json = dict[str, Any]
 PAGE: Final = 100
 # How many records a page looks through at most, and a summary.
 LOOKED_THROUGH: Final = 50_000
@@ -48,7 +47,9 @@ _STATES = {"running": "running", "PENDING": "awaiting_approval", "APPROVED": "ap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which calls somebody wants to see. Times are ISO 8601 in UTC, `since` included, `until` not."""
+    """Which calls somebody wants to see. `caller` is an id or a registered name. Times are ISO 8601 in UTC, `since`
+    included, `until` not.
+    """
 
     state: str | None = None
     error: str | None = None
@@ -68,6 +69,11 @@ class Wanted:
             and (self.until is None or line["at"] < self.until)
         )
 
+    def check(self) -> None:
+        """Refuse (E3004) a state that there is not."""
+        if self.state is not None and self.state not in STATES_OF_CALLS:
+            raise Failure("E3004", f"`state` is one of {', '.join(STATES_OF_CALLS)}")
+
     def document(self) -> Json:
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
@@ -85,14 +91,28 @@ def moment(text: str | None, name: str) -> str | None:
     raise Failure("E3004", f"`{name}` is a time in ISO 8601 with its zone, as in 2026-07-01T12:00:00Z")
 
 
+def every_call(
+    reader: Reader, wanted: Wanted, *, before: int | None = None, limit: int = PAGE
+) -> tuple[list[Json], int | None]:
+    """The same as `Listing.page`, for a person at the data directory itself, who sees all of it."""
+    wanted.check()
+    found, place = _page(wanted, _Seen(None, None), before, limit, reader)
+    return [line for line, _ in found], place
+
+
+def top_of_all(reader: Reader, lead: Lead, *, now_ms: int, since: str | None, until: str | None, limit: int) -> Json:
+    """The same as `Listing.top`, for a person at the data directory itself."""
+    return _top(lead, _Seen(None, None), since or iso(now_ms - _DAY_MS), until, limit, reader)
+
+
 class Listing:
-    """The calls of one home. `by` is who asks; None is a person at the home itself, who sees all of it."""
+    """The calls of one home that a caller may see."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     async def page(
-        self, wanted: Wanted, *, by: Caller | None, before: int | None = None, limit: int = PAGE
+        self, wanted: Wanted, *, by: Caller, before: int | None = None, limit: int = PAGE
     ) -> tuple[list[Json], int | None]:
         """Calls, newest first, and the place to go on from; None at the end.
 
@@ -100,32 +120,33 @@ class Listing:
         pages moves to the front and may be missed. A page may hold fewer than `limit`, even none, and still have more
         after it: so many records were looked through.
         """
-        if wanted.state is not None and wanted.state not in STATES_OF_CALLS:
-            raise Failure("E3004", f"`state` is one of {', '.join(STATES_OF_CALLS)}")
+        wanted.check()
         await self._note("calls", wanted.document(), by)
         found, place = await self._parts.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
-        if by is None or _audits(by):
+        if _audits(by):
             return [line for line, _ in found], place
         return [line for line, facts in found if await self._parts.ownership.has(by, facts)], place
 
     async def top(
-        self, lead: Lead, *, by: Caller | None, since: str | None = None, until: str | None = None, limit: int = 10
+        self, lead: Lead, *, by: Caller, since: str | None = None, until: str | None = None, limit: int = 10
     ) -> Json:
         """Which tools fail most or are called most, or who spent most, in a span of time: the last day unless said.
 
         Needs `audit:read`. At most the last 200,000 records of the span are counted; `since` in the answer tells from
         when on.
         """
-        if by is not None and not _audits(by):
+        if not _audits(by):
             raise Failure("E3206", "summaries of calls need the scope `audit:read`")
         since = since or iso(self._parts.clock.now_ms() - _DAY_MS)
         await self._note("calls.top", {"by": lead, "since": since}, by)
         return await self._parts.readers.read(partial(_top, lead, _seen_by(by), since, until, limit))
 
-    async def _note(self, what: str, sought: Json, by: Caller | None) -> None:
+    async def _note(self, what: str, sought: Json, by: Caller) -> None:
         """Reading the calls of others is reading the journal, which is on record before anything is shown."""
-        if by is None or not _audits(by):
+        if not _audits(by):
             return
+        from interlock.store import records  # not needed to list calls, and it loads every model of a call
+
         clock = self._parts.clock
         ref = new_id(clock.now_ms(), clock.random_bytes(10))
         body = records.plain("audit.read", ref, clock.now_ms(), by=by.acting, what=what, sought=sought)
@@ -144,9 +165,7 @@ class _Seen:
     caller: str | None
 
 
-def _seen_by(by: Caller | None) -> _Seen:
-    if by is None:
-        return _Seen(None, None)
+def _seen_by(by: Caller) -> _Seen:
     if _audits(by):
         return _Seen(None if by.tenant == "local" else by.tenant, None)
     return _Seen(by.tenant, by.id)
@@ -158,6 +177,9 @@ _Found = tuple[Json, Json]
 def _page(
     wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader
 ) -> tuple[list[_Found], int | None]:
+    if wanted.caller is not None:
+        named = identities.search(reader, wanted.caller, seen.tenant or "local")
+        wanted = replace(wanted, caller=named[0].did) if named else wanted
     live, begun = _live(wanted, seen, before, limit, reader)
     ended, closed = _ended(wanted, seen, before, limit, reader)
     # Where a call has ended meanwhile, its end is what counts.
@@ -169,6 +191,10 @@ def _page(
     if len(rows) > limit:
         rows = rows[:limit]
         place = rows[-1][0]
+    known_as = {who: identities.find(reader, who) for who in {line["caller"] for _, line, _ in rows}}
+    for _, line, _ in rows:
+        identity = known_as[line["caller"]]
+        line["caller_name"] = identity.name or None if identity is not None else None
     return [(line, facts) for _, line, facts in rows], place
 
 
@@ -177,7 +203,7 @@ _Row = tuple[int, Json, Json]
 
 def _live(wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader) -> tuple[list[_Row], int | None]:
     """Calls that run, and calls that wait for a person, newest first, and the place to go on from; None at the end."""
-    begun = calls.live(reader, BEGUN, _ALL if before is None else before, LIVE_LOOKED_THROUGH)
+    begun = calls.live(reader, _ALL if before is None else before, LIVE_LOOKED_THROUGH)
     rows: list[_Row] = []
     for call, state, at_ms, seq in begun:
         facts = facts_in(_told(reader, call))
@@ -264,6 +290,8 @@ def _line(call: str, at: str, facts: Json, state: str) -> Json:
         "at": at,
         "tool": f"{facts.get('toolId')}@{version}" if version else str(facts.get("toolId")),
         "caller": str(facts.get("callerId")),
+        "caller_name": None,
+        "tenant": facts.get("tenant"),
         "key": facts.get("idempotencyKey"),
         "state": state,
         "error_code": facts.get("error_code"),

@@ -78,6 +78,8 @@ def _print_envelope(words: str) -> None:
     lazy={
         "demo": "demo:demo",
         "serve": "serve:serve",
+        "login": "login:login",
+        "logout": "login:logout",
         "tools": "tools:tools",
         "upstream": "upstream:upstream",
         "call": "call:call",
@@ -135,7 +137,7 @@ def root(
     Your tools:   interlock tools add my_tools.py
     A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
     The proof:    interlock audit verify
-    A server:     interlock --server https://tools.example.com --token-file token tools list
+    A server:     interlock login https://tools.example.com
     """
     if token_file is not None:
         # Every command takes the token from there, for a server as for a data directory.
@@ -144,6 +146,15 @@ def root(
         if _is_said(context, "server"):
             raise click.UsageError("--home and --server exclude each other: say where the command is carried out")
         server = None  # what is said in the command counts more than the environment
+    unsaid = TOKEN not in os.environ if server else not home
+    if unsaid and context.invoked_subcommand not in ("login", "logout"):
+        from interlock.cli.logins import stored_login
+
+        login = stored_login()
+        # INVARIANT: the token of a login is sent to its server and to no other.
+        if login is not None and (server or login.server).rstrip("/") == login.server:
+            server, insecure_http = login.server, insecure_http or login.insecure
+            os.environ.setdefault(TOKEN, login.token)
     context.obj = Session(home=home, verbose=verbose, server=server or None, insecure=insecure_http)
 
 

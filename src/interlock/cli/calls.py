@@ -15,6 +15,7 @@ from interlock.cli.command import (
     held_token,
     looking,
     over_home,
+    reading,
     refuse_token,
 )
 from interlock.cli.payloads import payload
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from interlock.cli.history import Entry, History
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 
@@ -60,7 +62,7 @@ def _narrowed(command: Any) -> Any:
         click.option(
             "--since", callback=_moment, metavar="TIME", help="Only calls from this time on: ISO 8601, or 2h."
         ),
-        click.option("--caller", help="Only calls made for this caller."),
+        click.option("--caller", help="Only calls made for this caller, by name or id."),
         click.option("--tool", help="Only calls of this tool, by name or NAME@VERSION."),
         click.option("--error", help="Only calls that failed with this code or error name."),
     ):
@@ -103,11 +105,13 @@ async def _running_at_server(
 
 @calls.command("list")
 @at_server(_list_at_server)
-@click.option("--state", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …")
+@click.option(
+    "--state", "--status", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …"
+)
 @_BEFORE
 @_narrowed
-@looking
-async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
+@reading
+def list_calls(reader: Reader, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
     """The latest calls, newest first; those that run or wait for a person count from when they began.
 
     A read is on record once it has run for a quarter of a second, or has ended: until then it is not listed.
@@ -116,17 +120,17 @@ async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit:
     \b
     interlock calls list --limit 50
     interlock calls list --state failed --tool demo.post --since 2h
-    interlock calls list --error E3402 --caller did:key:z6Mk…
+    interlock calls list --error E3402 --caller research-7
     """
-    return await _list(lock, out, before, limit, wanted)
+    return _list(reader, out, before, limit, wanted)
 
 
 @calls.command()
 @at_server(_running_at_server)
 @_BEFORE
 @_narrowed
-@looking
-async def running(lock: Interlock, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
+@reading
+def running(reader: Reader, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
     """The calls that run now, newest first, in every process on this home.
 
     Where there are more, the option to go on with is shown.
@@ -134,13 +138,13 @@ async def running(lock: Interlock, out: Output, /, before: int | None, limit: in
     \b
     interlock calls running
     """
-    return await _list(lock, out, before, limit, {**wanted, "state": "running"})
+    return _list(reader, out, before, limit, {**wanted, "state": "running"})
 
 
-async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
-    from interlock.api.listing import Listing, Wanted
+def _list(reader: Reader, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
+    from interlock.api.listing import Wanted, every_call
 
-    documents, place = await Listing(lock).page(Wanted(**wanted), by=None, before=before, limit=limit)
+    documents, place = every_call(reader, Wanted(**wanted), before=before, limit=limit)
     return _answer_list(out, documents, place, asked=before is not None or any(wanted.values()))
 
 
@@ -156,7 +160,7 @@ def _answer_list(out: Output, documents: list[Json], place: int | None, *, asked
                 one["state"] + (f" {one['error_code']}" if one["error_code"] else ""),
                 "" if one["source"] in (None, "compute") else one["source"],
                 "" if one["latency_ms"] is None else duration(one["latency_ms"]),
-                one["caller"],
+                one.get("caller_name") or one["caller"],
             )
             for one in documents
         ]
@@ -194,17 +198,20 @@ async def _top_at_server(
 )
 @click.option("--until", callback=_moment, metavar="TIME", help="Before this time.")
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="How many.")
-@looking
-async def top(lock: Interlock, out: Output, /, lead: Lead, since: str | None, until: str | None, limit: int) -> int:
+@reading
+def top(reader: Reader, out: Output, /, lead: Lead, since: str | None, until: str | None, limit: int) -> int:
     """Which tools fail most or are called most, or who spent most.
 
     \b
     interlock calls top
     interlock calls top --by cost --since 7d
     """
-    from interlock.api.listing import Listing
+    import time
 
-    return _answer_top(out, lead, await Listing(lock).top(lead, by=None, since=since, until=until, limit=limit))
+    from interlock.api.listing import top_of_all
+
+    now_ms = time.time_ns() // 1_000_000
+    return _answer_top(out, lead, top_of_all(reader, lead, now_ms=now_ms, since=since, until=until, limit=limit))
 
 
 def _answer_top(out: Output, lead: Lead, told: Json) -> int:

@@ -162,6 +162,38 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return without_home(run)
 
 
+def reading(body: Callable[..., int]) -> Callable[..., None]:
+    """Make a command that only reads the database and has no caller: who can read the files may run it.
+
+    The data directory is opened first only if something has to be put in order, such as calls of a process that died.
+    """
+
+    @functools.wraps(body)
+    def run(out: Output, /, **given: Any) -> int:
+        import time
+
+        from interlock.store.at_rest import reader_at_rest
+        from interlock.store.home import Home
+        from interlock.store.inspection import opened as opened_for_reading
+
+        home = Home(out.session.path)
+        with contextlib.ExitStack() as within:
+            reader = reader_at_rest(home, time.time_ns() // 1_000_000, within)
+            if reader is not None:
+                return body(reader, out, **given)
+
+        async def work() -> int:
+            async with opened(out.session):
+                with opened_for_reading(home) as reader:
+                    return body(reader, out, **given)
+
+        import asyncio
+
+        return asyncio.run(work())
+
+    return without_home(run)
+
+
 async def _left_behind(lock: Interlock) -> Failure | None:
     """The outcome of the writes of this process, which is being interrupted; None if there are none."""
     from interlock.core.errors import CODES, Failure
@@ -198,7 +230,7 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
         if work is None:
             words = "works on a data directory itself, and not through a server; run it where the directory is"
             name = click.get_current_context().command_path
-            raise click.UsageError(f"`{name}` {words}, without --server and INTERLOCK_SERVER")
+            raise click.UsageError(f"`{name}` {words}, with --home, or without --server, INTERLOCK_SERVER and a login")
         with out.reserved():
             code = _guarded(out, lambda: work(out, **given))
         _leave(code)

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from interlock.core.errors import CODES, Failure
-from interlock.data.schema import Json
 
+Json = dict[str, Any]
 TIMEOUT_S = 30.0
 # A call is answered when it has ended, and nobody knows how long that takes.
 CALL_TIMEOUT_S = 3600.0

@@ -7,19 +7,21 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from interlock.call.artifacts import Artifact
-from interlock.call.results import Result
-from interlock.core.errors import Failure
 from interlock.core.formatting import wait
 from interlock.data.canonical import encode
-from interlock.data.schema import Json
 
+if TYPE_CHECKING:
+    from interlock.call.artifacts import Artifact
+    from interlock.call.results import Result
+    from interlock.core.errors import Failure
+
+Json = dict[str, Any]
 Cell = str | Text
 GAP = "   "
 WIDTH = 80

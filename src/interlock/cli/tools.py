@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement
-from interlock.cli.command import Output, acting, as_holder, at_server, looking, over_home
+from interlock.cli.command import Output, acting, as_holder, at_server, looking, over_home, reading
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _ALL = 1 << 31
@@ -111,8 +112,8 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
 
 @tools.command("list")
 @at_server(_list_at_server)
-@looking
-async def list_tools(lock: Interlock, out: Output, /) -> int:
+@reading
+def list_tools(reader: Reader, out: Output, /) -> int:
     """Every registered version, with its mutation class and its state.
 
     With --server: the newest version of every tool that your token lets you call.
@@ -121,29 +122,9 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
     interlock tools list
     interlock tools list --json
     """
-    import orjson
+    from interlock.api.tool_listing import every_version
 
-    from interlock.core.clock import iso
-
-    documents: list[Json] = []
-    for row in await lock.catalog.rows():
-        manifest: Json = orjson.loads(row.manifest)
-        documents.append(
-            {
-                "tool": row.address,
-                "version": row.version,
-                "mutation_class": manifest.get("mutation_class"),
-                "state": "quarantined" if lock.gateway.quarantine.holds(row.digest) else row.state,
-                "availability": lock.availability(row),
-                "description": str(manifest.get("description", "")).splitlines()[0],
-                "digest": row.digest,
-                "origin": row.origin,
-                "published_at": iso(row.published_ms),
-                "known_pairs": len(manifest.get("known_pairs") or ()),
-                "deprecation": None if row.notice is None else row.notice.document(),
-            }
-        )
-    return _answer_list(out, documents)
+    return _answer_list(out, every_version(reader))
 
 
 def _answer_list(out: Output, documents: list[Json]) -> int:

@@ -13,8 +13,6 @@ no such call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import orjson
 
 from interlock.call.capability import Capability
@@ -24,6 +22,7 @@ from interlock.data.schema import Json
 from interlock.gateway import token_checks
 from interlock.registry.catalog import Catalog
 from interlock.store import ledger
+from interlock.store.calls import facts_in
 from interlock.store.port import Store
 
 # A call that was refused with this code did nothing and reveals nothing, and its caller must learn why.
@@ -75,17 +74,3 @@ def _covers_resources(capability: Capability, facts: Json) -> bool:
         return True
     resources: list[str] = facts.get("resources") or []
     return bool(resources) and all(map(capability.covers_resource, resources))
-
-
-def facts_in(told: Sequence[Json]) -> Json:
-    """Return the facts in the records of a call. The latest value counts; approvals are kept apart.
-
-    All resources count that were ever recorded: a reviewer may have changed which ones the call names.
-    """
-    facts: Json = {}
-    resources: dict[str, None] = {}
-    for record in told:
-        if record.get("kind") != "approval":
-            facts |= {name: value for name, value in record.items() if value is not None}
-            resources |= dict.fromkeys(record.get("resources") or ())
-    return facts | ({"resources": list(resources)} if resources else {})

@@ -26,11 +26,10 @@ from interlock.data.schema import Json
 from interlock.gateway import idempotency
 from interlock.store import facts, ledger, records
 from interlock.store import idempotency as idempotency_rows
+from interlock.store.calls import BEGUN
 from interlock.store.port import Store, Transaction, Unit
 
 SCOPE = "calls:reconcile"
-# The prefix of the note of a running read, which names the call and its process.
-BEGUN = "begun:"
 _CRASHED = CODES["E3404"]
 
 

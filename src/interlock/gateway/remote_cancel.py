@@ -13,8 +13,8 @@ from collections.abc import Callable
 import orjson
 
 from interlock.call.phases import REASONS, Reason
-from interlock.gateway.reconcile import BEGUN
 from interlock.store import facts, idempotency, ledger
+from interlock.store.calls import BEGUN
 from interlock.store.home import Instance
 from interlock.store.port import Store, Unit
 

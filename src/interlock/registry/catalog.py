@@ -22,32 +22,15 @@ from interlock.contract.contract import Contract, parse_contract
 from interlock.contract.declare import Tool, from_nowhere, without_function
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.contract.versions import common, resolve
-from interlock.core.clock import Clock, iso
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.registry.notice import Notice
 from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
 
 _LIKE = 20  # similar names that are searched for ones the caller may see
-
-
-@dataclass(frozen=True)
-class Notice:
-    """The notice for callers of a deprecated version."""
-
-    deprecated_ms: int
-    removal_ms: int
-    successor: str | None
-    migration_guide: str | None
-
-    def document(self) -> Json:
-        return {
-            "deprecatedAt": iso(self.deprecated_ms),
-            "removalDate": iso(self.removal_ms),
-            "successor": self.successor,
-            "migrationGuide": self.migration_guide,
-        }
 
 
 @dataclass(frozen=True)

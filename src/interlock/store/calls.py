@@ -8,13 +8,17 @@ closing one when it has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from interlock.store.expressions import last_element, member
 from interlock.store.port import Reader
 
+Json = dict[str, Any]
 _TIME = member("body", "timestamp")
+# The prefix of the fact about a running read, which names the call. Its value is the process.
+BEGUN = "begun:"
 
 
 class Live(NamedTuple):
@@ -56,15 +60,15 @@ class Filter:
     state: str | None = None
 
 
-def live(reader: Reader, begun: str, before: int, most: int) -> list[Live]:
-    """Calls that run or wait, at places before one, newest first. `begun` is the prefix of the facts of reads."""
+def live(reader: Reader, before: int, most: int) -> list[Live]:
+    """Calls that run or wait, at places before one, newest first."""
     rows = reader.all(
         "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
         " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
         " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
         " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one) AS placed"
         " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
-        (len(begun) + 1, begun, begun + "\U0010ffff", before, most),
+        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", before, most),
     )
     return list(map(Live._make, rows))
 
@@ -139,3 +143,17 @@ def time_of(reader: Reader, place: int) -> str | None:
     """The time of a record."""
     row = reader.one(f"SELECT {_TIME} FROM journal WHERE seq = ?", (place,))  # noqa: S608 - our words
     return None if row is None else row[0]
+
+
+def facts_in(told: Sequence[Json]) -> Json:
+    """Return the facts in the records of a call. The latest value counts; approvals are kept apart.
+
+    All resources count that were ever recorded: a reviewer may have changed which ones the call names.
+    """
+    facts: Json = {}
+    resources: dict[str, None] = {}
+    for record in told:
+        if record.get("kind") != "approval":
+            facts |= {name: value for name, value in record.items() if value is not None}
+            resources |= dict.fromkeys(record.get("resources") or ())
+    return facts | ({"resources": list(resources)} if resources else {})

@@ -147,6 +147,10 @@ class Home:
         if schema is not None:
             refuse_newer(schema)
 
+    def runs(self, owner: str) -> bool:
+        """Whether the process with this instance id lives."""
+        return _INSTANCE.match(owner) is not None and _held(self.instances / f"{owner}.lock")
+
     def alive(self) -> int:
         """The number of processes that run on this home now, including this one if it does."""
         return sum(_held(path) for path in self.instances.glob("*.lock"))
@@ -350,9 +354,7 @@ class Instance:
 
     def alive(self, owner: str) -> bool:
         """Whether the process that wrote this owner id still lives."""
-        if owner == self.id:
-            return True
-        return _INSTANCE.match(owner) is not None and _held(self.home.instances / f"{owner}.lock")
+        return owner == self.id or self.home.runs(owner)
 
     def report(self, document: dict[str, Any]) -> None:
         """Write how this process is into its sign of life, for others on this home to read: `Home.signs_of_life`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from interlock.call.context import CallerKind
 from interlock.store.port import Reader, Transaction
+
+if TYPE_CHECKING:
+    from interlock.call.context import CallerKind
 
 _COLUMNS = "did, kind, name, tenant, trust, groups, state"
 

@@ -21,9 +21,11 @@ Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `byte
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ thread back after each slice, so that short reads do not wait for the end of a l
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -38,7 +37,9 @@ class Readers:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do some work that takes long on a reading thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        from asyncio import get_running_loop  # commands that read at once do without it
+
+        return await get_running_loop().run_in_executor(self._threads, work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Read in one transaction: all that `work` reads is as it was at one moment."""

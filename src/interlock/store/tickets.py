@@ -113,6 +113,12 @@ def any_open(reader: Reader) -> bool:
     return reader.one("SELECT 1 FROM ticket WHERE state IN ('PENDING', 'APPROVED') LIMIT 1") is not None
 
 
+def any_due(reader: Reader, now_ms: int) -> bool:
+    """Whether the time of any open ticket is up."""
+    statement = "SELECT 1 FROM ticket WHERE state IN ('PENDING', 'APPROVED') AND expires_ms <= ? LIMIT 1"
+    return reader.one(statement, (now_ms,)) is not None
+
+
 def open_in_scope(reader: Reader, scope: bytes) -> list[TicketRow]:
     rows = reader.all(f"{_SELECT} WHERE scope = ? AND state IN ('PENDING', 'APPROVED')", (scope,))
     return list(map(TicketRow._make, rows))

@@ -7,11 +7,13 @@ result of the contract tests on one exact content. Every change raises the regis
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from interlock.contract.manifest import LifecycleState
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import LifecycleState
 
 _COLUMNS = "address, version, digest, state, manifest, origin, published_ms, notice"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_version"  # noqa: S608 - constants

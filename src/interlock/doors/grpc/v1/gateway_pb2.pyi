@@ -355,7 +355,7 @@ class CallsRequest(_message.Message):
     def __init__(self, state: _Optional[str] = ..., error: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., since: _Optional[str] = ..., until: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class CallLine(_message.Message):
-    __slots__ = ("invocation_id", "at", "tool", "caller", "key", "state", "error_code", "error", "source", "latency_ms", "cost")
+    __slots__ = ("invocation_id", "at", "tool", "caller", "key", "state", "error_code", "error", "source", "latency_ms", "cost", "caller_name", "tenant")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +367,8 @@ class CallLine(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    CALLER_NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     invocation_id: str
     at: str
     tool: str
@@ -378,7 +380,9 @@ class CallLine(_message.Message):
     source: str
     latency_ms: float
     cost: float
-    def __init__(self, invocation_id: _Optional[str] = ..., at: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., source: _Optional[str] = ..., latency_ms: _Optional[float] = ..., cost: _Optional[float] = ...) -> None: ...
+    caller_name: str
+    tenant: str
+    def __init__(self, invocation_id: _Optional[str] = ..., at: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., source: _Optional[str] = ..., latency_ms: _Optional[float] = ..., cost: _Optional[float] = ..., caller_name: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class CallsResponse(_message.Message):
     __slots__ = ("calls", "before")

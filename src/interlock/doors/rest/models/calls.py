@@ -137,7 +137,7 @@ class CallsQuery(Query):
     )
     error: str | None = Field(None, max_length=60, description="an E-code, or the name of an error")
     tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
-    caller: str | None = Field(None, max_length=600)
+    caller: str | None = Field(None, max_length=600, description="an id, or the name of a registered identity")
     since: Moment | None = None
     until: Moment | None = None
     before: int | None = Field(None, ge=1, le=2**62, description="the place that the page before ended at")
@@ -151,6 +151,8 @@ class CallLine(Answer):
     at: str = Field(description="when it ended, or began where it has not")
     tool: str
     caller: str
+    caller_name: str | None = Field(description="the name that the caller was registered under")
+    tenant: str | None
     key: str | None
     state: str
     error_code: str | None

@@ -19,8 +19,8 @@ from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.registry.notice import Notice
 from interlock.registry.retirement import Milestone, Usage, amend, deprecate, move, sweep, usage
+from interlock.store.tools import Notice
 
 Json = dict[str, Any]
 DAY_MS = 86_400_000

@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 
 from interlock.core.clock import iso
-from interlock.registry.notice import Notice
 from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
@@ -35,5 +34,5 @@ def _document(row: tools.Row, held: set[str], available: set[str]) -> Json:
         "origin": row.origin,
         "published_at": iso(row.published_ms),
         "known_pairs": len(manifest.get("known_pairs") or ()),
-        "deprecation": None if row.notice is None else Notice(**orjson.loads(row.notice)).document(),
+        "deprecation": None if row.notice is None else tools.Notice(**orjson.loads(row.notice)).document(),
     }

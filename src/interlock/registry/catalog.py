@@ -25,7 +25,6 @@ from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.registry.notice import Notice
 from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
@@ -44,7 +43,7 @@ class Row:
     manifest: str
     origin: str
     published_ms: int
-    notice: Notice | None
+    notice: tools.Notice | None
 
 
 class Content:
@@ -582,5 +581,5 @@ def _is_exact(spec: str, versions: Iterable[str]) -> bool:
 
 def _row(stored: tools.Row, manifest: str) -> Row:
     address, version, digest, state, _, origin, published_ms, notice = stored
-    parsed = None if notice is None else Notice(**orjson.loads(notice))
+    parsed = None if notice is None else tools.Notice(**orjson.loads(notice))
     return Row(address, version, digest, state, manifest, origin, published_ms, parsed)

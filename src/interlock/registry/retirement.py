@@ -29,9 +29,9 @@ from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.registry.catalog import bump_epoch
-from interlock.registry.notice import Notice
 from interlock.store import facts, ledger, records, tools
 from interlock.store.port import Store, Transaction, Unit
+from interlock.store.tools import Notice
 
 Happening = Literal[
     "DEPRECATION_MIGRATION_PROGRESS",

@@ -7,8 +7,10 @@ result of the contract tests on one exact content. Every change raises the regis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock.core.clock import iso
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
 
@@ -47,6 +49,24 @@ class Evidence(NamedTuple):
     passed: int
     mode: str
     report: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The notice for callers of a deprecated version."""
+
+    deprecated_ms: int
+    removal_ms: int
+    successor: str | None
+    migration_guide: str | None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "deprecatedAt": iso(self.deprecated_ms),
+            "removalDate": iso(self.removal_ms),
+            "successor": self.successor,
+            "migrationGuide": self.migration_guide,
+        }
 
 
 # Versions

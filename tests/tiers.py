@@ -35,6 +35,7 @@ TIER_OF: dict[str, Tier] = {
     "effects": "integration",
     "egress": "integration",
     "gateway": "integration",
+    "integrations": "integration",
     "service": "integration",
     "store": "integration",
     "telemetry": "integration",

@@ -1,0 +1,45 @@
+"""The real libraries of agent frameworks and model providers, in an environment of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlock import Failure, Interlock
+from interlock.integrations import adopt
+from tests.integrations.environment import libraries_python
+from tests.upstreams.mcp_servers.real import ROOT
+
+CASES = Path(__file__).with_name("libraries.py")
+
+
+@pytest.mark.timeout(600)  # the libraries are installed here, once
+def test_the_libraries_call_governed_tools(tmp_path: Path):
+    options = ["-n", "0", "-p", "no:cacheprovider", "-W", "ignore", f"--basetemp={tmp_path / 'cases'}"]
+    done = subprocess.run(
+        [libraries_python(), "-m", "pytest", *options, str(CASES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "6 passed" in done.stdout
+
+
+async def test_a_server_that_no_module_has_cannot_be_adopted(tmp_path: Path):
+    async with Interlock.open(tmp_path / "home") as app:
+        for server in (object(), "nowhere", "server.py:", ":mcp"):
+            with pytest.raises(Failure, match=r"at its top level|is no place"):
+                await adopt(app, server, name="shop")
+
+
+def test_an_adopted_server_loads_nothing_of_the_gateway():
+    loaded = "import sys, interlock.integrations.mcp_server; print(*(m for m in sys.modules if 'interlock' in m))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == {
+        "interlock", "interlock._version", "interlock.integrations", "interlock.integrations.mcp_server",
+    }  # fmt: skip

@@ -45,8 +45,9 @@ def test_serving_installs_what_running_needs_and_shows_progress(checkout: Path) 
     assert " packages, " in done.stderr
     assert "alembic" in done.stderr
     assert "ready after" in done.stderr
-    # It is prepared once.
+    # It is prepared once, for every command of interlock.
     assert dev(checkout, "serve").stderr == ""
+    assert dev(checkout, "interlock", "upstream", "list").stdout == "interlock upstream list\n"
     assert len((checkout / "asked").read_text().splitlines()) == 2
 
 

@@ -16,6 +16,7 @@ which the service floods us is cut (`response_limits`), and the same pauses foll
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -266,6 +267,8 @@ class WebSocketUpstream:
         return Discovered(tools=[tool.definition() for tool in self._config.tools])
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         url = self._config.urls[0]
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
@@ -275,6 +278,9 @@ class WebSocketUpstream:
                         return
                 socket = await self._connect(url, {}, "")
                 try:
+                    # A service that only accepts connections has not answered yet. One that closes this one has.
+                    with contextlib.suppress(ConnectionClosed):
+                        await (await socket.ping())
                     await socket.close()
                 finally:
                     socket.transport.abort()

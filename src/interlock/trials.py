@@ -161,7 +161,8 @@ async def _run_example(
     if mode == "fixture":
         return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
     dry = mode == "preview"
-    request = make(contract.address, case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
+    key = None if dry else case.name.replace(" ", "-")
+    request = make(contract.address, case.input, key=key, dry_run=dry, version=contract.version)
     result = await run(request)
     outcomes = [Outcome(case.name, result.ok, _why(result))]
     if contract.mutation.writes and result.ok:
@@ -176,7 +177,8 @@ async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: 
     if mode == "preview":
         hint = "a tool that writes runs its pairs inside a @tool.fixture, or with `interlock tools test --live`"
         return Outcome(case.name, False, hint)
-    result = await run(make(contract.address, case.input, key=case.name.replace(" ", "-")))
+    key = case.name.replace(" ", "-")
+    result = await run(make(contract.address, case.input, key=key, version=contract.version))
     if not result.ok:
         return Outcome(case.name, False, _why(result))
     same = encode(result.value) == encode(case.output)
@@ -241,7 +243,7 @@ async def _run_and_undo(
     run: Run, contract: Contract, name: str, arguments: Json, make: Callable[..., Request]
 ) -> list[Outcome]:
     """Run a write for real, again under its key, and undo it if it can be undone."""
-    request = make(contract.address, arguments, key=name)
+    request = make(contract.address, arguments, key=name, version=contract.version)
     first = await run(request)
     if not first.ok:
         return [Outcome(name, False, _why(first))]

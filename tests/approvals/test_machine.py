@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
 import pytest
@@ -226,7 +226,7 @@ class Approvals(RuleBasedStateMachine):
                 doing += [self.lock.approved_calls.resume(ticket.id) for _ in range(2)]
             for answer in await asyncio.gather(*doing, return_exceptions=True):
                 assert not isinstance(answer, BaseException) or isinstance(answer, Failure), answer
-                assert not isinstance(answer, Result) or is_expected(answer), answer.error
+                assert not isinstance(answer, Result) or is_expected(cast("Result", answer)), answer
 
         self._do(at_once())
 

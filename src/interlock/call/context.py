@@ -29,7 +29,9 @@ class Caller:
 
     `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
     trust and groups are the operator's statements about whoever acts, never the caller's own. `passed_on` tells that
-    one agent or service delegated its authority to another.
+    one agent or service delegated its authority to another. `drafts` is the key of a developer's session
+    (`registry.drafts`): with it, and with the tools that it calls, the session finds its drafts. It exists in one
+    process only; nothing that comes from outside, or from the store, can hold it.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Caller:
     groups: frozenset[str] = frozenset()
     capability: Capability | None = None
     passed_on: bool = False
+    drafts: object = None
 
     @property
     def acting(self) -> str:

@@ -81,6 +81,7 @@ def _print_envelope(words: str) -> None:
         "login": "login:login",
         "logout": "login:logout",
         "tools": "tools:tools",
+        "dev": "dev:dev",
         "upstream": "upstream:upstream",
         "call": "call:call",
         "calls": "calls:calls",
@@ -134,7 +135,7 @@ def root(
 
     \b
     New here?     interlock demo, or interlock serve
-    Your tools:   interlock tools add my_tools.py
+    Your tools:   interlock dev my_tools.py, then interlock tools add my_tools.py
     A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
     The proof:    interlock audit verify
     A server:     interlock login https://tools.example.com

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _RULING = {"ALLOW": "allowed", "DENY": "denied", "REQUIRES_APPROVAL": "asked for a person's approval of"}
-_DOORS = {"cli": "the command line", "library": "a Python program"}
+_DOORS = {"cli": "the command line", "library": "a Python program", "dev": "a session of interlock dev"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,10 @@ def _ended(history: History) -> Iterator[str]:
     for one in cast("list[Json]", closed.get("artifacts") or []):
         yield f"It left the file {one['path']} ({one['size']} bytes, sha256 {one['sha256']})."
     if closed.get("compensation"):
-        yield f"It can be undone: interlock calls undo {history.call} --key YOUR-KEY."
+        if closed.get("door") == "dev":
+            yield f"It can be undone in the session that made it: undo {history.call} YOUR-KEY."
+        else:
+            yield f"It can be undone: interlock calls undo {history.call} --key YOUR-KEY."
     if history.last("late"):
         yield "It ended after all, later than anyone waited for it."
     for settled in history.all("settled"):

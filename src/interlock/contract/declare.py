@@ -7,6 +7,7 @@ decorated function stays callable as itself; only calls through Interlock are go
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import hashlib
@@ -37,6 +38,7 @@ from interlock.contract.manifest import (
     parse_manifest,
 )
 from interlock.contract.pinned_source import LOADED, Pinned, pin
+from interlock.contract.refusals import Refusal, collected
 from interlock.core.errors import Failure
 from interlock.data.explain import brief
 from interlock.data.schema import Fault, Json
@@ -106,6 +108,13 @@ class Tool(Generic[P, R_co]):
                 }
             )
         return self._manifest
+
+    def as_version(self, version: str) -> Tool[P, R_co]:
+        """Return the same tool under another version."""
+        other = copy.copy(self)
+        other._facts = {**self._facts, "version": version}
+        other._manifest = self.manifest.model_copy(update={"version": version})
+        return other
 
     def preview(self, handler: Handler) -> Handler:
         """Set the handler that previews a call without making it. Takes the tool's arguments, returns a Preview."""
@@ -191,7 +200,10 @@ class Tool(Generic[P, R_co]):
             hints = parameter_hints(handler, around)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             words = f"a type hint of the compensate handler of {self!r} cannot be read where it is declared: {error}"
-            raise Failure("E3105", f"{words}; import the type before the handler, outside `if TYPE_CHECKING`") from None
+            words = f"{words}; import the type before the handler, outside `if TYPE_CHECKING`"
+            if not collected(Refusal.of(self.function, [Fault("/compensate", words)], self)):
+                raise Failure("E3105", words) from None
+            return
         self._undo_context = any(map(is_context, hints.values()))
 
 
@@ -326,7 +338,7 @@ def _declarer(options: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., 
         around = sys._getframe(above).f_locals  # pyright: ignore[reportPrivateUsage]
         faults = [*misuse, *_not_a_function(function)]
         if faults != misuse:
-            raise _refused(function, faults)
+            return _refused(function, faults)
         annotations, unread = read_annotations(function, around)
         doc = inspect.cleandoc(options["description"] or function.__doc__ or "")
         text = PARAMETERS.split(doc, maxsplit=1)[0].strip()
@@ -340,7 +352,7 @@ def _declarer(options: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., 
         except Failure as failure:
             faults += _in_options(failure, function, options)
         if faults or unread:
-            raise _refused(function, [*faults, *unread])
+            return _refused(function, [*faults, *unread])
         return Tool(function, facts, annotations)
 
     return declare
@@ -363,14 +375,20 @@ def _not_a_function(function: Any) -> Iterator[Fault]:
             yield Fault("", f"{words}: write a function outside the class `{owner}`")
 
 
-def _refused(function: Any, faults: list[Fault]) -> Failure:
-    """Make the failure with all faults of a declaration, each with the line to write."""
+def _refused(function: Any, faults: list[Fault]) -> Tool[..., Any]:
+    """Raise the failure with all faults of a declaration, each with the line to write.
+
+    While refusals are collected, return a tool that stands for it, so that the rest of the module is loaded.
+    """
     name = getattr(function, "__name__", None) or repr(function)
+    stand_in: Tool[..., Any] = Tool(function, {"namespace": "", "tool_id": name, "version": ""}, Annotations())
+    if collected(Refusal.of(function, faults, stand_in)):
+        return stand_in
     code = getattr(function, "__code__", None)
     where = "" if code is None else f" (line {code.co_firstlineno})"
     words = [fault.message for fault in faults]
     listing = f" {words[0]}" if len(words) == 1 else "".join(f"\n  - {one}" for one in words)
-    return Failure(
+    raise Failure(
         "E3105",
         f"`{name}`{where} cannot be declared as a tool yet:{listing}",
         details={"faults": [fault.document() for fault in faults]},

@@ -208,14 +208,15 @@ class JsonRpcDoor(Route):
             failure = Failure("E3000", "something went wrong inside Interlock")
             return None if quiet else _failed(request_id, failure, trace_id, _INTERNAL)
         if isinstance(result, Result):
+            ended = cast("Result", result)
             if place is not None and place.overlapped:
-                result = result.without_modifiers()
-            if result.error is not None and not result.pending:
-                return None if quiet else _failed(request_id, result.error, result.trace_id)
-            made = None if quiet else self._templates.answer(result, _success, request_id)
+                ended = ended.without_modifiers()
+            if ended.error is not None and not ended.pending:
+                return None if quiet else _failed(request_id, ended.error, ended.trace_id)
+            made = None if quiet else self._templates.answer(ended, _success, request_id)
             if made is not None:
                 return made
-            result = result.document()
+            result = ended.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
 
     def _trace_id(self, trace: str | None) -> str:

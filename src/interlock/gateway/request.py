@@ -92,7 +92,7 @@ class Requests:
     async def _look_up(self, call: Call, caller: Caller) -> Requested:
         """Find a tool that is not in memory, or that has a large contract which was not compiled yet."""
         request = call.request
-        version = await self._catalog.resolve(request.tool, request.version, caller.capability)
+        version = await self._catalog.resolve(request.tool, request.version, caller.capability, caller)
         if version.at_hand:
             return self._select(call, version.prepared)
         await DEFINITIONS.run(version.compile)
@@ -129,7 +129,7 @@ class Requests:
         call.request = replace(call.request, session=stored.get("session", ""))
         call.model_input = canonical(stored["arguments"])
         call.input_hash = hashlib.sha256(call.model_input).hexdigest()
-        return (await self._catalog.exact(stored["tool"], stored["version"])).prepared
+        return (await self._catalog.exact(stored["tool"], stored["version"], caller)).prepared
 
     def _select(self, call: Call, tool: Prepared) -> Requested:
         """Set the tool of a call and its deadline."""

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from interlock.call.capability import Capability
+from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract, parse_contract
 from interlock.contract.declare import Tool, from_nowhere, without_function
@@ -184,14 +185,22 @@ class Catalog:
         self._revision = object()
         self._changes = journal.changes
         self._changes.watch(("registry",), _revision, self._changed)
+        # Finds the draft for a caller, a name and a range, while this process holds drafts (`registry.drafts`).
+        self.find_draft: Callable[[Caller | None, str, str | None], Version | None] | None = None
         # Called with the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
 
-    async def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
+    async def resolve(
+        self, name: str, spec: str | None = None, capability: Capability | None = None, caller: Caller | None = None
+    ) -> Version:
         """Return the version for a name and range. E3101 unknown tool, E3102 no such version, E3104 past removal.
 
-        With a token it is the highest that both the range and the token admit; E3103 if they have none in common.
+        With a token it is the highest that both the range and the token admit; E3103 if they have none in common. A
+        draft is found for the caller that it belongs to, and only where a caller is named.
         """
+        draft = None if self.find_draft is None else self.find_draft(caller, name, spec)
+        if draft is not None:
+            return draft
         version = await self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
             return version
@@ -287,8 +296,11 @@ class Catalog:
             content = self._contents[stored.digest] = Content(stored.manifest)
         return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
-    async def exact(self, address: str, version: str) -> Version:
+    async def exact(self, address: str, version: str, caller: Caller | None = None) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
+        draft = None if self.find_draft is None else self.find_draft(caller, address, version)
+        if draft is not None:
+            return draft
         row = (await self.versions(address)).get(version)
         if row is None:
             raise Failure("E3102", f"{address} has no version {version}")
@@ -302,8 +314,11 @@ class Catalog:
     def at_hand(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared | None:
         """Return the same from memory; None if it is not there, or if a large contract has to be compiled first.
 
-        `resolve` then finds the version, and `Version.compile` compiles it.
+        `resolve` then finds the version, and `Version.compile` compiles it. Where drafts are held it always does:
+        memory does not tell callers apart.
         """
+        if self.find_draft is not None:
+            return None
         if self._clock.monotonic() >= self._changes.fresh_until and not self._changes.try_catch_up():
             return None
         narrowing = capability if capability is not None and capability.narrows else None

@@ -38,7 +38,7 @@ def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
     if path.suffix in _MANIFESTS:
         return f"manifest:{path.resolve()}", _from_manifests(path)
     if path.suffix == ".py":
-        return f"file:{path.resolve()}", _some(target, tools_in(vars(_load_file(path.resolve()))))
+        return f"file:{path.resolve()}", _some(target, tools_in(vars(load_file(path.resolve()))))
     return f"module:{target}", _some(target, tools_in(vars(_import(target))))
 
 
@@ -48,7 +48,7 @@ def function(target: str, base: Path) -> Callable[..., Any]:
     Else E3105.
     """
     where, _, name = target.rpartition(":")
-    module = _load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
+    module = load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
     member = getattr(module, name, None)
     if not callable(member):
         raise Failure("E3105", f"there is no function `{name}` in `{Path(where).name}`")
@@ -126,7 +126,7 @@ def _import(name: str) -> ModuleType:
         raise _broken(name, error) from error
 
 
-def _load_file(path: Path) -> ModuleType:
+def load_file(path: Path) -> ModuleType:
     name = f"{LOADED}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -233,7 +233,7 @@ def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
         raise Failure("E3105", f"`{target}` must be written module:function or file.py:function")
     if where.endswith(".py"):
         path = (base / where).resolve()
-        module = modules[path] if path in modules else modules.setdefault(path, _load_file(path))
+        module = modules[path] if path in modules else modules.setdefault(path, load_file(path))
     else:
         module = _import(where)
     member: Any = module

@@ -18,6 +18,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.gateway.approval.waiting_call import WaitingCalls
 from interlock.gateway.invoke import Gateway
+from interlock.registry.drafts import DRAFTS
 from interlock.store.port import Store
 
 RETRY_S = 5.0
@@ -81,6 +82,9 @@ class ApprovedCalls:
             )
         request = self._waiting.request(ticket)
         assert request.caller is not None
+        if request.door == DRAFTS:
+            # Nobody else finds the draft: to run the call here would only end it.
+            raise Failure("E3411", f"{ticket.ref} is a draft; send the call again in the session of interlock dev")
         try:
             result = await self._gateway.invoke(replace(request, caller=await self._revive(request.caller)))
         except Failure as failure:

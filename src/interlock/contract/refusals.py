@@ -1,0 +1,59 @@
+"""Refused declarations: raised one by one, or collected, so that all of a file are reported at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from interlock.data.schema import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A declaration that was refused: the name of its function, the place, and every fault in words.
+
+    `stand_in` is the object that the module has instead of the tool.
+    """
+
+    name: str
+    file: str
+    line: int
+    faults: tuple[str, ...]
+    stand_in: object
+
+    @classmethod
+    def of(cls, function: Any, faults: Sequence[Fault], stand_in: object) -> Refusal:
+        file, line = place_of(function)
+        name = getattr(function, "__name__", None) or repr(function)
+        return cls(name, file, line, tuple(fault.message for fault in faults), stand_in)
+
+
+def place_of(function: Any) -> tuple[str, int]:
+    """The file and the line in which a function is declared; an empty name and 0 for anything else."""
+    code = getattr(function, "__code__", None)
+    return ("", 0) if code is None else (code.co_filename, code.co_firstlineno)
+
+
+_COLLECTED: ContextVar[list[Refusal] | None] = ContextVar("collected refusals", default=None)
+
+
+@contextlib.contextmanager
+def collecting() -> Generator[list[Refusal]]:
+    """Collect the refusals of declarations in this context, instead of raising the first one."""
+    found: list[Refusal] = []
+    token = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(token)
+
+
+def collected(refusal: Refusal) -> bool:
+    """Keep a refusal if they are being collected. Otherwise its declaration raises it."""
+    found = _COLLECTED.get()
+    if found is not None:
+        found.append(refusal)
+    return found is not None

@@ -1,0 +1,192 @@
+"""`interlock dev`: drafts after every save, calls by form and by JSON, and everything that is wrong at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests import warm
+from tests.cli.conftest import INTERLOCK, Cli
+
+TOOLS = '''
+from pathlib import Path
+from typing import Annotated
+from interlock import Context, Effect, Field, tool
+
+Number = Annotated[int, Field(description="a number", examples=[2])]
+
+
+@tool(version="1.0.0", mutation_class="read_only")
+def double(number: Number, plus: Annotated[int, Field(description="more", examples=[1])] = 0) -> int:
+    """Give twice the number."""
+    return number * 2 + plus
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", effects=[Effect("note:{number}", "CREATE")])
+def note(ctx: Context, number: Number) -> int:
+    """Note a number down."""
+    Path(f"{number}.note").write_text("")
+    ctx.effect(f"note:{number}", "CREATE")
+    return number
+
+
+@note.preview
+def _(number: int):
+    from interlock import Preview
+
+    return Preview(impact=f"{number} would be noted")
+
+
+@note.compensate
+def _(number: int) -> None:
+    Path(f"{number}.note").unlink()
+'''
+
+
+@pytest.fixture
+def desk(fresh: Cli) -> Cli:
+    """A developer's folder with a file of tools."""
+    (fresh.path / "mine.py").write_text(TOOLS)
+    return fresh
+
+
+def test_a_script_loads_calls_and_reads_the_timeline(desk: Cli):
+    given = ("--call", "mine.double", '{"number": 2}', "--call", "note", '{"number": 5}', "--key", "k")
+    told = desk.ask("dev", "mine.py", "--once", *given)
+    assert [(one["tool"], one["callable"], one["faults"]) for one in told["drafts"]] == [
+        ("mine.double@1.0.0-dev.1", True, []),
+        ("mine.note@1.0.0-dev.1", True, []),
+    ]
+    assert [one["structured_content"] for one in told["calls"]] == [4, 5]
+    story = told["calls"][1]["timeline"]
+    assert story[0] == "Its phases: request → validate → authorize → execute → verify → return."
+    assert any("through a session of interlock dev" in sentence for sentence in story)
+    assert (desk.path / "5.note").exists()
+    # Outside of the session there is no such tool, and its calls are on record.
+    assert desk.call("mine.double", {"number": 2})["error"]["error_code"] == "E3101"
+    assert desk.ask("tools", "list")["tools"] == []
+    shown = desk("audit", "explain", told["calls"][1]["invocation_id"])
+    assert "It can be undone in the session that made it" in shown.out
+    previewed = desk("dev", "mine.py", "--once", "--preview", "--call", "note", '{"number": 6}')
+    assert (previewed.code, "6 would be noted" in previewed.out) == (0, True)
+
+
+def test_a_script_is_told_of_everything_that_is_wrong(desk: Cli):
+    wrong = TOOLS.replace('version="1.0.0"', 'version="one"', 1).replace("@note.compensate\n", "")
+    (desk.path / "mine.py").write_text(wrong)
+    done = desk("dev", "mine.py", "--once", "--call", "double", '{"number": 2}')
+    assert done.code == 1
+    lines = [number for number, line in enumerate(wrong.splitlines(), 1) if line.startswith("@tool")]
+    assert f"✗ double   mine.py, line {lines[0]}\n" in done.out
+    assert f"✗ mine.note@1.0.0   mine.py, line {lines[1]}\n" in done.out
+    assert "add a @tool.compensate handler" in done.out
+    assert "`double` is no draft that can be called; there are: none" in done.out
+    # Callers are told no more than the type of what a tool raised; its author is told the rest.
+    (desk.path / "mine.py").write_text(TOOLS.replace("number * 2 + plus", "number * Nothing"))
+    broken = desk("dev", "mine.py", "--once", "--call", "note", '{"number": 2}', "--key", "k")
+    assert broken.code == 1
+    line = TOOLS.splitlines().index("    return number * 2 + plus") + 1
+    assert f"raised mine.py, line {line}, in double: NameError: name 'Nothing' is not defined" in broken.out
+    assert "✓ mine.note@1.0.0-dev.1   2" in broken.out, "the other tool can be called"
+    for words, part in (
+        (["dev", "mine.py", "--json"], "--json needs --once"),
+        (["dev", "mine.py", "--call", "double", "{"], "--call: the text given is unusable"),
+        (["dev", "nowhere.py"], "does not exist"),
+    ):
+        refused = desk(*words)
+        assert (refused.code, part in refused.err) == (2, True), refused.err
+    held = Cli(desk.path, {"INTERLOCK_TOKEN": "some.token"})("dev", "mine.py", "--once")
+    assert (held.code, "E32" in held.err) == (1, True)
+
+
+def test_a_save_makes_new_drafts_while_the_session_goes_on(desk: Cli):
+    words = ["dev", "mine.py", "--call", "note", '{"number": 1}', "--key", "seen"]
+    with warm.start(words, desk.environment, desk.path) as child:
+
+        def until(text: str) -> str:
+            seen = ""
+            while text not in seen:
+                line = child.stdout.readline().decode()
+                assert line, f"{text} did not come:\n{seen}\n{child.stderr.read().decode()}"
+                seen += line
+            return seen
+
+        def type_in(line: str) -> None:
+            child.stdin.write(f"{line}\n".encode())
+            child.stdin.flush()
+
+        assert "mine.note@1.0.0-dev.1" in until("The caller's key was seen-1.0.0-dev.1.")
+        # At once: a save is noticed also where it comes while the session is busy with the one before.
+        (desk.path / "mine.py").write_text(TOOLS.replace("number * 2 + plus", "number * 200 + plus"))
+        assert "mine.double@1.0.0-dev.2" in until("The caller's key was seen-1.0.0-dev.2.")
+        until("It can be undone")
+        type_in('mine.double {"number": 2}')
+        assert "✓ mine.double@1.0.0-dev.2   400" in until("It succeeded after")
+        # A form: one line for each parameter; an empty one takes the example, or leaves out what has a default.
+        type_in("double\n3\n")
+        assert "✓ mine.double@1.0.0-dev.2   600" in until("It succeeded after")
+        type_in('note {"number": 9} k-9')
+        call = until("It can be undone in the session that made it").split("undo ")[-1].split()[0]
+        assert (desk.path / "9.note").exists()
+        type_in(f"undo {call} k-10")
+        until("It succeeded after")
+        assert not (desk.path / "9.note").exists()
+        # A file that cannot be loaded leaves the drafts as they are.
+        (desk.path / "mine.py").write_text(TOOLS + "\n)\n")
+        until("SyntaxError: unmatched ')'")
+        type_in("list")
+        assert "mine.double@1.0.0-dev.2" in until("mine.note@1.0.0-dev.2")
+        type_in("quit")
+        assert child.wait() == 0
+
+
+def test_at_a_terminal_a_form_asks_for_each_parameter(desk: Cli):
+    ours, theirs = os.openpty()
+    environment = {**desk.environment, "TERM": "dumb", "COLUMNS": "200", "NO_COLOR": "1"}
+    with subprocess.Popen(
+        [*INTERLOCK, "dev", "mine.py"], env=environment, cwd=desk.path, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as child:
+        os.close(theirs)
+        try:
+            terminal(ours)(
+                ("interlock dev> ", "note"),
+                ("number, a whole number: a number [2]: ", ""),
+                ("key, your own name for this action [dev-", "mine-1"),
+                ("mine.note@1.0.0-dev.1   2", None),
+                ("The caller's key was mine-1.", None),
+                ("interlock dev> ", "double"),
+                ("number, a whole number: a number [2]: ", "many"),
+                ("plus, a whole number: more [left out]: ", ""),
+                ("`many` is not a whole number", None),
+                ("interlock dev> ", "help"),
+                ("interlock dev> ", "quit"),
+            )
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+            os.close(ours)
+    assert (desk.path / "2.note").exists()
+
+
+def terminal(descriptor: int) -> Callable[..., None]:
+    """Plays a conversation: waits for each text to appear, in order, and types the line that belongs to it."""
+    seen = b""
+
+    def play(*steps: tuple[str, str | None]) -> None:
+        nonlocal seen
+        for text, answer in steps:
+            while text.encode() not in seen:
+                try:
+                    more = os.read(descriptor, 65_536)
+                except OSError:
+                    more = b""
+                assert more, f"{text} did not come:\n{seen.decode()}"
+                seen += more
+            seen = seen.partition(text.encode())[2]
+            if answer is not None:
+                os.write(descriptor, f"{answer}\n".encode())
+
+    return play

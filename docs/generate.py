@@ -24,6 +24,7 @@ import orjson
 import pydantic
 import pydantic_core
 
+from docs import python_reference
 from interlock.call.events import KINDS, data_schema
 from interlock.cli import root as command_line
 from interlock.contract.manifest import Manifest
@@ -46,6 +47,7 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
         REFERENCE / "states.md": states_page(),
         REFERENCE / "settings.md": settings_page(),
         REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "python.md": python_page(),
         REFERENCE / "requirements.md": requirements_page(root / "tests"),
         REFERENCE / "conformance.md": conformance_page(root / "tests"),
     }
@@ -270,6 +272,21 @@ tests with `auto`, in `./dev test --thorough` with all three.
 
 `server-sse-polling` makes no scored check, and warns: Interlock does not interrupt a stream for the client to resume.
 """
+
+
+# Python
+
+
+def python_page() -> str:
+    """Every public name of the package, with an example that the tests run."""
+    return f"""{_MADE_BY.format(source="the source and `docs/python_examples.txt`")}
+# Python
+
+Every public name of the package `interlock`, with its signature and an example. The examples are one program, from top
+to bottom, and the tests run it. The [tutorial](../tutorial.md) explains the ideas; [test your own
+tools](../how-to/testing.md) has the fixtures for pytest.
+
+{python_reference.page()}"""
 
 
 # Requirements

@@ -25,7 +25,8 @@ from types import ModuleType
 
 import pytest
 
-from docs import generate
+import interlock
+from docs import generate, python_reference
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -222,6 +223,14 @@ def test_whoever_exempts_a_block_says_why(page: Path) -> None:
 
 def test_the_generated_pages_and_schemas_are_up_to_date() -> None:
     assert generate.differences() == []
+
+
+def test_every_public_name_has_its_place_and_an_example_on_the_page_of_python_names() -> None:
+    placed = [name for names in python_reference.GROUPS.values() for name in names]
+    assert sorted(placed) == sorted(interlock.__all__)
+    assert list(python_reference.examples()) == placed, "an example for each name, in the order of the page"
+    for name, example in python_reference.examples().items():
+        assert re.search(rf"\b{re.escape(name)}\b", example.code), f"the example of {name} does not use it"
 
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -135,6 +135,7 @@ class Result(Generic[T_co]):
 
     @property
     def ok(self) -> bool:
+        """Whether the call succeeded."""
         return self.error is None
 
     @property
@@ -144,6 +145,7 @@ class Result(Generic[T_co]):
 
     @property
     def replayed(self) -> bool:
+        """Whether this is the result of an earlier call under the same idempotency key; nothing ran again."""
         return self.source == "replay"
 
     def without_modifiers(self) -> Result[T_co]:

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 from interlock.call.capability import Capability
-from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract, parse_contract
 from interlock.contract.declare import Tool, from_nowhere, without_function
@@ -186,12 +185,12 @@ class Catalog:
         self._changes = journal.changes
         self._changes.watch(("registry",), _revision, self._changed)
         # Finds the draft for a caller, a name and a range, while this process holds drafts (`registry.drafts`).
-        self.find_draft: Callable[[Caller | None, str, str | None], Version | None] | None = None
+        self.find_draft: Callable[[object, str, str | None], Version | None] | None = None
         # Called with the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
 
     async def resolve(
-        self, name: str, spec: str | None = None, capability: Capability | None = None, caller: Caller | None = None
+        self, name: str, spec: str | None = None, capability: Capability | None = None, caller: object = None
     ) -> Version:
         """Return the version for a name and range. E3101 unknown tool, E3102 no such version, E3104 past removal.
 
@@ -296,7 +295,7 @@ class Catalog:
             content = self._contents[stored.digest] = Content(stored.manifest)
         return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
-    async def exact(self, address: str, version: str, caller: Caller | None = None) -> Version:
+    async def exact(self, address: str, version: str, caller: object = None) -> Version:
         """Return a version by its full name, whatever its state: its calls must stay undoable."""
         draft = None if self.find_draft is None else self.find_draft(caller, address, version)
         if draft is not None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.call.context import Caller
 from interlock.contract.declare import Tool, tools_in
 from interlock.contract.refusals import Refusal, collecting
 from interlock.contract.versions import parse_version
@@ -31,7 +32,6 @@ from interlock.registry.source import load_file
 from interlock.store import facts, records
 
 if TYPE_CHECKING:
-    from interlock.call.context import Caller
     from interlock.store.port import Transaction, Unit
 
 # The door that calls of drafts come through, as records name it.
@@ -69,9 +69,9 @@ class Drafts:
             self._held.setdefault(row.address, {})[row.version] = version
             self._newest[row.address] = version
 
-    def find(self, caller: Caller | None, name: str, spec: str | None) -> Version | None:
+    def find(self, caller: object, name: str, spec: str | None) -> Version | None:
         """Return the draft that a name means to a caller: the newest, or the one of exactly this version."""
-        if caller is None or caller.drafts is not self.key:
+        if not isinstance(caller, Caller) or caller.drafts is not self.key:
             return None
         if spec is not None:
             return self._held.get(name, {}).get(spec.lstrip("=v "))

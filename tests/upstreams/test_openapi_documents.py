@@ -18,7 +18,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock import Interlock
+from interlock import Caller, Interlock
 from interlock.call.connector import Definition, Discovered
 from interlock.contract.contract import contract_of
 from interlock.core.errors import Failure
@@ -641,10 +641,20 @@ async def test_bytes_are_sent_from_base64_and_received_as_artifacts(tmp_path: Pa
         tried = await lock.call("it.form", file=data, more=[data, data], note='a"\r\nb', tags={"a": 1})
         assert tried.ok, tried.error
         assert (await lock.call("it.text", body="plain words")).ok
+        # A file that an earlier call of the caller left is sent by its reference, by this caller alone.
+        server.answers = [Answer(body=b"%PDF", media="application/pdf"), json_answer({})]
+        assert (await lock.call("it.raw", body=artifact.ref)).ok
+        assert (await lock.call("it.form", file=artifact.ref, more=[data, artifact.ref])).ok
+        for ref, caller in ((artifact.ref, Caller(id="local:eve")), ("payload:01JC.1", lock.caller)):
+            theirs = await lock.call("it.raw", body=ref, caller=caller)
+            assert theirs.error is not None
+            assert theirs.error.code == "E3702"
         wrong = await lock.call("it.raw", body="not base64!")
         assert wrong.error is not None
         assert wrong.error.code == "E3308"
-    raw, sent, text = server.got
+    raw, sent, text, raw_again, sent_again = server.got
+    assert raw_again.body == PDF
+    assert sent_again.body.count(PDF) == 3
     assert (raw.body, raw.headers["content-type"]) == (PDF, "image/png")
     assert (text.body, text.headers["content-type"]) == (b"plain words", "text/plain")
     head = f"Content-Type: {sent.headers['content-type']}\r\n\r\n".encode()

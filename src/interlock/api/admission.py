@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from interlock.contract.declare import Tool
     from interlock.registry.admission import Evidence, Verdict
     from interlock.trials import Trial
+
+# How many tools are tried out in one scratch data directory.
+_TRIED_TOGETHER = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,15 @@ class Admissions:
         return trial
 
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
-        """Run the contract tests of many tools, in one scratch data directory."""
-        async with scratch_home(self._open_home, self._parts) as scratch:
-            return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
+        """Run the contract tests of many tools, in scratch data directories for some of them each.
+
+        What a data directory compiles of its tools takes memory until it is closed.
+        """
+        found: list[Evidence] = []
+        for first in range(0, len(tools), _TRIED_TOGETHER):
+            async with scratch_home(self._open_home, self._parts) as scratch:
+                some = tools[first : first + _TRIED_TOGETHER]
+                found += [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in some]
+            del scratch
+            gc.collect()  # the parts of a data directory refer to each other, and would stay until much later
+        return found

@@ -80,6 +80,7 @@ class Interlock(Parts):
             caller=caller,
             registry=registry,
             try_out=self.admissions.try_out_all,
+            read_file=lambda ref, caller: self.records.payload(ref, by=caller),
         )
 
     @classmethod

@@ -29,7 +29,7 @@ from interlock.registry.latency import Latencies, measure
 
 if TYPE_CHECKING:
     from interlock.authority.identities import DidRegistry
-    from interlock.call.connector import Connector
+    from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Caller
     from interlock.call.events import Listener
     from interlock.contract.declare import Tool
@@ -52,7 +52,7 @@ class Parts:
     """The parts of one open data directory.
 
     `try_out` runs the contract tests of tools that an upstream offers. It is given because it opens a data directory of
-    its own, and what opens one is built on this class.
+    its own, and what opens one is built on this class. `read_file` reads the files that earlier calls left.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Parts:
         settings: Settings,
         caller: str | None,
         try_out: TryOut,
+        read_file: ReadFile,
         registry: DidRegistry | None = None,
     ) -> None:
         self.home = home
@@ -100,6 +101,7 @@ class Parts:
             cursors=Cursors(home.keys),
             supervisor=self.supervisor,
             connect=lambda name: self.connect(name),
+            read_file=read_file,
         )
         self.gateway = build_gateway(outside)
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)

@@ -62,6 +62,10 @@ def _quoted(identity: str) -> str:
     return quote(identity, safe=_IN_A_HEADER, errors="replace")
 
 
+# Reads a file that an earlier call of a caller left, by its reference; E3702 if it is not theirs.
+ReadFile = Callable[[str, Caller], Awaitable[bytes]]
+
+
 @record
 class RemoteCall:
     """One granted call, in the terms of a connector. `deadline` is on the clock of `monotonic`.
@@ -90,6 +94,8 @@ class RemoteCall:
     interaction: Interaction = ALONE
     # Returns why a host and port may not be reached for this call, or None; None if there are no restrictions.
     objection: Callable[[str, int], str | None] | None = None
+    # Reads a file that an earlier call of the caller left, by its reference; E3702 if it is not theirs.
+    read_file: Callable[[str], Awaitable[bytes]] | None = None
     # Its span, if it is traced. Each attempt has a span of its own.
     span: Outbound | None = None
     # The upstream's ids for this call, by their names in the standard's external mappings; for the record.

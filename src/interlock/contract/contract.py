@@ -225,15 +225,16 @@ def contract_of(manifest: Manifest) -> Contract:
     if manifest.idempotency.key != "caller" and (manifest.execution is None or manifest.execution.kind != "upstream"):
         raise Failure("E3105", "idempotency.key is caller, except for tools of an upstream, whose operator decides")
     writes = manifest.mutation_class != "read_only"
-    takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
+    # A manifest is not changed once it is read: its contracts, of which admission makes several, share its schemas.
+    takes = Schema(manifest.parameters, closed=manifest.protocol == "native", shared=True)
     if not takes.can_hide:
         raise Failure("E3105", "/parameters: a field that is x-internal is named by a condition, where it would show")
     return Contract(
         id=ToolId(manifest.namespace, manifest.tool_id),
         version=manifest.version,
         input=takes,
-        output=Schema(manifest.result_schema),
-        error=Schema(manifest.error_schema or ERROR_SCHEMA),
+        output=Schema(manifest.result_schema, shared=True),
+        error=Schema(manifest.error_schema or ERROR_SCHEMA, shared=True),
         auth=AuthContract(required_permissions=manifest.required_permissions, required_scopes=manifest.required_scopes),
         timeout=timeout_policy(manifest),
         idempotency=IdempotencySpec(

@@ -73,6 +73,8 @@ class Tool(Generic[P, R_co]):
         self._undo_context = False
         self._facts = facts
         self._manifest: Manifest | None = manifest
+        # The digest of a manifest of this tool.
+        self.digested: tuple[Manifest, str] | None = None
         # The text that runs in the sandbox: read once, when the manifest with its digest is made.
         self.pinned: Pinned | None = None
         self.__doc__ = function.__doc__
@@ -565,7 +567,12 @@ def without_function(manifest: Manifest) -> Tool[..., Any]:
         execution.words(arguments)
 
     stand_in.__name__ = manifest.tool_id
-    tool: Tool[..., Any] = Tool(stand_in, manifest.model_dump(), Annotations(), manifest)
+    tool: Tool[..., Any] = Tool(
+        stand_in,
+        {"namespace": manifest.namespace, "tool_id": manifest.tool_id, "version": manifest.version},
+        Annotations(),
+        manifest,
+    )
     if execution.argv:
         tool.handlers["check"] = check
     tool.is_async = True  # nothing of it runs in a thread

@@ -7,13 +7,12 @@ references are never fetched: a schema is data, and reading one must not open a 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jsonschema_rs
 import orjson
@@ -22,6 +21,7 @@ from interlock.core.errors import Failure
 from interlock.data.subschemas import Places
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 # Validators write this in place of the offending value, so that no message carries it by accident.
 MASK = "the value"
@@ -52,8 +52,9 @@ class Fault:
 class Schema:
     """A JSON Schema and everything compiled from it. Immutable after construction."""
 
-    def __init__(self, document: Mapping[str, Any], *, closed: bool = False) -> None:
-        source = copy.deepcopy(dict(document))
+    def __init__(self, document: Mapping[str, Any], *, closed: bool = False, shared: bool = False) -> None:
+        """`shared` says that nobody changes the document, so that no copy of it is needed."""
+        source = dict(document) if shared and not closed else copied(dict(document))
         self.document: Json = close(source) if closed else source
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +149,7 @@ class Schema:
     @cached_property
     def model_facing(self) -> Json:
         """The schema that discovery shows: without the fields that callers may not set, at any depth."""
-        shown = copy.deepcopy(self.document)
+        shown = copied(self.document)
         for node in walk(shown):
             for name in _unlisted(node, _internal(shown, node)):
                 del node["properties"][name]
@@ -159,7 +160,7 @@ class Schema:
         """The schema that callers are checked against: nothing fits a hidden field, not even where any other name is
         allowed.
         """
-        held = copy.deepcopy(self.document)
+        held = copied(self.document)
         for node in walk(held):
             for name in _unlisted(node, _internal(held, node)):
                 node["properties"][name] = False
@@ -283,6 +284,16 @@ def _refuse_remote(uri: str) -> Any:
     raise ValueError(f"remote references are not fetched: {uri}")
 
 
+def copied(value: T) -> T:
+    """A copy of JSON data. It takes a fraction of the time of `copy.deepcopy`, which notes every part that it meets."""
+    made: Any = value
+    if isinstance(value, dict):
+        made = {name: copied(part) for name, part in cast("Json", value).items()}
+    elif isinstance(value, list):
+        made = [copied(part) for part in cast("list[Any]", value)]
+    return made
+
+
 def compile_validator(document: Mapping[str, Any] | bool) -> Any:
     """Compile a validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
     try:
@@ -404,7 +415,7 @@ def _counting(document: Json) -> Json:
 
     If an object may only have the members that are required, it has them all if their number is right.
     """
-    same = copy.deepcopy(document)
+    same = copied(document)
     for node in walk(same):
         if node.get("additionalProperties") is False and not node.keys() & {"patternProperties", "minProperties"}:
             may = cast("Json", node["properties"]) if isinstance(node.get("properties"), dict) else {}

@@ -35,6 +35,7 @@ class RemoteExecutor(Executor):
         self._network, self._network_of = site.network, site.network_of
         self._clock = site.clock
         self._connect = site.connect
+        self._read_file = site.read_file
         self._narrowed = site.narrowed
 
     async def execute(self, granted: Granted, context: Context | None) -> Any:
@@ -70,6 +71,8 @@ class RemoteExecutor(Executor):
             progress=None if not tool.bound.takes_context else _reporter(context),
             interaction=call.request.interaction or ALONE,
             objection=self._objection(caller, manifest.network_policy),
+            # Files are read with the rights of the caller: with those that the tool needs, some might be hidden.
+            read_file=lambda ref: self._read_file(ref, call.request.caller or caller),
         )
         connector = self._connect(execution.target)
         recipe, undoes = execution.undo, call.request.operation == "compensate"

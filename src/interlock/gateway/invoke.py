@@ -230,7 +230,8 @@ class Gateway:
 
     async def checked(self, request: Request) -> Checked:
         """Return a call as policies and tokens would see it. Raises what is wrong with its input."""
-        return await self._validator.validate(await self._requests.read(open_call.open_call(request, self._clock)))
+        call = open_call.open_call(request, self._clock)
+        return await self._validator.validate(await self._requests.read(call, to_run=False))
 
     async def foresee(self, checked: Checked) -> tuple[Json, Json]:
         """Return the preview of a call: as it is, and as its reviewer may see it. Nothing is run or recorded."""

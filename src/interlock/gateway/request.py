@@ -53,8 +53,11 @@ class Requests:
         self._journal = journal
         self._most_values = most_values
 
-    async def read(self, call: Call) -> Requested:
-        """Check the request of a call, encode its input, and find its tool and deadline."""
+    async def read(self, call: Call, *, to_run: bool = True) -> Requested:
+        """Check the request of a call, encode its input, and find its tool and deadline.
+
+        Unless it is `to_run`, nothing is prepared for its result.
+        """
         request = call.request
         if request.key == "":
             call.request = request = replace(request, key=None)
@@ -84,12 +87,12 @@ class Requests:
         try:
             tool = self._catalog.at_hand(request.tool, request.version, request.caller.capability)
             if tool is None:
-                return await self._look_up(call, request.caller)
+                return await self._look_up(call, request.caller, to_run)
         except Stranded as missing:
             tool = await self._answered_before(call, missing)
         return self._select(call, tool)
 
-    async def _look_up(self, call: Call, caller: Caller) -> Requested:
+    async def _look_up(self, call: Call, caller: Caller, to_run: bool) -> Requested:
         """Find a tool that is not in memory, or that has a large contract which was not compiled yet."""
         request = call.request
         version = await self._catalog.resolve(request.tool, request.version, caller.capability, caller)
@@ -97,13 +100,14 @@ class Requests:
             return self._select(call, version.prepared)
         await DEFINITIONS.run(version.compile)
         requested = self._select(call, version.prepared)
-        await DEFINITIONS.run(self._compile_redaction, requested)
+        await DEFINITIONS.run(self._compile_redaction, requested, to_run)
         return requested
 
-    def _compile_redaction(self, requested: Requested) -> None:
+    def _compile_redaction(self, requested: Requested, to_run: bool) -> None:
         """Compile the redactors of a large contract, before the first call needs them."""
         self._redaction.input_redactor(requested)
-        self._outputs.redactor_of(requested.tool)
+        if to_run:
+            self._outputs.redactor_of(requested.tool)
 
     async def _encode_input(self, call: Call) -> bytes:
         """Return the input in canonical form. A large one is copied and encoded in a thread."""

@@ -522,10 +522,13 @@ def _revision(reader: Reader) -> int:
 
 
 def contract_digest(tool: Tool[..., Any]) -> str:
-    """The digest of a declared tool's content, without compiling its schemas."""
-    from interlock.data.canonical import digest
+    """The digest of a declared tool's content, without compiling its schemas. Admission needs it several times."""
+    manifest = tool.manifest
+    if tool.digested is None or tool.digested[0] is not manifest:
+        from interlock.data.canonical import digest
 
-    return digest(tool.manifest.document())
+        tool.digested = manifest, digest(manifest.document())
+    return tool.digested[1]
 
 
 _MOST_ADDRESSES = 20_000

@@ -9,12 +9,11 @@ unknown keyword, another dialect) becomes an opaque node, which fits only an equ
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from interlock.data.schema import Json, close, compile_validator, resolve_ref
+from interlock.data.schema import Json, close, compile_validator, copied, resolve_ref
 
 Node = bool | Json
 Document = Mapping[str, Any] | bool
@@ -53,7 +52,7 @@ _UNORDERED = frozenset({"required", "enum", "type"})
 
 def closed(document: Document) -> Document:
     """Close a schema like the contract loader: objects that do not mention other fields accept none."""
-    return document if isinstance(document, bool) else close(copy.deepcopy(dict(document)))
+    return document if isinstance(document, bool) else close(copied(dict(document)))
 
 
 def filled_defaults(document: Document) -> dict[str, Any]:

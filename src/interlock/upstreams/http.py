@@ -15,6 +15,7 @@ import base64
 import mimetypes
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urljoin, urlsplit
@@ -35,7 +36,7 @@ from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
 from interlock.upstreams.openapi_content import is_text
-from interlock.upstreams.request import climbs
+from interlock.upstreams.request import climbs, with_files
 from interlock.upstreams.response_limits import CODINGS, Intake, decoded, in_thread
 from interlock.upstreams.wire import Part, RemoteConfig
 
@@ -244,6 +245,8 @@ class HttpUpstream:
         """Make one attempt at one endpoint."""
         wire.check_egress(call, endpoint)
         call.reported["server_url"] = endpoint
+        if call.read_file is not None and call.native.get("body"):
+            call = replace(call, arguments=await with_files(call.native, call.arguments, call.read_file))
         method, url, given, body = self._request(call, endpoint)
         headers = {**_ACCEPTED, **self._config.headers, **given, **wire.context_headers(call, self._config)}
         signed = self._signed(Request(method, url, headers, body), call)

@@ -12,7 +12,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urlsplit
 
@@ -24,6 +24,8 @@ from interlock.data.schema import Json
 PLACE = re.compile(r"\{([^{}/]+)\}")
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
+# How a reference to a file of an earlier call begins.
+_REFERENCE = "payload:"
 # The styles of parameters, the default first.
 PATH_STYLES = ("simple", "label", "matrix")
 QUERY_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
@@ -246,7 +248,34 @@ def _body(body: Json | None, arguments: Json) -> tuple[str, bytes | None]:
     return media, "&".join(_form(cast("Json", value), fields)).encode()
 
 
+async def with_files(native: Json, arguments: Json, read: Callable[[str], Awaitable[bytes]]) -> Json:
+    """The arguments of a call, in which bytes are read where the caller names a file that an earlier call left.
+
+    Arguments that are bytes are in base64, or such a reference, `payload:…`, which is no base64.
+    """
+    body = cast("Json", native.get("body") or {})
+    fields = cast("list[Json]", body.get("properties", []))
+    names = [str(one["argument"]) for one in fields if one.get("file")]
+    if body.get("written") == "base64":
+        names.append(str(body["argument"]))
+    found = {**arguments, **{name: await _read(arguments[name], read) for name in names if name in arguments}}
+    whole: Any = found.get(body.get("argument", ""))
+    if isinstance(whole, dict) and body.get("files"):
+        given = cast("Json", whole)
+        files = {name: await _read(given[name], read) for name in body["files"] if name in given}
+        found[str(body["argument"])] = {**given, **files}
+    return found
+
+
+async def _read(value: Any, read: Callable[[str], Awaitable[bytes]]) -> Any:
+    if isinstance(value, list):
+        return [await _read(one, read) for one in cast("list[Any]", value)]
+    return await read(value) if isinstance(value, str) and value.startswith(_REFERENCE) else value
+
+
 def _from_base64(argument: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value  # of a file of an earlier call
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError, TypeError):

@@ -70,6 +70,7 @@ class Executing:
             late=LateOutcomes(clock, failure_log, allowances, storage, outputs, unrecorded),
             checkpoints=checkpoints,
             connect=outside.connect,
+            read_file=outside.read_file,
         )
         self.previews = Previews(self.runner, failure_log)
         self.contexts = Contexts(

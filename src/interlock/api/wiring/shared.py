@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.approvals.tickets import Channels
     from interlock.authority.policy import Engine
     from interlock.authority.verifier import Verifier
-    from interlock.call.connector import Connector
+    from interlock.call.connector import Connector, ReadFile
     from interlock.call.phases import Lease
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
@@ -56,6 +56,8 @@ class Outside:
     cursors: Cursors
     supervisor: Supervisor
     connect: Callable[[str], Connector]
+    # Reads a file that an earlier call of a caller left.
+    read_file: ReadFile
     # The object that Authorize puts on granted calls. Executors run nothing without it.
     grant: object = field(default_factory=object)
 

@@ -27,7 +27,7 @@ from interlock.gateway.redaction import CallRedaction
 from interlock.store import records
 
 if TYPE_CHECKING:
-    from interlock.call.connector import Connector
+    from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Context
     from interlock.call.phases import Call, FastRead, Granted
     from interlock.core.clock import Clock
@@ -57,6 +57,7 @@ class ToolRunner:
         late: LateOutcomes,
         checkpoints: CheckpointWriter,
         connect: Callable[[str], Connector],
+        read_file: ReadFile,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -73,6 +74,7 @@ class ToolRunner:
             network=settings.egress,
             network_of=settings.egress_of,
             connect=connect,
+            read_file=read_file,
             narrowed=narrowed,
             alert=observer.alert,
             hide=redaction.redact_text,

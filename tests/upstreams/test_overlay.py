@@ -262,11 +262,17 @@ def test_what_an_upstream_leaves_out_is_listed_for_the_operator() -> None:
     assert done.needs == ("a description of what it does", "a description of `issueNumber`", "a description of `any`")
 
 
-def test_a_description_that_is_too_long_is_cut_and_said_to_be() -> None:
-    done = imported(defined(description="word " * 1000))
+def test_a_long_description_is_told_whole_and_one_beyond_all_measure_is_cut_and_said_to_be() -> None:
+    long = ("word " * 1000).strip()
+    done = imported(defined(description=long))
     assert len(manifest_of(done).description) <= 2000
     assert manifest_of(done).description.endswith("word …")
-    assert "2000 characters" in done.needs[0]
+    assert manifest_of(done).told == long
+    assert not any("description of at most" in one for one in done.needs)
+    endless = imported(defined(description="word " * 20_000))
+    assert len(manifest_of(endless).told) == 50_000
+    assert "50,000 characters" in endless.needs[0]
+    assert manifest_of(imported(defined(description="Ping"))).told == "Ping"
 
 
 @pytest.mark.parametrize(
@@ -324,8 +330,9 @@ def test_schemas_of_every_dialect_and_habit_are_taken() -> None:
     }
     manifest = manifest_of(imported(defined(input_schema=takes)))
     parts = manifest.parameters["properties"]
-    # A default that does not fit would spoil every call that leaves it to us.
-    assert "default" not in parts["b"]
+    # A default that does not fit is shown, and not filled in: it would spoil every call that leaves it to us.
+    assert parts["b"]["default"] is None
+    assert Schema(manifest.parameters).defaults == (("c", 3),)
     assert (parts["c"]["default"], parts["c"]["examples"]) == (3, [4])
     assert Schema(manifest.parameters).valid({"a": {"inner": {}}})
     assert not Schema(manifest.parameters).valid({"a": {"inner": 5}})

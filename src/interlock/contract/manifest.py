@@ -425,6 +425,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else canonical(value).decode()
 
 
+# Of an upstream's tool, in `execution.native`: its description as the upstream has it, where a manifest cannot hold it.
+OWN_DESCRIPTION = "own_description"
+
+
 class Manifest(Part):
     """A tool's declaration, checked field by field."""
 
@@ -532,6 +536,12 @@ class Manifest(Part):
     def address(self) -> str:
         """The global name: namespace plus tool_id."""
         return f"{self.namespace}.{self.tool_id}"
+
+    @property
+    def told(self) -> str:
+        """The description for models and programs: of an upstream's tool, its own words whole."""
+        own = None if self.execution is None else self.execution.native.get(OWN_DESCRIPTION)
+        return self.description if own is None else str(own)
 
     @property
     def tier(self) -> Tier:

@@ -48,6 +48,11 @@ class Fault:
         return {"pointer": self.pointer, "message": self.message}
 
 
+# The words of a schema that bounds nothing but the type.
+_PLAIN = frozenset({"type", "default", "description", "title", "examples"})
+_TYPES = {"string": str, "integer": int, "boolean": bool, "number": float, "array": list, "object": dict}
+
+
 # many methods: one compiled schema; each method answers one question about it
 class Schema:
     """A JSON Schema and everything compiled from it. Immutable after construction."""
@@ -110,9 +115,20 @@ class Schema:
 
     @cached_property
     def defaults(self) -> tuple[tuple[str, Any], ...]:
-        """Top-level properties to fill in when they are absent."""
+        """Top-level properties to fill in when they are absent.
+
+        A default that does not fit its own schema, as upstreams state some, is shown and never sent.
+        """
         parts = {name: resolve_ref(self.document, part) for name, part in self.properties.items()}
-        return tuple((name, part["default"]) for name, part in parts.items() if "default" in part)
+        stated = ((name, part, part["default"]) for name, part in parts.items() if "default" in part)
+        return tuple((name, default) for name, part, default in stated if self._takes(part, default))
+
+    def _takes(self, part: Json, value: Any) -> bool:
+        """Whether a value fits a part of this schema."""
+        if part.keys() <= _PLAIN and _TYPES.get(str(part.get("type"))) is value.__class__:
+            return True
+        shared = {word: self.document[word] for word in ("$schema", "$defs", "definitions") if word in self.document}
+        return Schema({**part, **shared}).valid(value)
 
     @cached_property
     def internal(self) -> frozenset[str]:

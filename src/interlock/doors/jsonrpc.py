@@ -280,7 +280,7 @@ class JsonRpcDoor(Route):
             "tool_id": version.row.address,
             "version": version.row.version,
             "title": manifest.title or manifest.name,
-            "description": manifest.description,
+            "description": manifest.told,
             "mutation_class": manifest.mutation_class,
             "known_pairs": len(manifest.known_pairs),
             "availability": self._service.tools.availability(version),

@@ -158,14 +158,9 @@ def published(reader: Reader, upstream: str, held_for: str) -> list[PublishedRow
     return [PublishedRow._make(row) for row in rows]
 
 
-def published_names(reader: Reader, upstreams: list[str]) -> list[tuple[str, str]]:
-    """The name and the address of each tool of some upstreams that has a version, by address."""
-    marks = ", ".join("?" * len(upstreams))
-    return reader.all(
-        "SELECT name, address FROM upstream_tool WHERE version IS NOT NULL"  # noqa: S608 - marks
-        f" AND upstream IN ({marks}) ORDER BY address",
-        upstreams,
-    )
+def published_names(reader: Reader) -> list[tuple[str, str, str]]:
+    """The upstream, the name there and the address of each tool of an upstream that has a version, by address."""
+    return reader.all("SELECT upstream, name, address FROM upstream_tool WHERE version IS NOT NULL ORDER BY address")
 
 
 def admitted(reader: Reader, upstream: str, name: str) -> Admitted | None:

@@ -55,7 +55,7 @@ def declare(contract: Contract, provider: Provider, *, strict: bool = False, def
     if imported.get("protocol") == "function_calling":
         strict = strict or imported.get("strict") is True
         defer_loading = defer_loading or imported.get("defer_loading") is True
-    name, words = provider_name(contract.address), contract.manifest.description
+    name, words = provider_name(contract.address), contract.manifest.told
     schema = contract.input.model_facing
     narrow = strict_form(schema) if strict and provider != "gemini" else None
     shown = schema if narrow is None else narrow

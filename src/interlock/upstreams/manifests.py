@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from interlock.call.connector import Definition
 from interlock.contract.contract import infer_class
-from interlock.contract.manifest import Effect, Manifest, parse_manifest
+from interlock.contract.manifest import OWN_DESCRIPTION, Effect, Manifest, parse_manifest
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest as digest_of
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
@@ -50,7 +50,9 @@ MOST_PARTS_OF_ALL = 1_000_000
 MOST_CHARACTERS = 2_000_000
 _UNPREFIXED = "default"
 _TIMEOUT_S = 30
-_LONGEST_DESCRIPTION = 2000
+# A manifest's description has 10 to 2,000 characters. Where an upstream's own has not, models are told the own one.
+_SHORTEST_DESCRIPTION, _LONGEST_DESCRIPTION = 10, 2000
+_LONGEST_TOLD = 50_000
 
 
 def import_all(
@@ -198,11 +200,15 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
         own["off_schema"] = "warn"
     if stated.stale_s is not None and judged.mutation_class == "read_only":
         own["stale_s"] = stated.stale_s
+    told = visible(definition.description).strip()
+    description = stated.description or _description(definition, upstream, told, needs)
+    if stated.description is None and description != told:
+        own[OWN_DESCRIPTION] = told[:_LONGEST_TOLD]
     return {
         "tool_id": done.tool_id,
         "name": name if 3 <= len(name) <= 255 else done.tool_id,
         "title": stated.title or visible(definition.title or "") or name,
-        "description": stated.description or _description(definition, upstream, needs),
+        "description": description,
         "provider": upstream,
         "external_service": upstream,
         "protocol": kind.protocol,
@@ -289,16 +295,17 @@ def _as_stated(stated: ToolOverlay) -> Json:
     return facts
 
 
-def _description(definition: Definition, upstream: str, needs: list[str]) -> str:
-    text = visible(definition.description).strip()
-    if len(text) < 10:
+def _description(definition: Definition, upstream: str, told: str, needs: list[str]) -> str:
+    """The description in the catalog, for people: within the bounds of a manifest, and made up where there is none."""
+    if len(told) < _SHORTEST_DESCRIPTION:
         needs.append("a description of what it does")
         made = f"{in_words(visible(definition.title or definition.name))}, a tool of {upstream}"
-        return f"{made}: {text}" if text else made
-    if len(text) > _LONGEST_DESCRIPTION:
-        needs.append(f"a description of at most {_LONGEST_DESCRIPTION} characters: it has {len(text)}, cut")
-        text = text[: _LONGEST_DESCRIPTION - 2].rpartition(" ")[0] + " …"
-    return text
+        return f"{made}: {told}" if told else made
+    if len(told) > _LONGEST_TOLD:
+        needs.append(f"a description of at most {_LONGEST_TOLD:,} characters: it has {len(told):,}, cut")
+    if len(told) > _LONGEST_DESCRIPTION:
+        return told[: _LONGEST_DESCRIPTION - 2].rpartition(" ")[0] + " …"
+    return told
 
 
 # Schemas
@@ -332,7 +339,7 @@ def _parameters(schema: Any, stated: ToolOverlay, needs: list[str]) -> Json:
 
 
 def _document(root: Json, name: str, part: Json, stated: ParameterOverlay | None, needs: list[str]) -> None:
-    """Add what the operator states of a parameter, and remove a default or examples that do not fit it."""
+    """Add what the operator states of a parameter, and remove examples that do not fit it: they would be tried."""
     whole = resolve_ref(root, part)
     if stated is not None and stated.description:
         part["description"] = stated.description
@@ -344,12 +351,8 @@ def _document(root: Json, name: str, part: Json, stated: ParameterOverlay | None
         part[f"x-{stated.kind}"] = True
     if stated is not None and stated.examples:
         part["examples"] = list(stated.examples)
-    if not {"default", "examples"} & part.keys():
-        return
-    fits = Schema(_alone(root, part))
-    if "default" in part and not fits.valid(part["default"]):
-        del part["default"]
     if "examples" in part:
+        fits = Schema(_alone(root, part))
         part["examples"] = [example for example in part["examples"] if fits.valid(example)]
         if not part["examples"]:
             del part["examples"]

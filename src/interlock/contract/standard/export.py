@@ -128,7 +128,7 @@ def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDec
         "namespace": contract.id.namespace,
         "name": contract.id.name,
         "title": manifest.title or manifest.name,
-        "description": manifest.description,
+        "description": manifest.told,
         "lifecycle": LIFECYCLE_OF_REGISTRY_STATE[state],
         "tool_kind": manifest.tool_kind,
         "aliases": manifest.aliases,

@@ -115,7 +115,7 @@ def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
         tool_id=version.row.address,
         version=version.row.version,
         name=contract.manifest.title or contract.manifest.name,
-        description=contract.manifest.description,
+        description=contract.manifest.told,
         input_schema_json=encode(contract.input.model_facing),
         output_schema_json=encode(contract.delivers),
         mutation_class=f"MUTATION_CLASS_{contract.mutation.mutation_class.upper()}",

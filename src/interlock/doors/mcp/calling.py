@@ -246,7 +246,7 @@ class Calling:
     async def answer(self, wanted: Wanted, result: Result) -> Json:
         """The MCP result of a call."""
         if result.pending:
-            return await self._pending(result)
+            return _checked(await self._pending(result), await self._form(wanted, result))
         if result.error is not None:
             # A tool that was found has a version; what it could not find is its own affair.
             if result.error.code == "E3101" and "@" not in result.tool:
@@ -255,11 +255,11 @@ class Calling:
             if asked is not None:
                 return {**asked, "_meta": _about(result)}
             return _failed(result.error, result.trace_id, _about(result))
-        if result.source == "preview":
-            return _described(result.text(), "preview", result.value, _about(result))
         form = await self._form(wanted, result)
+        if result.source == "preview":
+            return _checked(_described(result.text(), "preview", result.value, _about(result)), form)
         if result.persistence.ref is not None:
-            return _stored(result, native=form.native)
+            return _stored(result, form)
         return _native(result) if form.native else own_result(result, form)
 
     async def _form(self, wanted: Wanted, result: Result) -> Form:
@@ -353,17 +353,26 @@ def _native(result: Result) -> Json:
     return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
 
 
-def _stored(result: Result, *, native: bool) -> Json:
+def _stored(result: Result, form: Form) -> Json:
     """A result that is kept apart. The images and recordings of an MCP upstream are shown all the same: it is their
-    base64 that makes results large, and a client does not give it to the model as text.
+    base64 that makes results large, and a client does not give it to the model as text. So is the structured content
+    that its output schema promises.
     """
     ref, size = result.persistence.ref, result.persistence.size
-    rest, media = split_blocks(result.value) if native and not result.persistence.private else (result.value, [])
+    native = form.native and not result.persistence.private
+    rest, media = split_blocks(result.value) if native else (result.value, [])
     answer = _described(replace(result, value=rest).text(), "kept", {"ref": ref, "size": size}, _about(result))
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
     shown = [one for one in media if len(data_of(one) or "") <= LARGEST]
     answer["content"] += [{**link, "size": size}, *shown, *_items(result)]
-    return answer
+    if form.exact and "structuredContent" in rest and size <= LARGEST:
+        return {**answer, "structuredContent": rest["structuredContent"]}
+    return _checked(answer, form)
+
+
+def _checked(answer: Json, form: Form) -> Json:
+    """An answer that is not the tool's result. An error, where the output schema allows nothing but results."""
+    return {**answer, "isError": True} if form.exact else answer
 
 
 def _items(result: Result) -> list[Json]:

@@ -4,7 +4,9 @@ A description depends on nothing but the admitted version, its name and its remo
 first needed and kept. Which of them a caller gets is asked anew every time.
 
 A call may end in something other than the tool's result: it waits for a person, its result is kept to be read apart, or
-it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it.
+it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it. The output
+schema of an upstream's tool that only reads is the upstream's own (`Form.exact`): its results are sent whole, and the
+rare answer that is none is an error to clients, which they do not check.
 
 A tool whose calls need an idempotency key has one more argument here (`KEY`): the protocol has no place for keys, and
 nobody but the caller can say which two calls are one action. The operator of an upstream may have decided otherwise.
@@ -73,6 +75,8 @@ class Form:
     headers: bool
     # Whether its key is among its arguments here.
     keyed: bool
+    # Whether its output schema is the upstream's own, which allows nothing but the tool's result.
+    exact: bool
 
 
 class Listing:
@@ -114,6 +118,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
     writes, irreversible = contract.mutation.writes, contract.mutation.mutation_class == "write_irreversible"
     title = manifest.title or manifest.name
     meta: Json = {
+        **_own_meta(contract),
         "interlock/address": version.row.address,
         "interlock/version": version.row.version,
         "interlock/class": contract.mutation.mutation_class,
@@ -127,7 +132,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
     return {
         "name": name,
         "title": title,
-        "description": manifest.description,
+        **({"description": manifest.told} if manifest.told else {}),
         "inputSchema": input_schema(contract),
         **({} if output is None else {"outputSchema": output}),
         "annotations": {
@@ -141,6 +146,13 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
     }
 
 
+def _own_meta(contract: Contract) -> Json:
+    """What an MCP upstream adds to its tool for programs. It is not Interlock's word, and under no name of ours."""
+    execution = contract.manifest.execution
+    stated: Any = None if execution is None else execution.native.get("_meta")
+    return cast("Json", stated) if contract.manifest.protocol == "mcp" and isinstance(stated, dict) else {}
+
+
 def form_of(contract: Contract) -> Form:
     """The form of the results of a contract."""
     return Form(
@@ -151,7 +163,19 @@ def form_of(contract: Contract) -> Form:
         keyed=contract.idempotency.key_required
         and contract.idempotency.key_from == "caller"
         and KEY not in contract.input.document.get("properties", {}),
+        exact=not contract.mutation.writes
+        and not contract.manifest.private_output
+        and _structured(contract) is not None,
     )
+
+
+def _structured(contract: Contract) -> Json | None:
+    """The schema of the structured content of an MCP upstream's tool, if it promises an object."""
+    if contract.manifest.protocol != "mcp" or contract.tolerates_off_schema:
+        return None
+    stated: Any = contract.delivers.get("properties", {}).get("structuredContent")
+    promised = isinstance(stated, dict) and cast("Json", stated).get("type") == "object"
+    return cast("Json", stated) if promised else None
 
 
 def _form_of_tool(tool: Prepared) -> Form:
@@ -173,10 +197,12 @@ def output_schema(contract: Contract) -> Json | None:
     if contract.tolerates_off_schema:
         return None  # clients refuse a result that does not fit
     if form.native:
-        inner = _lifted(schema.get("properties", {}).get("structuredContent"))
-        if not isinstance(inner, dict) or cast("Json", inner).get("type") != "object":
+        stated = _structured(contract)
+        if stated is None:
             return None
-        schema = {**{key: schema[key] for key in ("$schema",) if key in schema}, **cast("Json", inner)}
+        schema = {**{key: schema[key] for key in ("$schema",) if key in schema}, **cast("Json", _lifted(stated))}
+        if form.exact:
+            return schema
     core = {key: part for key, part in schema.items() if key not in _SHARED}
     if form.wraps:
         core: Json = {"type": "object", "properties": {"result": core}, "required": ["result"]}

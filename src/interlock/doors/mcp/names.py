@@ -3,8 +3,9 @@
 Most clients take only letters, digits, `_` and `-` in a name, at most 64 of them; our addresses are `namespace.tool`.
 A tool's own id never has a dash and begins with a small letter, so `namespace-tool` can be read back without asking
 anybody: the last dash is the dot. Two kinds of name must be looked up: addresses that are too long, which end in a dash
-and a digest in capitals, and the tools of upstreams that were added without a prefix, which keep the name they have
-there. The plain address is understood as well.
+and a digest in capitals, and the tools of upstreams whose names are not ids of ours (`getUser`, `get-user`), which keep
+the name they have there: after the upstream's and a dash, or alone if the upstream was added without a prefix. The
+plain address, and the name with our id, are understood as well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Names:
         self._looked_up: dict[str, str] = {}  # names that cannot be read -> address
         self._read: dict[str, str] = {}  # names that were read -> address
         self._changes = journal.changes
-        self._changes.watch(("registry", "upstreams"), _without_prefix_and_long, self._changed)
+        self._changes.watch(("registry", "upstreams"), _own_and_long, self._changed)
 
     def of(self, address: str) -> str:
         """The MCP name of a tool."""
@@ -60,26 +61,35 @@ class Names:
         self._looked_up |= {name: address for address, name in self._own.items()}
 
 
-def _without_prefix_and_long(reader: Reader) -> tuple[dict[str, str], list[str]]:
-    return _without_prefix(reader), tools.longer_addresses(reader, LONGEST)
+def _own_and_long(reader: Reader) -> tuple[dict[str, str], list[str]]:
+    return _own_names(reader), tools.longer_addresses(reader, LONGEST)
 
 
-def _without_prefix(reader: Reader) -> dict[str, str]:
+def _own_names(reader: Reader) -> dict[str, str]:
     """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
     configs = upstreams.configs(reader)
-    plain = [name for name, config in configs if orjson.loads(config).get("prefix") is False]
-    if not plain:
-        return {}
+    bare = {name for name, config in configs if orjson.loads(config).get("prefix") is False}
+    wanted: dict[str, str] = {}
+    for upstream, name, address in upstreams.published_names(reader) if configs else ():
+        if upstream in bare:
+            wanted[address] = name
+        elif not address.endswith(f".{name}") and _letters(name) == _letters(address.partition(".")[2]):
+            wanted[address] = f"{upstream}-{name}"  # unless the operator renamed it
     own: dict[str, str] = {}
     # INVARIANT: no upstream takes the name under which another tool is known.
-    taken = set(map(shown, tools.addresses(reader)))
-    for name, address in upstreams.published_names(reader, plain):
+    taken = set(map(shown, tools.addresses(reader))) if wanted else set[str]()
+    for address, name in wanted.items():
         # A name that looks like a shortened one could come to mean another tool.
         fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
         if fits:
             own[address] = name
             taken.add(name)
     return own
+
+
+def _letters(name: str) -> str:
+    """What is left of a name when it becomes an id of ours."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _read(name: str) -> str:

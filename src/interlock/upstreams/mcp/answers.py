@@ -31,6 +31,7 @@ MAX_NAME = 256
 MAX_ROUNDS = 10
 _LONGEST_DATA = 4096
 _MOST_PARTS = 100
+_LONGEST_META = 65_536
 
 
 def understood(descriptors: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
@@ -70,6 +71,8 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
     if gives is not None:
         compile_validator(cast("Json", gives))
     native: Json = {"protocol": "mcp", "name": name}
+    if meta := _meta(fields.get("_meta")):
+        native["_meta"] = meta
     if headers:
         from interlock.upstreams.mcp.headers import header_parameters
 
@@ -87,6 +90,15 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
         hints,
         shown if isinstance(shown, str) else None,
     )
+
+
+def _meta(stated: Any) -> Json:
+    """What a server adds to a tool for programs, without what only Interlock may say. A large one is left out."""
+    said = {name: part for name, part in members(stated).items() if not name.startswith("interlock/")}
+    try:
+        return said if said and len(orjson.dumps(said)) <= _LONGEST_META else {}
+    except (orjson.JSONEncodeError, RecursionError):
+        return {}
 
 
 async def rounds(

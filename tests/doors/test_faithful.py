@@ -1,0 +1,144 @@
+"""Tools of other people's MCP servers as clients see them through Interlock: as their server describes them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import mcp_types as types
+import orjson
+import pytest
+from mcp.server import Server
+
+from interlock.data.schema import Json
+from tests.doors.test_mcp import DOOR, World, serving, text
+from tests.doors.test_mcp import world as world
+
+CATALOGS = Path(__file__).parents[1] / "upstreams" / "data" / "catalogs"
+# Long descriptions, `_meta`, output schemas, and names with dashes.
+SERVERS = ("aws-documentation", "basic-memory", "context7")
+DAY: Json = {
+    "type": "object",
+    "properties": {"day": {"type": "string"}, "notes": {"type": "array", "items": {"$ref": "#/$defs/Note"}}},
+    "required": ["day"],
+    "$defs": {"Note": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+ODD: list[Json] = [
+    {
+        "name": "listDays",
+        "description": "Days.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "from": {"type": "string", "default": None, "description": "the first day"},
+                "count": {"type": "integer", "default": 7, "description": "how many days"},
+            },
+        },
+        "outputSchema": DAY,
+        "annotations": {"readOnlyHint": True},
+        "_meta": {"interlock/class": "read_only", "example.org/colour": {"name": "red"}},
+    },
+    {"name": "undescribed", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
+]
+
+
+@asynccontextmanager
+async def served(world: World, name: str, tools: list[Json], answers: list[Json]) -> AsyncGenerator[None]:
+    """A server with these tools as an upstream whose hints are believed. It notes the arguments of its calls."""
+    offered = [types.Tool.model_validate(one) for one in tools]
+    taken: list[Json] = answers
+
+    async def listing(_: Any, __: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=offered)
+
+    async def call(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        taken.append(params.arguments or {})
+        notes = [{"text": "x" * 100}] * (1000 if params.arguments == {"count": 8} else 1)
+        return types.CallToolResult(content=[], structured_content={"day": "monday", "notes": notes})
+
+    server: Server[Any] = Server(name, version="1", on_list_tools=listing, on_call_tool=call)
+    app = server.streamable_http_app(stateless_http=False, json_response=False)
+    async with server.session_manager.run(), serving(app) as port:
+        config: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
+        report = await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller)
+        assert report.count("admitted") == len(tools), report
+        yield
+
+
+async def listed(world: World) -> dict[str, Json]:
+    async with world.client("auto") as client:
+        tools = (await client.list_tools()).tools
+        return {one.name: one.model_dump(by_alias=True, exclude_none=True) for one in tools}
+
+
+@DOOR
+@pytest.mark.parametrize("server", SERVERS)
+async def test_tools_of_public_servers_are_described_as_their_servers_describe_them(world: World, server: str) -> None:
+    tools: list[Json] = orjson.loads((CATALOGS / f"{server}.json").read_bytes())["tools"]
+    async with served(world, server, tools, []):
+        shown = await listed(world)
+    for tool in tools:
+        one = shown[f"{server}-{tool['name']}"]
+        assert one["description"] == tool["description"].strip()
+        assert tool.get("_meta", {}).items() <= one["_meta"].items()
+        if (tool.get("annotations") or {}).get("readOnlyHint"):
+            assert one["inputSchema"] == tool["inputSchema"]
+            assert one.get("outputSchema") == tool.get("outputSchema")
+
+
+@DOOR
+async def test_names_defaults_and_short_descriptions_are_the_servers_own_and_nothing_is_made_up(world: World) -> None:
+    sent: list[Json] = []
+    async with served(world, "diary", ODD, sent):
+        sent.clear()  # of the contract tests
+        shown = await listed(world)
+        one, bare = shown["diary-listDays"], shown["diary-undescribed"]
+        assert (one["description"], "description" in bare) == ("Days.", False)
+        assert (one["inputSchema"], one["outputSchema"]) == (ODD[0]["inputSchema"], DAY)
+        assert one["_meta"]["example.org/colour"] == {"name": "red"}
+        assert one["_meta"]["interlock/address"] == "diary.list_days"
+        async with world.client("auto") as client:
+            await client.list_tools()  # the SDK checks results against the output schemas it was told
+            for name in ("diary-listDays", "diary-list_days", "diary.list_days"):
+                assert (await client.call_tool(name, {})).structured_content is not None
+            large = await client.call_tool("diary-listDays", {"count": 8})
+            assert (large.is_error, len(cast("Json", large.structured_content)["notes"])) == (False, 1000)
+            assert len(text(large)) < 30_000
+    assert sent == [{"count": 7}] * 3 + [{"count": 8}], "a default that does not fit its own schema is not sent"
+
+
+@DOOR
+async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_own_schema(world: World) -> None:
+    rules = "permit(principal, action, resource); forbid(principal, action, resource) unless { context.approved };"
+    world.lock.home.policy.write_text(rules)
+    sent: list[Json] = []
+    async with served(world, "diary", ODD[:1], sent), world.client("auto") as client:
+        sent.clear()
+        await client.list_tools()
+        waits = await client.call_tool("diary-listDays", {})
+    assert (waits.is_error, "waits for a person" in text(waits), sent) == (True, True, [])
+
+
+async def test_an_upstream_is_removed_and_added_again_with_another_overlay(world: World) -> None:
+    lock, sent = world.lock, list[Json]()
+    async with served(world, "diary", ODD, sent):
+        known = await lock.upstreams.get("diary")
+        overlays: list[Json] = [
+            {"tools": {"listDays": {"rename": "days", "mutation_class": "read_only"}, "undescribed": {"hide": True}}},
+            {"tools": {"listDays": {"mutation_class": "write_irreversible"}}},
+            {"tools": {"listDays": {"mutation_class": "read_only", "examples": [{"count": 1}]}}},
+        ]
+        for overlay in overlays:
+            await lock.upstreams.remove("diary", by=lock.caller)
+            await lock.upstreams.add("diary", "mcp", dict(known.config), by=lock.caller, overlay=overlay)
+            states = {one.name: one for one in await lock.upstreams.offers("diary")}
+            stated = overlay["tools"]["listDays"]
+            assert (states["listDays"].state, states["listDays"].mutation_class) == (
+                "admitted",
+                stated["mutation_class"],
+            )
+            result = await lock.call(f"diary.{stated.get('rename', 'list_days')}", {"count": 2})
+            code = None if result.error is None else result.error.code
+            assert code == (None if stated["mutation_class"] == "read_only" else "E3307")

@@ -21,6 +21,7 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction, Unit
 from interlock.store.signing import Signer
+from interlock.store.writer import Writer
 from tests import rehearsal
 
 
@@ -87,6 +88,37 @@ def refusing(name: str, *, records_first: bool) -> Unit[str]:
     return unit
 
 
+def run_once(unit: Unit[Any], transaction: Transaction) -> Any:
+    """What the writer does outside of tests. Only then are rows of several units written together."""
+    return unit(transaction)
+
+
+def handing_over(name: str, fail: Callable[[Transaction], Any] | None = None) -> Unit[str]:
+    """A unit whose row is written together with those of other units."""
+
+    def unit(transaction: Transaction) -> str:
+        transaction.later("INSERT INTO fact (name, value) VALUES {rows}", (name, "x"))
+        transaction.append("authority", name, records.plain("authority", name, transaction.now_ms, act="noted"))
+        if fail is not None:
+            fail(transaction)
+        return name
+
+    return unit
+
+
+def _row_twice(transaction: Transaction) -> None:
+    row = transaction.one("SELECT name, value FROM fact ORDER BY name LIMIT 1")
+    transaction.later("INSERT INTO fact (name, value) VALUES {rows}", row)
+
+
+LATER: dict[str, Callable[[Transaction], Any] | None] = {
+    "a row for later": None,
+    "a row for later, then a refusal": WAYS["a refusal"],
+    "a row for later, a look, then an accident": lambda transaction: transaction.all("SELECT 1 FROM fact") and 1 / 0,
+    "a row for later that is there already": _row_twice,
+}
+SUCCEED = ("", "a row for later")
+
 # Where nothing has to be undone in a table, no savepoint is rolled back.
 WITHOUT_ROWS = {"a refusal after a look": False, "a refusal after a record": True}
 
@@ -94,6 +126,8 @@ WITHOUT_ROWS = {"a refusal after a look": False, "a refusal after a record": Tru
 def unit_of(name: str, way: str) -> Unit[str]:
     if way in WITHOUT_ROWS:
         return refusing(name, records_first=WITHOUT_ROWS[way])
+    if way in LATER:
+        return handing_over(name, LATER[way])
     return noting(name, WAYS.get(way))
 
 
@@ -107,21 +141,44 @@ async def test_a_unit_that_raises_leaves_nothing_in_the_tables_or_the_chain(jour
     assert present(journal, "alone") == (1, 1)
 
 
-@given(st.lists(st.sampled_from(["", *WAYS, *WITHOUT_ROWS]), min_size=2, max_size=12))
+@pytest.mark.parametrize("rehearsed", [True, False])
+@given(ways=st.lists(st.sampled_from([*SUCCEED, *WAYS, *WITHOUT_ROWS, *LATER]), min_size=2, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 async def test_in_a_batch_each_unit_gets_its_own_answer_and_nothing_of_another(
-    journal: Journal, ways: list[str]
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, rehearsed: bool, ways: list[str]
 ) -> None:
+    if not rehearsed:
+        monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
     batch = f"{await journal.commit(lambda transaction: transaction.head[0])}"
     names = [f"{batch}.{number}" for number in range(len(ways))]
     units = [unit_of(name, way) for name, way in zip(names, ways, strict=True)]
     answers = await asyncio.gather(*map(journal.commit, units), return_exceptions=True)
     for name, way, answer in zip(names, ways, answers, strict=True):
-        assert isinstance(answer, Exception) if way else answer == name
-        assert present(journal, name) == ((0, 0) if way else (1, 1))
+        assert answer == name if way in SUCCEED else isinstance(answer, Exception)
+        assert present(journal, name) == ((1, 1) if way in SUCCEED else (0, 0))
         await journal.commit(
             lambda transaction: transaction.append("authority", "n", records.plain("authority", "n", 0))
         )
+
+
+async def test_rows_of_many_units_are_written_with_few_statements_and_found_by_the_next(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
+    statements: list[str] = []
+    journal.writer._connection.set_trace_callback(statements.append)  # pyright: ignore[reportPrivateUsage]
+
+    def count(transaction: Transaction) -> int:
+        return transaction.one("SELECT COUNT(*) FROM fact WHERE name LIKE 'row %'")[0]
+
+    units: list[Unit[Any]] = [handing_over(f"row {number}") for number in range(100)]
+    answers = await asyncio.gather(*map(journal.commit, [*units[:70], count, *units[70:]]))
+    assert answers[70] == 70
+    assert await journal.commit(count) == 100
+    assert (
+        sum("'row " in one for one in statements if one.startswith("INSERT INTO fact")) == 3 + 4
+    )  # 64 + 4 + 2, then 16 + 8 + 4 + 2
+    journal.writer._connection.set_trace_callback(None)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_record_that_cannot_be_stored_fails_alone(journal: Journal) -> None:

@@ -122,9 +122,8 @@ def reserve_new(transaction: Transaction, key: NewKey, ticket_scope: bytes, quot
             "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms,"
             " expires_ms, state, result) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'executing', NULL"
             " WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED'))"
-            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
-            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
-            " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE scope = ? AND bytes >= ?)"
+            " AND NOT EXISTS (SELECT 1 FROM payload_use"
+            " WHERE (scope = ? AND bytes >= ?) OR (scope = ? AND bytes >= ?) OR (scope = ? AND bytes >= ?))"
             " ON CONFLICT (scope) DO NOTHING",
             (*key, ticket_scope, one, most_one, two, most_two, three, most_three),
         ).rowcount
@@ -147,8 +146,10 @@ def reserve(transaction: Transaction, key: NewKey) -> None:
 
 def finish(transaction: Transaction, scope: bytes, call: str, state: str, result: bytes | None) -> None:
     """Give the key of a call its state and its outcome."""
-    transaction.execute(
-        "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?", (state, result, scope, call)
+    transaction.later(
+        "UPDATE reservation SET state = new.column3, result = new.column4 FROM (VALUES {rows}) AS new"
+        " WHERE reservation.scope = new.column1 AND reservation.call = new.column2",
+        (scope, call, state, result),
     )
 
 

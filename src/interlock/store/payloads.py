@@ -60,9 +60,8 @@ class Owned(NamedTuple):
 
 
 def insert(transaction: Transaction, payload: Payload) -> None:
-    transaction.execute(
-        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason, pieces)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    transaction.later(
+        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason, pieces) VALUES {rows}",
         payload,
     )
 

@@ -72,6 +72,14 @@ class Transaction(Reader, Protocol):
         """Run a statement that writes."""
         ...
 
+    def later(self, statement: str, row: Sequence[Any], /) -> None:
+        """Write a row before the next statement, or at the end of the transaction, together with others.
+
+        In the statement `{rows}` stands for the values of any number of rows: `(?, ?), (?, ?)`. Rows of different
+        statements may be written in another order.
+        """
+        ...
+
     def append(self, kind: str, call: str, body: bytes) -> None:
         """Add a record to the journal."""
         ...

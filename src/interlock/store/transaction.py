@@ -2,6 +2,9 @@
 
 It reads and writes the tables beside the ledger and appends records to the chain. Appended records are inserted by
 `insert` when the units of a batch have run.
+
+A row that nobody in the unit needs to see is handed over to `later`: such rows of all units are written together. They
+are written before the next statement of any unit, so that it finds them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -27,10 +31,20 @@ _ROWS_AT_ONCE = 64
 _INSERTS = [_INSERT + ", (?, ?, ?, ?, ?)" * further for further in range(_ROWS_AT_ONCE)]
 
 
+@lru_cache(maxsize=256)
+def _for_rows(statement: str, columns: int, count: int) -> str:
+    """A statement of `later` for so many rows."""
+    row = f"({', '.join('?' * columns)})"
+    return statement.replace("{rows}", ", ".join([row] * count))
+
+
 class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
-    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "soiled", "torn")
+    __slots__ = (
+        "_changes", "_connection", "_first_later", "_head", "_later", "_seq", "_written", "now_ms", "rows", "soiled",
+        "torn",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
@@ -38,6 +52,12 @@ class Transaction(Rows):
         self._head = head
         self.now_ms = now_ms
         self.rows: list[tuple[int, str, str, bytes, bytes]] = []
+        # Rows that are written together, each with its statement, and how many of them have been written.
+        self._later: list[tuple[str, Sequence[Any]]] = []
+        self._written = 0
+        # Which of them is the first of the unit that runs, and the changes of the database before that unit.
+        self._first_later = 0
+        self._changes = 0
         # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
         self.torn = False
         # Whether a piece of work failed after it had written, and what it wrote is still there.
@@ -54,7 +74,35 @@ class Transaction(Rows):
         self.rows.append((seq, kind, call, body, head))
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Changed:
+        if self._later:
+            self.write_later()
         return self._connection.execute(statement, parameters)
+
+    def later(self, statement: str, row: Sequence[Any], /) -> None:
+        """Write a row together with rows of other units. `{rows}` in the statement stands for the values of all."""
+        self._later.append((statement, row))
+
+    def write_later(self) -> None:
+        """Write the rows of `later`. One that cannot be written may be that of any unit, so nothing may stay."""
+        rows, self._later = self._later, []
+        self._written += len(rows)
+        by_statement: dict[str, list[Sequence[Any]]] = {}
+        for statement, row in rows:
+            by_statement.setdefault(statement, []).append(row)
+        try:
+            for statement, some in by_statement.items():
+                start = 0
+                while start < len(some):
+                    # Counts are powers of two, so that there are few statements to compile.
+                    count = min(_ROWS_AT_ONCE, 1 << (len(some) - start).bit_length() - 1)
+                    values = list(chain.from_iterable(some[start : start + count]))
+                    self._connection.execute(_for_rows(statement, len(some[start]), count), values)
+                    start += count
+        except BaseException:
+            self.torn = True
+            raise
+        if self._written <= self._first_later:  # the unit that runs has written nothing so far
+            self._changes = self._connection.total_changes
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""
@@ -73,6 +121,8 @@ class Transaction(Rows):
 
     def apart(self, work: Callable[..., T], *given: Any) -> T:
         """Do a piece of work. When it raises, nothing of it is left, in the tables or the chain."""
+        if self._later:
+            self.write_later()
         execute, mark = self._connection.execute, self.mark()
         execute("SAVEPOINT piece")
         try:
@@ -91,21 +141,22 @@ class Transaction(Rows):
     def run(self, work: Callable[..., T], *given: Any) -> T:
         """Do a piece of work. When it raises, nothing of it is left if it had only read; `soiled` says otherwise."""
         connection, mark = self._connection, self.mark()
-        changes = connection.total_changes
+        self._changes, self._first_later = connection.total_changes, mark[3]
         try:
             return work(*given)
         except BaseException:
-            self.torn = not connection.in_transaction
-            self.soiled = connection.total_changes != changes
+            self.torn = self.torn or not connection.in_transaction
+            self.soiled = connection.total_changes != self._changes
             self.rewind(mark)
             raise
 
-    def mark(self) -> tuple[int, int, bytes]:
-        return len(self.rows), self._seq, self._head
+    def mark(self) -> tuple[int, int, bytes, int]:
+        return len(self.rows), self._seq, self._head, self._written + len(self._later)
 
-    def rewind(self, mark: tuple[int, int, bytes]) -> None:
-        length, self._seq, self._head = mark
+    def rewind(self, mark: tuple[int, int, bytes, int]) -> None:
+        length, self._seq, self._head, later = mark
         del self.rows[length:]
+        del self._later[max(later - self._written, 0) :]
 
 
 def head_of(cursor: sqlite3.Cursor) -> tuple[int, bytes]:

@@ -123,6 +123,7 @@ class Writer:
             batch[0].value, batch[0].error = self.perform(unit, transaction), None
         else:
             self._run_all(batch, transaction)
+        transaction.write_later()
         insert(cursor, transaction.rows)
         anchor = self._anchors.add_if_due(transaction, self.time)
         cursor.execute("COMMIT")

@@ -210,7 +210,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     caller = request.caller
     if (
         caller is None or decision is None or tool is None or call.more.mutations or call.more.warnings
-        or call.more.mappings or call.more.hook_outputs or request.key is not None
+        or call.more.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.more.approval is not None or request.task is not None
         or call.more.approval_outcome is not None or verified.more.redacted
@@ -223,10 +223,12 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     always = _ALWAYS.get(key) or _always(call, key)
     states = _PLAIN if call.states == _PLAIN_STATES else _states(tuple(call.states))
     try:
-        native = _native(request.native)
-    except TypeError:  # not JSON, which a Python program may have sent
+        rest = _native(request.native) + always
+        if call.more.mappings:
+            rest = f'"externalMappings":{canonical([*call.more.mappings]).decode()},{rest}'
+    except (TypeError, Failure):  # not JSON, which a Python program or an upstream may have sent
         return _closed_at_length(call, at_ms, latency_ms, source, verified)
-    value, size, rest = verified.value, len(verified.encoded), native + always
+    value, size = verified.value, len(verified.encoded)
     return read(call.id, at_ms, call.trace_id, call.input_hash, latency_ms, value, size, rest, source, states)
 
 
@@ -273,6 +275,7 @@ def persistence(decided: Persistence) -> Json:
 _ALWAYS: dict[tuple[Any, ...], str] = {}
 _PER_CALL = (
     "kind", "call", "timestamp", "traceId", "inputHash", "latencyMs", "outputSummary", "source", "states", "native",
+    "externalMappings",
 )  # fmt: skip
 
 

@@ -167,7 +167,8 @@ class Calling:
         return self._in_task(self._service.lock.gateway.finish(read), read.id)
 
     def _in_task(self, making: Coroutine[Any, Any, Result], call_id: str) -> RunningCall:
-        task = asyncio.ensure_future(making)
+        # A fixed name: generating one takes a tenth of the time that creating the task takes.
+        task = asyncio.Task(making, loop=asyncio.get_running_loop(), name="call")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return RunningCall(task, partial(self._service.lock.gateway.cancellation.cancel, call_id, "interruption"))

@@ -106,7 +106,9 @@ class ActiveCalls:
         """Run work in a task of its own, so that the caller gets an answer in time even if the work goes on."""
         more = call.extend()
         more.waiter = waiter = self._loop.create_future()
-        more.task = task = work if isinstance(work, asyncio.Task) else self._loop.create_task(work)
+        # A fixed name: generating one takes a tenth of the time that creating the task takes.
+        task = work if isinstance(work, asyncio.Task) else asyncio.Task(work, loop=self._loop, name="tool")
+        more.task = task
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
         self._enter(call)
         try:

@@ -91,7 +91,7 @@ class SuccessWriter:
             summary = records.summarize(verified.value, len(verified.encoded))
             return records.closed(
                 call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=call.more.source,
-                effects=changes, summary=summary, extra={**extra, **more}, common=common,
+                effects=changes, summary=summary, extra={**extra, **more} if more else extra, common=common,
             )  # fmt: skip
 
         body = record({})

@@ -70,8 +70,12 @@ def test_a_script_loads_calls_and_reads_the_timeline(desk: Cli):
     assert desk.ask("tools", "list")["tools"] == []
     shown = desk("audit", "explain", told["calls"][1]["invocation_id"])
     assert "It can be undone in the session that made it" in shown.out
+
+
+def test_a_script_previews_a_call(desk: Cli):
     previewed = desk("dev", "mine.py", "--once", "--preview", "--call", "note", '{"number": 6}')
     assert (previewed.code, "6 would be noted" in previewed.out) == (0, True)
+    assert not (desk.path / "6.note").exists()
 
 
 def test_a_script_is_told_of_everything_that_is_wrong(desk: Cli):
@@ -84,13 +88,19 @@ def test_a_script_is_told_of_everything_that_is_wrong(desk: Cli):
     assert f"✗ mine.note@1.0.0   mine.py, line {lines[1]}\n" in done.out
     assert "add a @tool.compensate handler" in done.out
     assert "`double` is no draft that can be called; there are: none" in done.out
-    # Callers are told no more than the type of what a tool raised; its author is told the rest.
+
+
+def test_the_author_is_told_what_a_tool_raised_and_where(desk: Cli):
+    # Callers are told no more than the type of it.
     (desk.path / "mine.py").write_text(TOOLS.replace("number * 2 + plus", "number * Nothing"))
     broken = desk("dev", "mine.py", "--once", "--call", "note", '{"number": 2}', "--key", "k")
     assert broken.code == 1
     line = TOOLS.splitlines().index("    return number * 2 + plus") + 1
     assert f"raised mine.py, line {line}, in double: NameError: name 'Nothing' is not defined" in broken.out
     assert "✓ mine.note@1.0.0-dev.1   2" in broken.out, "the other tool can be called"
+
+
+def test_a_session_is_for_oneself_and_json_for_scripts(desk: Cli):
     for words, part in (
         (["dev", "mine.py", "--json"], "--json needs --once"),
         (["dev", "mine.py", "--call", "double", "{"], "--call: the text given is unusable"),
@@ -164,7 +174,7 @@ def test_at_a_terminal_a_form_asks_for_each_parameter(desk: Cli):
                 ("interlock dev> ", "help"),
                 ("interlock dev> ", "quit"),
             )
-            assert child.wait(60) == 0
+            assert child.wait(120) == 0
         finally:
             child.kill()
             os.close(ours)

@@ -24,7 +24,7 @@ import orjson
 import pydantic
 import pydantic_core
 
-from docs import python_reference
+from docs import python_reference, upstream_features
 from interlock.call.events import KINDS, data_schema
 from interlock.cli import root as command_line
 from interlock.contract.manifest import Manifest
@@ -49,6 +49,8 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "python.md": python_page(),
         REFERENCE / "requirements.md": requirements_page(root / "tests"),
+        REFERENCE / "upstream-features.md": _MADE_BY.format(source="`tests/upstreams/features.toml`")
+        + upstream_features.page(root / "tests"),
         REFERENCE / "conformance.md": conformance_page(root / "tests"),
     }
     found = {path: text.encode() for path, text in texts.items()}

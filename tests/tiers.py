@@ -26,6 +26,7 @@ TIER_OF: dict[str, Tier] = {
     "test_dev.py": "integration",
     "test_hops.py": "contract",
     "registry": "contract",
+    "clients": "contract",
     "doors": "contract",
     "docs": "contract",
     "golden": "contract",

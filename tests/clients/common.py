@@ -1,0 +1,45 @@
+"""What the probes of all environments share. It imports nothing that one of them might not have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+PATIENCE_S = 300
+# The features, in the order of the table's columns.
+FEATURES = (
+    "list", "call", "structured result", "error", "progress", "cancel", "elicitation", "sampling", "resources",
+    "prompts",
+)  # fmt: skip
+
+
+class Report:
+    """Collects what worked."""
+
+    def __init__(self) -> None:
+        self.worked: set[str] = set()
+
+    def __call__(self, feature: str, worked: Any) -> None:
+        assert feature in FEATURES
+        if worked:
+            self.worked.add(feature)
+
+
+async def cancelled(marker: str, call: Callable[[str], Awaitable[Any]]) -> None:
+    """Make a call that hangs, and cancel it once the tool has begun. The journal tells later how it ended."""
+    begun = f"{marker}-{uuid.uuid4()}"
+    asked = asyncio.ensure_future(call(begun))
+    while not os.path.exists(begun) and not asked.done():  # noqa: ASYNC110, ASYNC240 - another process writes the file
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+def run(probe: Callable[[dict[str, Any], str], Awaitable[set[str]]]) -> None:
+    """Run a probe as a program: the target as JSON and the wire are its arguments, and it prints what worked."""
+    print(json.dumps(sorted(asyncio.run(probe(json.loads(sys.argv[1]), sys.argv[2])))))  # type: ignore[arg-type]

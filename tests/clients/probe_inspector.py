@@ -1,0 +1,70 @@
+"""The command line of the MCP Inspector. It has no means for progress, cancellation and questions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.clients.common import PATIENCE_S, Report
+from tests.clients.target import Target
+from tests.upstreams.mcp_servers.real import (
+    CACHE,
+    _node,  # pyright: ignore[reportPrivateUsage]
+    _once,  # pyright: ignore[reportPrivateUsage]
+    _run,  # pyright: ignore[reportPrivateUsage]
+)
+
+LOCKED = Path(__file__).with_name("inspector")
+LOCKS = (LOCKED / "package.json", LOCKED / "package-lock.json")
+
+
+def _install(folder: Path) -> None:
+    for one in LOCKS:
+        shutil.copy(one, folder / one.name)
+    # `npm ci` refuses a lock without the optional packages of other platforms, which npm does not write into it.
+    npm = _node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    _run([str(_node()), str(npm), "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+
+
+async def inspector(target: Target, wire: str) -> set[str]:
+    folder = CACHE / "inspector"
+    await asyncio.to_thread(_once, folder, LOCKS, _install)
+    program = folder / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher" / "build"
+    where = target.command if wire == "stdio" else [target.url]
+    patient = ["--connect-timeout", str(PATIENCE_S * 1000)]
+    bearer = [] if wire == "stdio" else ["--header", f"Authorization: Bearer {target.token}"]
+
+    async def ask(method: str, *options: str) -> Any:
+        command = [
+            str(_node()),
+            str(program / "index.js"),
+            "--cli",
+            *where,
+            "--method",
+            method,
+            *options,
+            *bearer,
+            *patient,
+        ]
+        made = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, cwd=folder)
+        said, complaint = await made.communicate()
+        assert said, complaint.decode()[-2000:]
+        return json.loads(said)
+
+    report = Report()
+    report("list", "probe-add" in {one["name"] for one in (await ask("tools/list"))["tools"]})
+    added = await ask("tools/call", "--tool-name", "probe-add", "--tool-arg", "a=1", "b=2")
+    report("call", added["content"][0]["text"] == '{"sum":3}')
+    report("structured result", added["structuredContent"] == {"sum": 3})
+    failed = await ask("tools/call", "--tool-name", "probe-fail", "--tool-arg", "a=2")
+    report("error", failed["isError"] and "on purpose" in failed["content"][0]["text"])
+    (resource,) = (await ask("resources/list"))["resources"]
+    read = await ask("resources/read", "--uri", resource["uri"])
+    report("resources", read["contents"][0]["text"] == "a note")
+    (prompt,) = (await ask("prompts/list"))["prompts"]
+    said = await ask("prompts/get", "--prompt-name", prompt["name"], "--prompt-args", "who=ann")
+    report("prompts", said["messages"][0]["content"]["text"] == "greet ann")
+    return report.worked

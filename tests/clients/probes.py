@@ -1,0 +1,174 @@
+"""Probes of MCP clients: each uses one client as its users do, and reports which features worked.
+
+A probe returns the features that worked, as a set. A feature that a client has no means for is not tried. A probe of
+another environment is a script of its own and prints the same as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import mcp_types as types
+from fastmcp.client import Client as FastMCPClient
+from fastmcp.client.transports import StdioTransport, StreamableHttpTransport
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from pydantic_ai.exceptions import ModelRetry
+from pydantic_ai.mcp import MCPToolset
+
+from tests.clients.common import PATIENCE_S, Report, cancelled
+from tests.clients.target import Target
+
+Probe = Callable[[Target, str], Awaitable[set[str]]]
+
+
+async def _elicit(context: Any, params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"answer": "ann"})
+
+
+async def _sample(context: Any, params: Any) -> types.CreateMessageResult:
+    return types.CreateMessageResult(role="assistant", content=types.TextContent(text="ann"), model="m")
+
+
+@asynccontextmanager
+async def _sdk_client(target: Target, wire: str, mode: str) -> AsyncGenerator[Client]:
+    options: Any = {
+        "mode": mode, "read_timeout_seconds": PATIENCE_S, "elicitation_callback": _elicit, "sampling_callback": _sample,
+    }  # fmt: skip
+    if wire == "stdio":
+        server = StdioServerParameters(command=target.command[0], args=target.command[1:])
+        async with Client(server, **options) as client:
+            yield client
+        return
+    headers = {"authorization": f"Bearer {target.token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http,
+        Client(streamable_http_client(target.url, http_client=http), **options) as client,
+    ):
+        yield client
+
+
+def sdk(mode: str) -> Probe:
+    """The client of the official SDK, in one era."""
+
+    async def probe(target: Target, wire: str) -> set[str]:
+        report, heard = Report(), list[Any]()
+
+        async def hear(progress: float, total: float | None, message: str | None) -> None:
+            heard.append(message)
+
+        async with _sdk_client(target, wire, mode) as client:
+            report("list", "probe-add" in {one.name for one in (await client.list_tools()).tools})
+            added = await client.call_tool("probe-add", {"a": 1, "b": 2})
+            report("call", _text(added.content) == '{"sum":3}' and not added.is_error)
+            report("structured result", added.structured_content == {"sum": 3})
+            failed = await client.call_tool("probe-fail", {"a": 2})
+            report("error", failed.is_error and "on purpose" in _text(failed.content))
+            await client.call_tool("probe-steps", {"to": 3}, progress_callback=hear)
+            report("progress", "step 2" in heard)
+            await cancelled(target.marker, lambda marker: client.call_tool("probe-hang", {"marker": marker}))
+            report("elicitation", _text((await client.call_tool("asks-ask", {"who": "x"})).content) == "ann")
+            report("sampling", _text((await client.call_tool("asks-sample", {"who": "x"})).content) == "ann")
+            (resource,) = (await client.list_resources()).resources
+            report("resources", _text((await client.read_resource(str(resource.uri))).contents) == "a note")
+            (prompt,) = (await client.list_prompts()).prompts
+            said = (await client.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
+            report("prompts", getattr(said, "text", "") == "greet ann")
+        return report.worked
+
+    return probe
+
+
+def _text(content: Any) -> str:
+    return "".join(getattr(one, "text", "") for one in content)
+
+
+def _transport(target: Target, wire: str) -> Any:
+    if wire == "stdio":
+        return StdioTransport(target.command[0], target.command[1:], keep_alive=False)
+    return StreamableHttpTransport(target.url, headers={"authorization": f"Bearer {target.token}"})
+
+
+async def fastmcp(target: Target, wire: str) -> set[str]:
+    """FastMCP's client."""
+    report, heard = Report(), list[Any]()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async def elicit(message: str, response_type: Any, params: Any, context: Any) -> Any:
+        return {"answer": "ann"}
+
+    async def sample(messages: Any, params: Any, context: Any) -> str:
+        return "ann"
+
+    async with FastMCPClient(
+        _transport(target, wire), elicitation_handler=elicit, sampling_handler=sample, progress_handler=hear,
+        timeout=PATIENCE_S,
+    ) as client:  # fmt: skip
+        report("list", "probe-add" in {one.name for one in await client.list_tools()})
+        added = await client.call_tool("probe-add", {"a": 1, "b": 2})
+        report("call", _text(added.content) == '{"sum":3}')
+        report("structured result", added.structured_content == {"sum": 3})
+        failed = await client.call_tool("probe-fail", {"a": 2}, raise_on_error=False)
+        report("error", failed.is_error and "on purpose" in _text(failed.content))
+        await client.call_tool("probe-steps", {"to": 3})
+        report("progress", "step 2" in heard)
+        await cancelled(target.marker, lambda marker: client.call_tool("probe-hang", {"marker": marker}))
+        report("elicitation", _text((await client.call_tool("asks-ask", {"who": "x"})).content) == "ann")
+        report("sampling", _text((await client.call_tool("asks-sample", {"who": "x"})).content) == "ann")
+        (resource,) = await client.list_resources()
+        report("resources", _text(await client.read_resource(str(resource.uri))) == "a note")
+        (prompt,) = await client.list_prompts()
+        said = (await client.get_prompt(prompt.name, {"who": "ann"})).messages[0].content
+        report("prompts", getattr(said, "text", "") == "greet ann")
+    return report.worked
+
+
+async def pydantic_ai(target: Target, wire: str) -> set[str]:
+    """The toolset of pydantic-ai."""
+    report, heard = Report(), list[Any]()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async def elicit(message: str, response_type: Any, params: Any, context: Any) -> Any:
+        return {"answer": "ann"}
+
+    async def sample(messages: Any, params: Any, context: Any) -> str:
+        return "ann"
+
+    toolset = MCPToolset[None](
+        _transport(target, wire), elicitation_handler=elicit, sampling_handler=sample, progress_handler=hear,
+        read_timeout=PATIENCE_S, init_timeout=PATIENCE_S,
+    )  # fmt: skip
+    async with toolset:
+        report("list", "probe-add" in {one.name for one in await toolset.list_tools()})
+        added = await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2})
+        report("call", added)
+        report("structured result", added == {"sum": 3})
+        try:
+            await toolset.direct_call_tool("probe-fail", {"a": 2})
+        except ModelRetry as error:
+            report("error", "on purpose" in str(error))
+        await toolset.direct_call_tool("probe-steps", {"to": 3})
+        report("progress", "step 2" in heard)
+        await cancelled(target.marker, lambda marker: toolset.direct_call_tool("probe-hang", {"marker": marker}))
+        report("elicitation", await toolset.direct_call_tool("asks-ask", {"who": "x"}) == "ann")
+        report("sampling", await toolset.direct_call_tool("asks-sample", {"who": "x"}) == "ann")
+        (resource,) = await toolset.list_resources()
+        report("resources", await toolset.read_resource(resource.uri) == "a note")
+        (prompt,) = await toolset.list_prompts()
+        report("prompts", "greet ann" in str(await toolset.get_prompt(prompt.name, {"who": "ann"})))
+    return report.worked
+
+
+PROBES: dict[str, Probe] = {
+    "MCP SDK 2, 2026-07-28": sdk("2026-07-28"),
+    "MCP SDK 2, handshake": sdk("legacy"),
+    "FastMCP 4": fastmcp,
+    "pydantic-ai 2": pydantic_ai,
+}

@@ -27,7 +27,13 @@ LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.
 # `./dev test --thorough` tries new ones, and many more of them.
-hypothesis.settings.register_profile("search", deadline=None, max_examples=thorough.examples(60), print_blob=True)
+hypothesis.settings.register_profile(
+    "search",
+    deadline=None,
+    max_examples=thorough.examples(60),
+    print_blob=True,
+    suppress_health_check=[thorough.TIMED],
+)
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("search"), derandomize=True)
 hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("search"))
 hypothesis.settings.load_profile("thorough" if thorough.THOROUGH else "ci" if os.environ.get("CI") else "search")

@@ -20,6 +20,8 @@ THOROUGH = os.environ.get("INTERLOCK_THOROUGH") == "1"
 FACTOR = 20
 SHARE = 4
 LEAST = 10  # a test that names fewer examples than these tries all of them in the normal run
+# Fails a test for the time that drawing examples takes: on a busy machine, or where a table has to be made first, any.
+TIMED = hypothesis.HealthCheck.too_slow
 # Where Hypothesis keeps the settings that a decorator gave to a test.
 _GIVEN = "_hypothesis_internal_use_settings"
 
@@ -30,7 +32,7 @@ def examples(named: int) -> int:
 
 
 def scale_examples(items: Iterable[pytest.Item]) -> None:
-    """Give the tests with a number of their own as many examples as this run tries."""
+    """Give the tests with a number of their own as many examples as this run tries, and all of them their time."""
     done: set[Any] = set()
     for item in items:
         test: Any = getattr(item, "obj", None)
@@ -44,8 +46,11 @@ def scale_examples(items: Iterable[pytest.Item]) -> None:
         if given is None or test in done:
             continue
         done.add(test)
-        if given.max_examples != hypothesis.settings().max_examples:
-            setattr(test, name, hypothesis.settings(given, max_examples=examples(given.max_examples)))
+        # A test that suppresses checks names them all, and not this one.
+        suppressed = [*given.suppress_health_check, TIMED]
+        own = given.max_examples != hypothesis.settings().max_examples
+        count = examples(given.max_examples) if own else given.max_examples
+        setattr(test, name, hypothesis.settings(given, max_examples=count, suppress_health_check=suppressed))
 
 
 @contextmanager

@@ -307,6 +307,13 @@ class Settings(pydantic.BaseModel):
         description="the number of calls from which on a loop is suspected",
     )
 
+    mcp_task_after_s: float = pydantic.Field(
+        5.0,
+        gt=0,
+        le=86_400,
+        description="after how many seconds a call of an MCP client that takes tasks becomes one: the client gets a"
+        " handle, and asks for the result later",
+    )
     mcp_session_idle_s: float = pydantic.Field(
         300.0,
         gt=0,

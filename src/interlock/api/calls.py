@@ -135,9 +135,17 @@ class Calls:
         clock = self._parts.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
+        self._keep(call_id, ask, caller, task)
+        return call_id
+
+    def adopt(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
+        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
+        self._check_room(caller)
+        self._keep(call_id, ask, caller, task)
+
+    def _keep(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
-        return call_id
 
     def _check_room(self, caller: Caller) -> None:
         """Refuse (E3701) a further background call of a caller or a tenant that has enough of them."""

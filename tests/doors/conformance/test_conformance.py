@@ -42,6 +42,7 @@ HERE = Path(__file__).parent
 EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 EXPECTED: dict[str, Any] = tomllib.loads((HERE / "expected.toml").read_text())
+PATTERNS = {"filename": "*.txt"}
 PATIENCE_S = 400.0
 
 
@@ -107,7 +108,7 @@ async def agree_in_advance(home: Path) -> None:
         until_ms = lock.clock.now_ms() + 3_600_000
         for version in await lock.catalog.everything():
             schema = version.contract.input.model_facing
-            texts = dict.fromkeys(schema.get("properties", {}), "*e*")
+            texts = {name: PATTERNS.get(name, "*e*") for name in schema.get("properties", {})}
             for arguments in (texts,) if schema.get("required") else ({}, texts):
                 await lock.standing_approvals.grant(
                     version.row.address, by=APPROVER, caller=agent.did, arguments=arguments, uses=100,
@@ -160,6 +161,10 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
     async with everything() as url:
         options = ("--no-prefix", "--allow-private", "--idempotency", "each", "--protocol", protocol)
         await cli("upstream", "add", "mcp", "everything", url, *options)
+        # The everything-server has no tasks.
+        overlay = ("--overlay", str(HERE / "jobs.yaml"), "--cwd", str(HERE.parents[2]))
+        jobs = ("--", sys.executable, "-m", "tests.upstreams.mcp_servers.jobs")
+        await cli("upstream", "add", "mcp", "jobs", *options, *overlay, *jobs)
         token = (await cli("token", "issue", "--agent", "suite")).strip()
         await agree_in_advance(folder / "home")
         with warm.start(("serve", "--port", "0", "--no-grpc", "--json"), environment, folder) as server:

@@ -113,10 +113,12 @@ class Wanted:
 class RunningCall:
     """A call that was started, and may be given up on."""
 
-    __slots__ = ("_cancel", "task")
+    __slots__ = ("_cancel", "ask", "id", "task")
 
-    def __init__(self, task: asyncio.Task[Result], cancel: Callable[[], str]) -> None:
+    def __init__(self, task: asyncio.Task[Result], call_id: str, ask: Ask | None, cancel: Callable[[], str]) -> None:
         self.task = task
+        self.id = call_id
+        self.ask = ask
         self._cancel = cancel
 
     def give_up(self) -> None:
@@ -160,18 +162,19 @@ class Calling:
         ask, lock = await self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
         making = self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
-        return self._in_task(making, call_id)
+        return self._in_task(making, call_id, ask)
 
     def follow(self, read: RunningRead) -> RunningCall:
         """Go on with a read that takes long, in a task of its own as well."""
         return self._in_task(self._service.lock.gateway.finish(read), read.id)
 
-    def _in_task(self, making: Coroutine[Any, Any, Result], call_id: str) -> RunningCall:
+    def _in_task(self, making: Coroutine[Any, Any, Result], call_id: str, ask: Ask | None = None) -> RunningCall:
         # A fixed name: generating one takes a tenth of the time that creating the task takes.
         task = asyncio.Task(making, loop=asyncio.get_running_loop(), name="call")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        return RunningCall(task, partial(self._service.lock.gateway.cancellation.cancel, call_id, "interruption"))
+        cancel = partial(self._service.lock.gateway.cancellation.cancel, call_id, "interruption")
+        return RunningCall(task, call_id, ask, cancel)
 
     async def call_here(self, wanted: Wanted, caller: Caller) -> Result:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""

@@ -44,7 +44,9 @@ def listening(ctx: Context, news: News) -> Interaction | None:
         return asked
     able = asked or ALONE
     tell = partial(hear, news, "message")
-    return Listening(able.capabilities, able.ask, able.answers, able.calls_again, level=level, on_log=tell)
+    return Listening(
+        able.capabilities, able.ask, able.answers, able.calls_again, able.on_task, level=level, on_log=tell
+    )
 
 
 def hears_log(asked: Interaction | None) -> bool:

@@ -40,6 +40,7 @@ from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.suspended import SuspendedCalls
+from interlock.doors.mcp.tasks import TaskParams, Tasks, check, takes_tasks
 from interlock.telemetry.w3c import joined
 
 Answer = Callable[[Context, Any], Awaitable[Json]]
@@ -57,7 +58,8 @@ class Handlers:
         self._names = names
         self._listing = listing
         self._calling = calling
-        self._suspended = SuspendedCalls(calling)
+        self._tasks = Tasks(service, calling)
+        self._suspended = SuspendedCalls(calling, self._tasks, service.lock.clock)
         self.changes = Changes(service, self._caller)
         self._offers = self.changes.offers
         # Asks who the client on stdin is. Not set over HTTP.
@@ -79,6 +81,9 @@ class Handlers:
             ("resources/unsubscribe", types.UnsubscribeRequestParams, self.changes.unsubscribe),
             ("completion/complete", types.CompleteRequestParams, self._complete),
             ("logging/setLevel", types.SetLevelRequestParams, self._set_level),
+            ("tasks/get", TaskParams, self._get_task),
+            ("tasks/update", TaskParams, self._update_task),
+            ("tasks/cancel", TaskParams, self._cancel_task),
         )
         for method, params, handler in answered:
             yield method, params, _guarded(handler)
@@ -119,22 +124,34 @@ class Handlers:
             params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids, key=key, identity=named
         )
         progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
-        asked = wanted.interaction
-        if asked is not None and asked.calls_again and asked.capabilities:
-            making = self._suspended.call(wanted, caller, news, progress=progress is not None)
+        asked, takes_task = wanted.interaction, takes_tasks(ctx)
+        if takes_task or (asked is not None and asked.calls_again and asked.capabilities):
+            waits = progress is not None
+            making = self._suspended.call(wanted, caller, news, progress=waits, takes_task=takes_task)
         else:
             making = self._calling.call(wanted, caller, progress)
-        try:
-            if progress is None and not hears_log(wanted.interaction):
-                return await making
-            return await with_news(ctx, making, news)
-        except Fault as fault:
-            raise faulty(fault) from None
+        if progress is None and not hears_log(wanted.interaction):
+            return await making
+        return await with_news(ctx, making, news)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> Json:
         """From which level on a session of the handshake era hears what upstreams log during its calls."""
         connection(ctx).state[LEVEL] = params.level
         return {}
+
+    # Tasks
+
+    async def _get_task(self, ctx: Context, params: TaskParams) -> Json:
+        check(ctx, params.task_id)
+        return await self._tasks.get(params.task_id, await self._caller(ctx))
+
+    async def _update_task(self, ctx: Context, params: TaskParams) -> Json:
+        check(ctx, params.task_id)
+        return await self._tasks.update(params.task_id, params.input_responses, await self._caller(ctx))
+
+    async def _cancel_task(self, ctx: Context, params: TaskParams) -> Json:
+        check(ctx, params.task_id)
+        return await self._tasks.cancel(params.task_id, await self._caller(ctx))
 
     # Resources and prompts
 
@@ -216,6 +233,8 @@ def _guarded(handler: Answer) -> Answer:
             return await handler(ctx, params)
         except MCPError:
             raise
+        except Fault as fault:
+            raise faulty(fault) from None
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             raise faulty(fault_of(error)) from None
 

@@ -237,9 +237,16 @@ class McpRoute(Route):
         except Failure:
             raise _ForSdk from None
         form = self._listing.form(tool)
-        if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
-            raise _ForSdk  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
+        if form.headers:
+            raise _ForSdk  # the SDK checks them
+        able = params["_meta"][_CAPABILITIES]
+        if able and (form.native or ("extensions" in able and self._may_be_task(tool))):
+            raise _ForSdk  # the SDK relays what an upstream asks of a client that can be asked, and makes tasks
         return tool, form, address
+
+    def _may_be_task(self, tool: Prepared) -> bool:
+        """Whether calls of a tool may take so long that they become tasks, for clients that take them."""
+        return tool.contract.timeout.max_s > self.service.lock.settings.mcp_task_after_s
 
     async def _looked_up(self, address: str, caller: Caller) -> Prepared:
         version = await self.service.lock.catalog.resolve(address, None, caller.capability)

@@ -40,6 +40,7 @@ from interlock.doors.mcp.modern import MODERN
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
 from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, read_with, refuse, replay
+from interlock.upstreams.mcp.protocol import TASKS
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.listing import Listing
@@ -80,6 +81,7 @@ class Sdk:
         )
         # Calls are traced by the gateway, whichever way they come in.
         self.server.middleware[:] = [_enveloped]
+        self.server.extensions = {TASKS: {}}
         for method, params, handler in handlers.all():
             self.server.add_request_handler(method, params, handler)
         self.server.add_notification_handler(
@@ -233,6 +235,7 @@ class _Server(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
+        # Tasks are of the modern era, which has no handshake.
         return super().create_initialization_options(
-            notification_options or _CHANGES, experimental_capabilities, extensions
+            notification_options or _CHANGES, experimental_capabilities, extensions or {}
         )

@@ -1,4 +1,4 @@
-"""Calls that wait for an answer of a client of the modern era.
+"""Calls of clients of the modern era that outlast one request: they wait for an answer, or become tasks.
 
 Such a client gets a question as the result of its request (`input_required`) and repeats the request with the answer. A
 server of the handshake era asks in the middle of a call instead, and waits. So the governed call is kept running
@@ -8,6 +8,8 @@ between the two requests: it has one record, one idempotency key and one approva
     repeated request    with that state, by the same caller, for the same tool and arguments: delivers the answers and
                         waits for the end of the call, or for its next question
     no request          within ANSWER_S: the call is cancelled, on record, and so is the request to the upstream
+
+A call of a client that takes tasks becomes one after some time, see `tasks`; its questions are then those of the task.
 
 The time of the call's contract goes on meanwhile. A state is random, is used once, and works for no other caller or
 call; any other state belongs to an upstream of the modern era and is passed on to it.
@@ -27,12 +29,14 @@ from pydantic import ValidationError
 
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.doors.mcp.calling import INVALID_PARAMS, Calling, Fault, RunningCall, Wanted, not_made
 from interlock.doors.mcp.elicitation import QUESTIONS, News, hear
-from interlock.upstreams.mcp.protocol import Listening
+from interlock.doors.mcp.tasks import Tasks
+from interlock.upstreams.mcp.protocol import Listening, members
 
 ANSWER_S = 600.0
 MAX_WAITING = 1000
@@ -42,17 +46,25 @@ _KEY = "interlock/key"
 _Question = tuple[str, Json, "asyncio.Future[Json]"]
 
 
-class _Suspended:
+class SuspendedCall:
     """One call that its upstream may ask about, across the requests of its client."""
 
-    def __init__(self, owner: str, binding: str, waiting: Counter[str]) -> None:
+    def __init__(self, owner: str, binding: str, waiting: Counter[str], clock: Clock) -> None:
         self.owner = owner
         self.binding = binding
-        self.asked = asyncio.Event()
+        self.changed = asyncio.Event()
         self.open: dict[str, _Question] = {}
-        self.news: News = asyncio.Queue()
+        # Where the request that waits now hears of progress and log messages. None if none waits.
+        self.news: News | None = None
         self.call: RunningCall | None = None
         self.wanted: Wanted | None = None
+        # Whether the client takes a task, and whether the upstream has made one of the call.
+        self.takes_task = False
+        self.is_task = False
+        # The last progress, and when the call was heard of last.
+        self.message = ""
+        self.changed_ms = 0
+        self._clock = clock
         self._numbers = itertools.count(1)
         self._waiting = waiting
 
@@ -64,52 +76,82 @@ class _Suspended:
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self.open[name] = (method, params, answer)
         self._waiting[self.owner] += 1
-        self.asked.set()
+        self._note()
         try:
             return await answer
         finally:
-            del self.open[name]
+            self.open.pop(name, None)
             self._waiting[self.owner] -= 1
             if not self._waiting[self.owner]:
                 del self._waiting[self.owner]
 
+    def questions(self) -> Json:
+        """The questions that wait for an answer."""
+        return {name: {"method": method, "params": params} for name, (method, params, _) in self.open.items()}
+
+    def answer(self, responses: Any) -> None:
+        """Deliver the client's answers to open questions. Raises Fault if one is malformed; then none is delivered."""
+        sent = members(responses)
+        given = {name: _checked(name, self.open[name][0], sent[name]) for name in self.open.keys() & sent.keys()}
+        for name, value in given.items():
+            _, _, answer = self.open.pop(name)
+            if not answer.done():
+                answer.set_result(value)
+        self.changed_ms = self._clock.now_ms()
+
     def told(self, kind: str, facts: Json) -> None:
         """Pass on progress or a message of the log to the request that waits now."""
-        hear(self.news, kind, facts)
+        if self.news is not None:
+            hear(self.news, kind, facts)
+        if kind == "progress":
+            self.message, self.changed_ms = str(facts["message"] or self.message), self._clock.now_ms()
+
+    def made_task(self) -> None:
+        """Note that the upstream has made a task of the call."""
+        self.is_task = True
+        self._note()
+
+    def _note(self) -> None:
+        self.changed_ms = self._clock.now_ms()
+        self.changed.set()
 
     def answered_by(self, asked: Interaction) -> Interaction:
         """Return the interaction of the call: the client's own, with a way to ask it."""
-        if isinstance(asked, Listening):
-            return replace(asked, ask=self.ask, on_log=partial(self.told, "message"))
-        return replace(asked, ask=self.ask)
+        asked = replace(asked, ask=self.ask, on_task=self.made_task if self.takes_task else None)
+        return replace(asked, on_log=partial(self.told, "message")) if isinstance(asked, Listening) else asked
+
+    def belongs_to(self, caller: Caller) -> bool:
+        return self.owner == _owner(caller)
 
 
 class SuspendedCalls:
-    """The calls of clients of the modern era that can be asked."""
+    """The calls of clients of the modern era that can be asked, or take tasks."""
 
-    def __init__(self, calling: Calling) -> None:
+    def __init__(self, calling: Calling, tasks: Tasks, clock: Clock) -> None:
         self._calling = calling
-        self._held: dict[str, tuple[_Suspended, asyncio.TimerHandle]] = {}
+        self._tasks = tasks
+        self._clock = clock
+        self._held: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
         self._waiting = Counter[str]()
         calling.before_close.append(self.give_up)
 
-    async def call(self, wanted: Wanted, caller: Caller, news: News, *, progress: bool) -> Json:
+    async def call(self, wanted: Wanted, caller: Caller, news: News, *, progress: bool, takes_task: bool) -> Json:
         """Begin a call, or go on with the one whose questions this request answers. Cancelling this cancels it."""
-        assert wanted.interaction is not None
-        sent = wanted.interaction.answers
-        owner = digest([caller.tenant, caller.id, caller.acting])
+        asked = wanted.interaction or Interaction(calls_again=True)
+        sent = asked.answers
+        owner = _owner(caller)
         binding = digest([owner, wanted.name, wanted.arguments, wanted.meta.get(_KEY)])
         suspended = self._resumed(sent.get("requestState"), binding, sent.get("inputResponses"))
         if suspended is None:
-            suspended = _Suspended(owner, binding, self._waiting)
-            suspended.news = news
-            suspended.wanted = replace(wanted, interaction=suspended.answered_by(wanted.interaction))
-            on_progress = partial(suspended.told, "progress") if progress else None
+            suspended = SuspendedCall(owner, binding, self._waiting, self._clock)
+            suspended.news, suspended.takes_task = news, takes_task
+            suspended.wanted = replace(wanted, interaction=suspended.answered_by(asked))
+            on_progress = partial(suspended.told, "progress") if progress or takes_task else None
             suspended.call = await self._calling.begin(suspended.wanted, caller, on_progress)
-        suspended.news = news
-        return await self._next(suspended)
+        suspended.news, suspended.takes_task = news, takes_task
+        return await self._next(suspended, caller)
 
-    def _resumed(self, state: Any, binding: str, responses: Any) -> _Suspended | None:
+    def _resumed(self, state: Any, binding: str, responses: Any) -> SuspendedCall | None:
         """Return the call that a state belongs to, with the answers delivered; None if it is no state of ours.
 
         Raises Fault if an answer is malformed; the client may then send it again.
@@ -118,35 +160,40 @@ class SuspendedCalls:
         if held is None or held[0].binding != binding:
             return None
         suspended, timer = held
-        given: list[tuple[asyncio.Future[Json], Json]] = []
-        for name, (method, _, answer) in suspended.open.items():
-            if isinstance(responses, dict) and name in responses:
-                given.append((answer, _checked(name, method, responses[name])))
+        suspended.answer(responses)
         timer.cancel()
         del self._held[state]
-        for answer, value in given:
-            answer.set_result(value)
         # Questions that were not answered are asked again, unless the call has ended meanwhile.
-        if len(given) < len(suspended.open):
-            suspended.asked.set()
+        if suspended.open:
+            suspended.changed.set()
         return suspended
 
-    async def _next(self, suspended: _Suspended) -> Json:
-        """Wait until the call ends or asks something."""
+    async def _next(self, suspended: SuspendedCall, caller: Caller) -> Json:
+        """Wait until the call ends, asks something, or becomes a task."""
         call, wanted = suspended.call, suspended.wanted
         assert call is not None
         assert wanted is not None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._tasks.after_s
         while not call.task.done():
-            asked = asyncio.ensure_future(suspended.asked.wait())
+            changed = asyncio.ensure_future(suspended.changed.wait())
+            left = max(0.0, until - loop.time()) if suspended.takes_task else None
             try:
-                await asyncio.wait({call.task, asked}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({call.task, changed}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 call.give_up()
                 raise
             finally:
-                asked.cancel()
-            suspended.asked.clear()
-            if suspended.open and not call.task.done():
+                changed.cancel()
+            suspended.changed.clear()
+            if call.task.done():
+                break
+            if suspended.takes_task and (suspended.is_task or loop.time() >= until):
+                created = self._tasks.create(suspended, caller)
+                if created is not None:
+                    return created
+                suspended.takes_task = False
+            if suspended.open:
                 return self._suspend(suspended)
         try:
             result = call.task.result()
@@ -154,12 +201,11 @@ class SuspendedCalls:
             return not_made(wanted, failure)
         return await self._calling.answer(wanted, result)
 
-    def _suspend(self, suspended: _Suspended) -> Json:
+    def _suspend(self, suspended: SuspendedCall) -> Json:
         state = secrets.token_urlsafe(32)
         timer = asyncio.get_running_loop().call_later(ANSWER_S, self._expire, state)
         self._held[state] = (suspended, timer)
-        asked = {name: {"method": method, "params": params} for name, (method, params, _) in suspended.open.items()}
-        return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+        return {"resultType": "input_required", "inputRequests": suspended.questions(), "requestState": state}
 
     def _expire(self, state: str) -> None:
         suspended, timer = self._held.pop(state)
@@ -171,6 +217,10 @@ class SuspendedCalls:
         """Cancel every call that waits for its client, which cannot come back any more."""
         for state in list(self._held):
             self._expire(state)
+
+
+def _owner(caller: Caller) -> str:
+    return digest([caller.tenant, caller.id, caller.acting])
 
 
 def _checked(name: str, method: str, response: Any) -> Json:

@@ -22,6 +22,9 @@ META = "io.modelcontextprotocol/"
 LOG_LEVEL = f"{META}logLevel"
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 INPUT_REQUIRED = "input_required"
+# The extension with which a server answers a call with a task, and the type of such an answer.
+TASKS = f"{META}tasks"
+TASK = "task"
 LONGEST_TEXT = 16_384
 
 # The questions that a server may ask a client during a call, and the capability that a client declares for each.
@@ -88,6 +91,9 @@ class Server:
 
     def offers(self, what: str) -> bool:
         return isinstance(self.capabilities.get(what), dict)
+
+    def extends(self, extension: str) -> bool:
+        return extension in members(self.capabilities.get("extensions"))
 
     def announces(self, what: str) -> bool:
         return self.offers(what) and self.capabilities[what].get("listChanged") is True

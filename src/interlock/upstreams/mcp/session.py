@@ -51,10 +51,10 @@ LIST_S = 30.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
-# Requests whose name or URI the protocol wants repeated in a header.
-_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-# Requests during which a server may ask or log something. They are the ones that have a name.
-_ASKING = frozenset(_NAMED)
+# Requests during which a server may ask or log something, and their names.
+_ASKING = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+# Requests whose name, URI or task the protocol wants repeated in a header.
+_NAMED = {**_ASKING, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
 
 Connect = Callable[["Session"], Awaitable[Wire]]
 
@@ -282,6 +282,18 @@ class Session:
                 await self.request("logging/setLevel", {"level": level}, within_s=within_s)
             except RpcError:
                 _log.debug("an upstream does not take a level for its log")
+
+    def cancel_task(self, name: str, capabilities: Json) -> None:
+        """Tell the server that nobody waits for a task any more. It may go on with it."""
+
+        async def tell() -> None:
+            try:
+                await self.request("tasks/cancel", {"taskId": name}, within_s=LIST_S, capabilities=capabilities)
+            except (RpcError, Failure):
+                _log.debug("an upstream could not be told that a task is cancelled")
+
+        if not self.ended.done():
+            self._spawn(tell())
 
     async def watch(self, uri: str, on_change: Callable[[], None], within_s: float) -> None:
         """Call `on_change` once the server agreed to report changes of a resource, and then at every change.

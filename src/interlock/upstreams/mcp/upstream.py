@@ -22,6 +22,8 @@ from interlock.upstreams.mcp.protocol import (
     LOG_LEVELS,
     METHOD_NOT_FOUND,
     QUESTIONS,
+    TASK,
+    TASKS,
     Listening,
     RpcError,
     members,
@@ -29,6 +31,7 @@ from interlock.upstreams.mcp.protocol import (
 from interlock.upstreams.mcp.questions import Questions
 from interlock.upstreams.mcp.session import LIST_S, Session
 from interlock.upstreams.mcp.sessions import Conversation, Sessions
+from interlock.upstreams.mcp.tasks import follow
 
 if TYPE_CHECKING:
     from interlock.resilience.services import Services
@@ -115,6 +118,8 @@ class McpUpstream:
             if session.seen.get(call.native["name"]) != call.definition:
                 await self._check(session, call)
             answer = await rounds(request, params, call.interaction, questions)
+            if answer.get("resultType") == TASK:
+                answer = await self._follow(slot, answer, call, questions)
         except RpcError as error:
             raise questions.explain(refusal(error, call)) from None
         except Failure as failure:
@@ -129,6 +134,25 @@ class McpUpstream:
             return value(answer, call)
         except Failure as failure:
             raise questions.explain(failure) from None
+
+    async def _follow(self, slot: Supervisor[Session], created: Json, call: RemoteCall, questions: Questions) -> Json:
+        """Return the result of a task that the server made of a call."""
+        able = self._declared(call, tasks=True)
+        session = await slot.get(call.left_s)
+
+        async def send(method: str, params: Json) -> Json:
+            nonlocal session
+            if session.ended.done():
+                session = await slot.get(call.left_s)
+            return await session.request(method, params, within_s=min(call.left_s, LIST_S), capabilities=able)
+
+        return await follow(created, send, lambda name: session.cancel_task(name, able), call, questions)
+
+    @staticmethod
+    def _declared(call: RemoteCall, *, tasks: bool) -> Json:
+        """Return the abilities that a server of the modern era is told of: the client's, and our own."""
+        able = call.interaction.capabilities
+        return {**able, "extensions": {TASKS: {}}} if tasks else able
 
     async def _check(self, session: Session, call: RemoteCall) -> None:
         """INVARIANT: a server is asked only for what was admitted, as it was described then.
@@ -173,7 +197,7 @@ class McpUpstream:
             progress=call.progress,
             questions=questions,
             on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
-            capabilities=call.interaction.capabilities,
+            capabilities=self._declared(call, tasks=session.server.extends(TASKS)),
             noted=call.reported,
         )
 

@@ -159,9 +159,9 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
         return out.decode()
 
     async with everything() as url:
-        options = ("--no-prefix", "--allow-private", "--idempotency", "each", "--protocol", protocol)
-        await cli("upstream", "add", "mcp", "everything", url, *options)
-        # The everything-server has no tasks.
+        options = ("--no-prefix", "--allow-private", "--idempotency", "each")
+        await cli("upstream", "add", "mcp", "everything", url, *options, "--protocol", protocol)
+        # The everything-server has no tasks; they exist in 2026-07-28 only.
         overlay = ("--overlay", str(HERE / "jobs.yaml"), "--cwd", str(HERE.parents[2]))
         jobs = ("--", sys.executable, "-m", "tests.upstreams.mcp_servers.jobs")
         await cli("upstream", "add", "mcp", "jobs", *options, *overlay, *jobs)

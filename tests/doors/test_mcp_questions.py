@@ -17,7 +17,7 @@ from interlock.doors.mcp import suspended
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, stdio, text, world
 from tests.support.calls import records, until
 from tests.upstreams.mcp_servers import asking as asking_server
-from tests.upstreams.mcp_servers.asking import TOOLS, Asking
+from tests.upstreams.mcp_servers.asking import NOTE, TOOLS, Asking
 
 __all__ = ["world"]
 
@@ -296,6 +296,64 @@ async def test_calls_that_wait_for_answers_are_bounded(world: World, monkeypatch
             results: list[Any] = [await one for one in calls]
         assert isinstance(results[0], types.InputRequiredResult)
         assert "E3411" in text(results[1])
+
+
+# Prompts and resources
+
+
+async def read(client: Any) -> tuple[str, str]:
+    """What a prompt and a resource of the upstream say, which ask first."""
+    (message,) = (await client.get_prompt("asks-ask", {})).messages
+    (content,) = (await client.read_resource(f"upstream:asks:{NOTE}")).contents
+    return message.content.text, content.text
+
+
+@DOOR
+@WIRES
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+@pytest.mark.parametrize("era", ["handshake", "modern"])
+async def test_prompts_and_resources_ask_as_tools_do(world: World, wire: str, mode: str, era: str) -> None:
+    ann, bob = Person("ann"), Person("bob")
+    async with upstream(world, wire, protocol=era):
+        async with (
+            world.client(mode, **ann.options) as first,
+            world.client(mode, await world.token(subject=OTHER), **bob.options) as second,
+        ):
+            told = await asyncio.gather(read(first), read(second))
+        assert told == [(f"{who}:a prompt 0", f"{who}:a resource 0") for who in ("ann", "bob")]
+        assert ann.asked == bob.asked == ["a prompt 0", "a resource 0"]
+        async with world.client(mode, **Person(action="decline").options) as client:
+            assert await read(client) == ("decline", "decline")
+        async with world.client(mode) as client:
+            why = "asks for more" if era == "modern" else "did not declare `elicitation`"
+            for reading in (client.get_prompt("asks-ask", {}), client.read_resource(f"upstream:asks:{NOTE}")):
+                with pytest.raises(MCPError, match=why):
+                    await reading
+
+
+@DOOR
+async def test_a_prompt_that_waits_for_an_answer_is_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: Any = {"question-1": {"action": "accept", "content": {"answer": "yes"}}}
+    async with (
+        upstream(world, "http", protocol="handshake") as asking,
+        world.client("2026-07-28", **Person().options) as client,
+        world.client("2026-07-28", await world.token(subject=OTHER), **Person().options) as stranger,
+    ):
+        session: Any = client.session
+        strange: Any = stranger.session
+        first = await session.get_prompt("asks-ask", {}, allow_input_required=True)
+        assert isinstance(first, types.InputRequiredResult)
+        state = {"input_responses": answers, "request_state": first.request_state}
+        with pytest.raises(MCPError, match="Invalid or expired requestState"):
+            await strange.get_prompt("asks-ask", {}, **state)
+        second = await session.get_prompt("asks-ask", {}, **state)
+        assert second.messages[0].content.text == "yes"
+        assert asking.begun == ["a prompt"]
+        monkeypatch.setattr(suspended, "ANSWER_S", 0.2)
+        await session.get_prompt("asks-ask", {}, allow_input_required=True)
+        await until(lambda: asking.cancelled == ["a prompt"])
+    acts = [record["act"] for record in records(world.lock, "upstream:asks", "authority")]
+    assert acts.count("prompt.read") == 3
 
 
 # Over stdio

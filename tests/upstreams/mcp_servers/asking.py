@@ -1,4 +1,4 @@
-"""A server made with the official SDK whose tools ask their client something; both eras, over HTTP and stdio.
+"""A server made with the official SDK whose tools, prompt and resource ask their client something; in both eras.
 
 In the handshake era a question is pushed in the middle of a call, in the modern era it is the result of the call.
 """
@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
 TAKES: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}}
+NOTE = "note://ask"
 TOOLS = ("ask", "ask_twice", "ask_aside", "sample", "roots", "calm")
 
 
@@ -52,6 +53,37 @@ class Asking:
             return told
         self.ran.append(name)
         return types.CallToolResult(content=[types.TextContent(text=told)])
+
+    async def prompts(self, ctx: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[types.Prompt(name="ask")])
+
+    async def prompt(self, ctx: ServerRequestContext[Any, Any], params: types.GetPromptRequestParams) -> Any:
+        told = await self._told(ctx, params, "a prompt")
+        if isinstance(told, types.InputRequiredResult):
+            return told
+        content = types.TextContent(text=told)
+        return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=content)])
+
+    async def resources(self, ctx: Any, params: Any) -> types.ListResourcesResult:
+        return types.ListResourcesResult(resources=[types.Resource(uri=NOTE, name="ask")])
+
+    async def resource(self, ctx: ServerRequestContext[Any, Any], params: types.ReadResourceRequestParams) -> Any:
+        told = await self._told(ctx, params, "a resource")
+        if isinstance(told, types.InputRequiredResult):
+            return told
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=told)])
+
+    async def _told(self, ctx: Any, params: Any, what: str) -> str | types.InputRequiredResult:
+        """Ask for a prompt or a resource as the tool `ask` does."""
+        asking = types.CallToolRequestParams(name="ask", input_responses=params.input_responses)
+        self.begun.append(what)
+        if ctx.protocol_version == "2026-07-28":
+            return await self._modern(ctx, asking, what)
+        try:
+            return await _pushed(ctx, asking, what)
+        except anyio.get_cancelled_exc_class():
+            self.cancelled.append(what)
+            raise
 
     async def _modern(
         self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams, name: str
@@ -112,7 +144,16 @@ def _words(answer: Any) -> str:
 
 
 def server(asking: Asking) -> Server[Any]:
-    return Server("asking", version="1", on_list_tools=asking.list, on_call_tool=asking.call)
+    return Server(
+        "asking",
+        version="1",
+        on_list_tools=asking.list,
+        on_call_tool=asking.call,
+        on_list_prompts=asking.prompts,
+        on_get_prompt=asking.prompt,
+        on_list_resources=asking.resources,
+        on_read_resource=asking.resource,
+    )
 
 
 def app(asking: Asking) -> Starlette:

@@ -40,7 +40,6 @@ from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.suspended import SuspendedCalls
-from interlock.doors.mcp.tasks import TaskParams, Tasks, check, takes_tasks
 from interlock.telemetry.w3c import joined
 
 Answer = Callable[[Context, Any], Awaitable[Json]]
@@ -58,8 +57,7 @@ class Handlers:
         self._names = names
         self._listing = listing
         self._calling = calling
-        self._tasks = Tasks(service, calling)
-        self._suspended = SuspendedCalls(calling, self._tasks, service.lock.clock)
+        self._suspended = SuspendedCalls(service, calling)
         self.changes = Changes(service, self._caller)
         self._offers = self.changes.offers
         # Asks who the client on stdin is. Not set over HTTP.
@@ -81,9 +79,7 @@ class Handlers:
             ("resources/unsubscribe", types.UnsubscribeRequestParams, self.changes.unsubscribe),
             ("completion/complete", types.CompleteRequestParams, self._complete),
             ("logging/setLevel", types.SetLevelRequestParams, self._set_level),
-            ("tasks/get", TaskParams, self._get_task),
-            ("tasks/update", TaskParams, self._update_task),
-            ("tasks/cancel", TaskParams, self._cancel_task),
+            *self._suspended.tasks.handlers(self._caller),
         )
         for method, params, handler in answered:
             yield method, params, _guarded(handler)
@@ -124,10 +120,8 @@ class Handlers:
             params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids, key=key, identity=named
         )
         progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
-        asked, takes_task = wanted.interaction, takes_tasks(ctx)
-        if takes_task or (asked is not None and asked.calls_again and asked.capabilities):
-            waits = progress is not None
-            making = self._suspended.call(wanted, caller, news, progress=waits, takes_task=takes_task)
+        if self._suspended.may_outlast(ctx, wanted):
+            making = self._suspended.call(ctx, wanted, caller, news, progress=progress is not None)
         else:
             making = self._calling.call(wanted, caller, progress)
         if progress is None and not hears_log(wanted.interaction):
@@ -138,20 +132,6 @@ class Handlers:
         """From which level on a session of the handshake era hears what upstreams log during its calls."""
         connection(ctx).state[LEVEL] = params.level
         return {}
-
-    # Tasks
-
-    async def _get_task(self, ctx: Context, params: TaskParams) -> Json:
-        check(ctx, params.task_id)
-        return await self._tasks.get(params.task_id, await self._caller(ctx))
-
-    async def _update_task(self, ctx: Context, params: TaskParams) -> Json:
-        check(ctx, params.task_id)
-        return await self._tasks.update(params.task_id, params.input_responses, await self._caller(ctx))
-
-    async def _cancel_task(self, ctx: Context, params: TaskParams) -> Json:
-        check(ctx, params.task_id)
-        return await self._tasks.cancel(params.task_id, await self._caller(ctx))
 
     # Resources and prompts
 
@@ -174,9 +154,8 @@ class Handlers:
                 raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
             return {"contents": [{"uri": uri, **_result(encode(told))}], **_OWN}
         if not uri.startswith("payload:"):
-            asked = interaction(ctx) or ALONE
-            reading = self._offers.read(uri, caller, asked)
-            return await self._offered(reading, asked, _OWN, f"Resource not found: {uri}", uri=uri)
+            read = partial(self._offers.read, uri, caller)
+            return await self._offered(ctx, [uri], caller, read, _OWN, f"Resource not found: {uri}", uri=uri)
         try:
             body = await self._service.lock.read_payload(uri, caller=caller)
         except Failure as failure:
@@ -184,25 +163,31 @@ class Handlers:
         return {"contents": [{"uri": uri, **(_file(body) if is_file(uri) else _result(body))}], **_OWN}
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> Json:
-        asked = interaction(ctx) or ALONE
-        getting = self._offers.prompt(named(params.name), params.arguments or {}, await self._caller(ctx), asked)
-        return await self._offered(getting, asked, _COMPLETE, f"Unknown prompt: {params.name}")
+        name, arguments, caller = named(params.name), params.arguments or {}, await self._caller(ctx)
+        get = partial(self._offers.prompt, name, arguments, caller)
+        return await self._offered(ctx, [name, arguments], caller, get, _COMPLETE, f"Unknown prompt: {params.name}")
 
-    @staticmethod
     async def _offered(
-        asking: Coroutine[Any, Any, Json], by: Interaction, stamp: Json, absent: str, **data: str
+        self,
+        ctx: Context,
+        what: list[Any],
+        caller: Caller,
+        read: Callable[[Interaction], Coroutine[Any, Any, Json]],
+        stamp: Json,
+        absent: str,
+        **data: str,
     ) -> Json:
         """The content of a resource or prompt of an upstream, or its questions to the client."""
+        by = interaction(ctx) or ALONE
+        reading = self._suspended.read([ctx.method, *what], by, caller, read) if by.calls_again else read(by)
         try:
-            return {**await asking, **stamp}
+            content = await reading
         except Failure as failure:
-            try:
-                asked = questions(by.answers if by.capabilities and by.ask is None else None, failure)
-            except Fault as fault:
-                raise faulty(fault) from None
+            asked = questions(by.answers if by.calls_again else None, failure)
             if asked is None:
                 raise missing(failure, absent, **data) from None
             return asked
+        return content if "inputRequests" in content else {**content, **stamp}
 
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> Json:
         sent, caller = ctx.params or {}, await self._caller(ctx)

@@ -73,7 +73,7 @@ class Offers:
         """A resource. To a caller who may not have it, it does not exist (E3702)."""
 
         async def ask(source: Source, own: str) -> Json:
-            answer = await source.server.read_resource(own, interaction=interaction)
+            answer = await source.server.read_resource(own, interaction, caller)
             contents: list[Json] = answer.get("contents", [])
             return {**answer, "contents": [{**one, "uri": source.uri(str(one.get("uri", own)))} for one in contents]}
 
@@ -85,7 +85,7 @@ class Offers:
             name,
             caller,
             "prompt.read",
-            lambda source, own: source.server.get_prompt(own, arguments, interaction=interaction),
+            lambda source, own: source.server.get_prompt(own, arguments, interaction, caller),
         )
 
     async def complete(self, ref: Json, argument: Json, context: Json | None, caller: Caller) -> Json:

@@ -9,7 +9,8 @@ between the two requests: it has one record, one idempotency key and one approva
                         waits for the end of the call, or for its next question
     no request          within ANSWER_S: the call is cancelled, on record, and so is the request to the upstream
 
-A call of a client that takes tasks becomes one after some time, see `tasks`; its questions are then those of the task.
+A prompt or a resource of an upstream that asks is kept in the same way while it is read. A call of a client that takes
+tasks becomes one after some time, see `tasks`; its questions are then those of the task.
 
 The time of the call's contract goes on meanwhile. A state is random, is used once, and works for no other caller or
 call; any other state belongs to an upstream of the modern era and is passed on to it.
@@ -21,12 +22,14 @@ import asyncio
 import itertools
 import secrets
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
+from interlock.api.service import Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.core.clock import Clock
@@ -34,8 +37,9 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.doors.mcp.calling import INVALID_PARAMS, Calling, Fault, RunningCall, Wanted, not_made
+from interlock.doors.mcp.context import Context
 from interlock.doors.mcp.elicitation import QUESTIONS, News, hear
-from interlock.doors.mcp.tasks import Tasks
+from interlock.doors.mcp.tasks import Tasks, takes_tasks
 from interlock.upstreams.mcp.protocol import Listening, members
 
 ANSWER_S = 600.0
@@ -56,7 +60,7 @@ class SuspendedCall:
         self.open: dict[str, _Question] = {}
         # Where the request that waits now hears of progress and log messages. None if none waits.
         self.news: News | None = None
-        self.call: RunningCall | None = None
+        self.call: RunningCall | _Reading | None = None
         self.wanted: Wanted | None = None
         # Whether the client takes a task, and whether the upstream has made one of the call.
         self.takes_task = False
@@ -124,19 +128,37 @@ class SuspendedCall:
         return self.owner == _owner(caller)
 
 
+class _Reading:
+    """Something of an upstream that is read, and may be given up on."""
+
+    def __init__(self, task: asyncio.Task[Json]) -> None:
+        self.task = task
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
+
+    def give_up(self) -> None:
+        self.task.cancel()
+
+
 class SuspendedCalls:
     """The calls of clients of the modern era that can be asked, or take tasks."""
 
-    def __init__(self, calling: Calling, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, service: Service, calling: Calling) -> None:
         self._calling = calling
-        self._tasks = tasks
-        self._clock = clock
+        self._clock = service.lock.clock
+        self.tasks = Tasks(service, calling)
         self._held: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
         self._waiting = Counter[str]()
         calling.before_close.append(self.give_up)
 
-    async def call(self, wanted: Wanted, caller: Caller, news: News, *, progress: bool, takes_task: bool) -> Json:
+    @staticmethod
+    def may_outlast(ctx: Context, wanted: Wanted) -> bool:
+        """Whether a call may outlast its request: its client takes questions, or a task, as the answer."""
+        asked = wanted.interaction
+        return (asked is not None and asked.calls_again and bool(asked.capabilities)) or takes_tasks(ctx)
+
+    async def call(self, ctx: Context, wanted: Wanted, caller: Caller, news: News, *, progress: bool) -> Json:
         """Begin a call, or go on with the one whose questions this request answers. Cancelling this cancels it."""
+        takes_task = takes_tasks(ctx)
         asked = wanted.interaction or Interaction(calls_again=True)
         sent = asked.answers
         owner = _owner(caller)
@@ -149,7 +171,37 @@ class SuspendedCalls:
             on_progress = partial(suspended.told, "progress") if progress or takes_task else None
             suspended.call = await self._calling.begin(suspended.wanted, caller, on_progress)
         suspended.news, suspended.takes_task = news, takes_task
-        return await self._next(suspended, caller)
+        asked_first = await self._next(suspended, caller)
+        if asked_first is not None:
+            return asked_first
+        assert isinstance(suspended.call, RunningCall)
+        assert suspended.wanted is not None
+        try:
+            result = suspended.call.task.result()
+        except Failure as failure:
+            return not_made(suspended.wanted, failure)
+        return await self._calling.answer(suspended.wanted, result)
+
+    async def read(
+        self,
+        what: list[Any],
+        asked: Interaction,
+        caller: Caller,
+        begin: Callable[[Interaction], Coroutine[Any, Any, Json]],
+    ) -> Json:
+        """The same for something that is read from an upstream: its content, or the questions about it.
+
+        `what` tells it from others. Raises the Failure of reading it.
+        """
+        owner = _owner(caller)
+        binding = digest([owner, what])
+        suspended = self._resumed(asked.answers.get("requestState"), binding, asked.answers.get("inputResponses"))
+        if suspended is None:
+            suspended = SuspendedCall(owner, binding, self._waiting, self._clock)
+            suspended.call = _Reading(asyncio.ensure_future(begin(suspended.answered_by(asked))))
+        asked_first = await self._next(suspended, caller)
+        assert isinstance(suspended.call, _Reading)
+        return suspended.call.task.result() if asked_first is None else asked_first
 
     def _resumed(self, state: Any, binding: str, responses: Any) -> SuspendedCall | None:
         """Return the call that a state belongs to, with the answers delivered; None if it is no state of ours.
@@ -168,13 +220,12 @@ class SuspendedCalls:
             suspended.changed.set()
         return suspended
 
-    async def _next(self, suspended: SuspendedCall, caller: Caller) -> Json:
-        """Wait until the call ends, asks something, or becomes a task."""
-        call, wanted = suspended.call, suspended.wanted
+    async def _next(self, suspended: SuspendedCall, caller: Caller) -> Json | None:
+        """Wait until the call ends (None), asks something, or becomes a task."""
+        call = suspended.call
         assert call is not None
-        assert wanted is not None
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._tasks.after_s
+        until = loop.time() + self.tasks.after_s
         while not call.task.done():
             changed = asyncio.ensure_future(suspended.changed.wait())
             left = max(0.0, until - loop.time()) if suspended.takes_task else None
@@ -189,17 +240,13 @@ class SuspendedCalls:
             if call.task.done():
                 break
             if suspended.takes_task and (suspended.is_task or loop.time() >= until):
-                created = self._tasks.create(suspended, caller)
+                created = self.tasks.create(suspended, caller)
                 if created is not None:
                     return created
                 suspended.takes_task = False
             if suspended.open:
                 return self._suspend(suspended)
-        try:
-            result = call.task.result()
-        except Failure as failure:
-            return not_made(wanted, failure)
-        return await self._calling.answer(wanted, result)
+        return None
 
     def _suspend(self, suspended: SuspendedCall) -> Json:
         state = secrets.token_urlsafe(32)

@@ -15,6 +15,8 @@ ended, but not its questions and its result.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -29,7 +31,15 @@ from interlock.call.results import Result
 from interlock.core.clock import begun_ms, iso
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted, no_trace
+from interlock.doors.mcp.calling import (
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    Calling,
+    Fault,
+    RunningCall,
+    Wanted,
+    no_trace,
+)
 from interlock.doors.mcp.context import Context, meta, named
 from interlock.doors.mcp.modern import MODERN
 from interlock.upstreams.mcp.protocol import META, TASKS, members
@@ -56,7 +66,7 @@ def takes_tasks(ctx: Context) -> bool:
     return ctx.protocol_version == MODERN and TASKS in members(declared)
 
 
-def check(ctx: Context, task_id: str) -> None:
+def _check(ctx: Context, task_id: str) -> None:
     """Refuse a request about a task that its client may not send in this form."""
     if ctx.protocol_version != MODERN:
         raise MCPError(types.METHOD_NOT_FOUND, "Method not found")
@@ -78,10 +88,30 @@ class Tasks:
         self.after_s = service.lock.settings.mcp_task_after_s
         self._running: dict[str, SuspendedCall] = {}
 
+    def handlers(self, who: Callable[[Context], Awaitable[Caller]]) -> Iterator[tuple[str, type[TaskParams], Any]]:
+        """Each method with the type of its parameters and its handler. `who` returns the caller of a request."""
+        methods: dict[str, Callable[[TaskParams, Caller], Awaitable[Json]]] = {
+            "tasks/get": lambda params, caller: self.get(params.task_id, caller),
+            "tasks/update": lambda params, caller: self.update(params.task_id, params.input_responses, caller),
+            "tasks/cancel": lambda params, caller: self.cancel(params.task_id, caller),
+        }
+        for method, answer in methods.items():
+            yield method, TaskParams, partial(self._answer, who, answer)
+
+    @staticmethod
+    async def _answer(
+        who: Callable[[Context], Awaitable[Caller]],
+        answer: Callable[[TaskParams, Caller], Awaitable[Json]],
+        ctx: Context,
+        params: TaskParams,
+    ) -> Json:
+        _check(ctx, params.task_id)
+        return await answer(params, await who(ctx))
+
     def create(self, suspended: SuspendedCall, caller: Caller) -> Json | None:
         """Make a task of a call. None if the caller has enough background calls: then the client waits for it."""
         call = suspended.call
-        assert call is not None
+        assert isinstance(call, RunningCall)
         assert call.ask is not None
         try:
             self._service.calls.adopt(call.id, call.ask, caller, call.task)

@@ -34,8 +34,11 @@ from interlock.upstreams.mcp.sessions import Conversation, Sessions
 from interlock.upstreams.mcp.tasks import follow
 
 if TYPE_CHECKING:
+    from interlock.call.context import Caller
     from interlock.resilience.services import Services
 
+# How long a prompt or a resource that asks questions waits for the answers.
+ANSWER_S = 600.0
 _LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templates/list", "prompts": "prompts/list"}
 
 
@@ -101,14 +104,7 @@ class McpUpstream:
         self, slot: Supervisor[Session], call: RemoteCall, listens: Listening | None, questions: Questions
     ) -> Json:
         session = await slot.get(call.left_s)
-        if call.interaction.answers and not session.server.modern:
-            # INVARIANT: a server of the handshake era, which takes no answers, does not run the tool again.
-            raise Failure(
-                "E3411",
-                "Invalid or expired requestState: the call that asked is over, or belongs to another",
-                details={"sent": False, "code": INVALID_PARAMS},
-                resolution="make the call again without inputResponses and requestState",
-            )
+        _refuse_answers(session, call.interaction)
         params: Json = {"name": call.native["name"], "arguments": call.arguments}
 
         async def request(sent: Json) -> Json:
@@ -284,38 +280,50 @@ class McpUpstream:
         async with self._asking(credentials) as session:
             return await self._list(session, "prompts", "prompts")
 
-    async def read_resource(
-        self, uri: str, credentials: Mapping[str, str] | None = None, interaction: Interaction = ALONE
-    ) -> Json:
+    async def read_resource(self, uri: str, interaction: Interaction = ALONE, caller: Caller | None = None) -> Json:
         """Return the server's answer unchanged: `contents`. Raises E3411 if it asks for more first, as tools do."""
-        return await self._read("resources/read", {"uri": uri}, credentials, interaction)
+        return await self._read("resources/read", {"uri": uri}, interaction, caller)
 
     async def get_prompt(
         self,
         name: str,
         arguments: Mapping[str, str] | None = None,
-        credentials: Mapping[str, str] | None = None,
         interaction: Interaction = ALONE,
+        caller: Caller | None = None,
     ) -> Json:
         """Return the server's answer unchanged: `description`, `messages`. Raises E3411 if it asks for more first."""
         params: Json = {"name": name, "arguments": dict(arguments or {})}
-        return await self._read("prompts/get", params, credentials, interaction)
+        return await self._read("prompts/get", params, interaction, caller)
 
-    async def _read(
-        self, method: str, params: Json, credentials: Mapping[str, str] | None, interaction: Interaction
-    ) -> Json:
-        # The shared conversation was opened without abilities of a client, so only modern servers may ask here.
-        pushed, questions = Questions(), Questions(interaction)
+    async def _read(self, method: str, params: Json, interaction: Interaction, caller: Caller | None) -> Json:
+        """Read something that the server may ask questions about first, in a conversation of the caller's own."""
+        questions, shared = Questions(interaction, passed_on=self._config.questions), Conversation({})
+        session = await self._sessions.slot(shared).get(LIST_S)
+        wanted, within_s = shared, LIST_S
+        if able := self._able(interaction):
+            within_s = ANSWER_S
+            own = Conversation({}, able, None, caller, handshake=session.server.modern)
+            in_the_middle = session.server.modern and not interaction.calls_again
+            if (
+                in_the_middle and await self._sessions.speaks_both(own, LIST_S) is not None
+            ) or not session.server.modern:
+                wanted = own
         try:
-            async with self._asking(credentials) as session:
+            async with self._sessions.lease(wanted, within_s) as slot:
+                session = await slot.get(LIST_S)
+                _refuse_answers(session, interaction)
 
                 async def ask(sent: Json) -> Json:
-                    able = interaction.capabilities
-                    return await session.request(method, sent, within_s=LIST_S, questions=pushed, capabilities=able)
+                    declared = interaction.capabilities
+                    return await session.request(
+                        method, sent, within_s=within_s, questions=questions, capabilities=declared
+                    )
 
                 return plain(await rounds(ask, params, interaction, questions))
+        except RpcError as error:
+            raise questions.explain(refusal(error, None)) from None
         except Failure as failure:
-            raise pushed.explain(failure) from None
+            raise questions.explain(failure) from None
 
     async def complete(self, ref: Json, argument: Json, context: Json | None = None) -> Json:
         """Return the server's proposals for an argument of a prompt or a template: `completion`, maybe
@@ -363,6 +371,17 @@ class McpUpstream:
     def health(self) -> Json:
         """The state of the shared conversation, and the number of conversations, for monitoring."""
         return self._sessions.health()
+
+
+def _refuse_answers(session: Session, interaction: Interaction) -> None:
+    """INVARIANT: a server of the handshake era, which takes no answers, does not run a tool again because of them."""
+    if interaction.answers and not session.server.modern:
+        raise Failure(
+            "E3411",
+            "Invalid or expired requestState: the call that asked is over, or belongs to another",
+            details={"sent": False, "code": INVALID_PARAMS},
+            resolution="make the call again without inputResponses and requestState",
+        )
 
 
 class _Asking:

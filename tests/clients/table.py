@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from interlock import Interlock
-from tests.clients.common import FEATURES
+from tests.clients.common import FEATURES, PATIENCE_S
 from tests.clients.probe_inspector import inspector
 from tests.clients.probes import PROBES, Probe
 from tests.clients.target import ROOT, Target
@@ -57,7 +57,7 @@ async def row(app: Interlock, target: Target, name: str, wire: str) -> str:
     begun = len(list(folder.glob("begun-*")))
     worked = await CLIENTS[name](target, wire)
     if len(list(folder.glob("begun-*"))) > begun:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while len(_hung(app)) == before:  # noqa: ASYNC110 - another process may write the record
                 await asyncio.sleep(0.05)
         worked |= {"cancel"} if _hung(app)[-1] == "canceled" else set()

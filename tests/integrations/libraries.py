@@ -21,7 +21,8 @@ from interlock.integrations import Toolkit, adopt
 from tests.integrations import fastmcp_shop, page, provider_server
 from tests.integrations.provider_server import Call, Provider, Turn
 from tests.integrations.scenario import play
-from tests.integrations.world import World, opened
+from tests.integrations.world import World, opened, picture
+from tests.support.calls import admit
 
 Json = dict[str, Any]
 set_tracing_disabled(True)
@@ -95,6 +96,18 @@ async def test_openai_agents(world: World):
             await play(world, converse)
             strict = {one["name"]: one["strict"] for one in provider.requests[0]["tools"]}
             assert strict == {"demo__add": True, "demo__increment": True, "demo__send": True}
+
+
+async def test_openai_agents_show_images(world: World):
+    await admit(world.app, picture)
+    kit = Toolkit(world.app, token=world.token, tools=["demo.picture"])
+    ask = page.function("ask_agents")
+    with provider_server.serving(provider_server.responses) as provider:
+        async with AsyncOpenAI(base_url=f"{provider.url}/v1", api_key="none", max_retries=0) as client:
+            provider.say([Call("c1", "demo__picture", {"of": "sea"})], "done")
+            assert await ask(OpenAIResponsesModel("m", openai_client=client), kit, "please") == "done"
+    (told,) = [one for one in provider.requests[-1]["input"] if one.get("type") == "function_call_output"]
+    assert [one["type"] for one in told["output"]] == ["input_text", "input_image"]
 
 
 class FakeModel(GenericFakeChatModel):

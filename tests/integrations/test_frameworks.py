@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ from tests import sample
 from tests.integrations import page
 from tests.integrations.provider_server import Call, Turn
 from tests.integrations.scenario import play
-from tests.integrations.world import World, opened
-from tests.support.calls import until
+from tests.integrations.world import PNG, World, opened, picture
+from tests.support.calls import admit, until
 
 
 @pytest_asyncio.fixture
@@ -117,6 +118,28 @@ async def test_langchain_tools_answer_tool_calls_and_plain_invocations(world: Wo
     assert sample.world.counters == {"visits": 1}
     with pytest.raises(NotImplementedError, match="use ainvoke"):
         tools["demo__add"].invoke({"a": 1})
+
+
+async def test_images_are_native_content_of_the_frameworks(world: World):
+    await admit(world.app, picture)
+    kit = Toolkit(world.app, token=world.token, tools=["demo.picture"])
+    (langchain,) = await kit.langchain()
+    message = await langchain.ainvoke({"type": "tool_call", "id": "1", "name": langchain.name, "args": {"of": "sea"}})
+    assert message.content == [
+        {"type": "text", "text": "sea"},
+        {"type": "image", "base64": base64.b64encode(PNG).decode(), "mime_type": "image/png"},
+    ]
+    seen: list[Any] = []
+
+    def speak(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+        if len(messages) == 1:
+            return ModelResponse(parts=[ToolCallPart("demo__picture", {"of": "sea"}, "2")])
+        seen.extend(messages[-1].parts)
+        return ModelResponse(parts=[TextPart("done")])
+
+    await Agent(FunctionModel(speak), toolsets=[kit.pydantic_ai()]).run("please")
+    text, image = seen[0].content
+    assert (text, image.data, image.media_type) == ("sea", PNG, "image/png")
 
 
 async def test_gemini_calls_are_answered_in_its_form(world: World):

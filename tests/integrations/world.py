@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interlock import Caller, Interlock
+from interlock import Caller, Context, Interlock, tool
 from interlock.api.tokens import Tokens
 from tests import sample
 from tests.support.calls import admit, records
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+
+
+PNG = b"\x89PNG\r\n\x1a\n of a picture"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def picture(ctx: Context, of: sample.Text) -> str:
+    """A picture and a word."""
+    ctx.attach("image", mime_type="image/png", data=PNG)
+    return of
 
 
 @dataclass(slots=True)

@@ -5,6 +5,9 @@ before Execute. A read-only tool runs its own examples, except those that it dec
 and the recorded answer if there is one, is held against the contract. A write tool runs in dry run, or for real inside
 the fixture it declares, where the same key must change things once, and what can be undone is undone by what the call
 itself stored. A tool with neither is run for real only when its author asks.
+
+A read of an upstream that does not answer for now (429, 5xx) is neither proven nor disproven: its evidence is
+`UNPROVEN`, and its tests are run again when the upstream answers (`upstreams.manager`).
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from interlock.data.canonical import encode
 from interlock.data.explain import brief, output_faults
 from interlock.data.schema import Json
 from interlock.gateway.invoke import Gateway
-from interlock.registry.admission import Evidence
+from interlock.registry.admission import UNPROVEN, Evidence
 
 Run = Callable[[Request], Awaitable[Result]]
+# Circuit breaker open, upstream unavailable, timed out, rate limit.
+_PASSING = frozenset({"E3501", "E3502", "E3503", "E3504"})
 Mode = Literal["examples", "recorded", "preview", "fixture", "live", "none"]
 
 
@@ -42,6 +47,7 @@ class Outcome:
     passed: bool
     message: str = ""
     ran: bool = True  # False for an example that the tool was not run with, because it needs a network host
+    passing: bool = False  # it failed because an upstream did not answer for now, which tells nothing about the tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,10 @@ class Trial:
         return all(outcome.passed for outcome in self.outcomes)
 
     def evidence(self, digest: str) -> Evidence:
+        missed = [outcome for outcome in self.outcomes if not outcome.passed]
+        if missed and all(outcome.passing for outcome in missed):
+            report = "; ".join(f"{outcome.case}: {outcome.message}" for outcome in missed[:5])
+            return Evidence(digest=digest, passed=True, mode=UNPROVEN, report=report)
         failed = [f"{outcome.case}: {outcome.message}" for outcome in self.outcomes if not outcome.passed]
         report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
         if unrun := [outcome.case for outcome in self.outcomes if not outcome.ran]:
@@ -164,7 +174,7 @@ async def _run_example(
     key = None if dry else case.name.replace(" ", "-")
     request = make(contract.address, case.input, key=key, dry_run=dry, version=contract.version)
     result = await run(request)
-    outcomes = [Outcome(case.name, result.ok, _why(result))]
+    outcomes = [Outcome(case.name, result.ok, _why(result), passing=_is_passing(contract, result))]
     if contract.mutation.writes and result.ok:
         outcomes.append(_same(case.name, result, await run(request), replayed=not dry))
         if not dry:
@@ -180,9 +190,20 @@ async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: 
     key = case.name.replace(" ", "-")
     result = await run(make(contract.address, case.input, key=key, version=contract.version))
     if not result.ok:
-        return Outcome(case.name, False, _why(result))
+        return Outcome(case.name, False, _why(result), passing=_is_passing(contract, result))
     same = encode(result.value) == encode(case.output)
     return Outcome(case.name, same, "" if same else f"gave `{brief(result.value)}` instead of `{brief(case.output)}`")
+
+
+def _is_passing(contract: Contract, result: Result) -> bool:
+    """Whether a read of an upstream failed for a reason that passes: it is asked too often, or does not answer now.
+
+    The call has been tried several times by then, as its contract says.
+    """
+    failure, execution = result.error, contract.manifest.execution
+    if failure is None or contract.mutation.writes or execution is None or execution.kind != "upstream":
+        return False
+    return failure.retryable and failure.code in _PASSING
 
 
 def _why(result: Result) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from interlock import Interlock
+from interlock.core.clock import Clock
 from interlock.data.schema import Json
-from interlock.upstreams.manager import Report
+from interlock.upstreams import repository
+from interlock.upstreams.manager import PROVE_EVERY_S, Report
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 from tests.upstreams.test_functions import PROVIDERS, TAKES, declared
 from tests.upstreams.test_langchain import MODULE
@@ -45,7 +49,7 @@ async def test_a_langchain_tool_whose_contract_tests_fail_is_refused(tmp_path: P
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_a_function_whose_contract_tests_fail_is_refused(tmp_path: Path, provider: str) -> None:
     said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
-    answers = {"/right": json_answer("sunny"), "/unfit": json_answer(7), "/broken": Answer(status=500, body=b"{}")}
+    answers = {"/right": json_answer("sunny"), "/unfit": json_answer(7), "/broken": Answer(status=400, body=b"{}")}
     async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
         server.otherwise = lambda got: answers[got.path]
         names = ("right", "unfit", "broken")
@@ -57,3 +61,55 @@ async def test_a_function_whose_contract_tests_fail_is_refused(tmp_path: Path, p
         overlay: Json = {"tools": dict.fromkeys(names, said)}
         report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
         await _refused(lock, report, "fns", {"unfit", "broken"}, "right")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admitted_and_proven_later(
+    tmp_path: Path, status: int
+) -> None:
+    said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
+    names = ("once", "proven", "disproven")
+    away = {"once": 1, "proven": 99, "disproven": 99}  # how often each of them does not answer
+
+    def answer(got: Any) -> Answer:
+        name = got.path.strip("/")
+        away[name] = away.get(name, 0) - 1  # a probe asks for something else
+        if away[name] >= 0:
+            return Answer(status=status, body=b"{}")
+        return json_answer(7 if name == "disproven" else "sunny")
+
+    passed = 0.0
+    clock = Clock(monotonic=lambda: time.monotonic() + passed)
+    async with HttpServer.open() as server, Interlock.open(tmp_path, clock=clock, housekeeping=False) as lock:
+        server.otherwise = answer
+        config: Json = {
+            "declarations": [declared("anthropic", name, TAKES) for name in names],
+            "urls": [server.url],
+            "allow_private": True,
+        }
+        overlay: Json = {"tools": dict.fromkeys(names, said)}
+        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
+        states = {one.name: (one.state, "not proven yet" in one.reason) for one in report.tools}
+        assert states == {"once": ("admitted", False), "proven": ("admitted", True), "disproven": ("admitted", True)}
+        again = await lock.upstreams.refresh("fns", by=lock.caller)
+        assert len(await unproven(lock)) == 2, "it still does not answer"
+        for tools in (again.tools, await lock.upstreams.offers("fns")):
+            assert {one.name for one in tools if "not proven yet" in one.reason} == {"proven", "disproven"}
+        away |= {"proven": 0, "disproven": 0}
+        await lock.gateway.services.answers("fns")  # the breaker lets calls through again
+        if status == 429:
+            await lock.upstreams.refresh("fns", by=lock.caller)
+        else:  # what runs in the background does the same
+            passed = PROVE_EVERY_S
+            assert await lock.upstreams.probe("fns") == "available"
+        assert await unproven(lock) == []
+        assert {one.reason for one in await lock.upstreams.offers("fns")} == {""}
+        good = await lock.call("fns.proven", {"city": "Ulm"})
+        bad = await lock.call("fns.disproven", {"city": "Ulm"})
+        assert (good.value, bad.error and bad.error.code) == ("sunny", "E3210")
+        assert bad.error is not None
+        assert "contract tests failed" in bad.error.message
+
+
+async def unproven(lock: Interlock) -> list[tuple[str, str, str]]:
+    return await lock.journal.read(lambda reader: repository.unproven(reader, "fns"))

@@ -42,9 +42,13 @@ Conjunct = Literal[
 CONJUNCTS: tuple[Conjunct, ...] = get_args(Conjunct)
 
 
+# The mode of contract tests that could not be run to the end, because the upstream of the tool did not answer for now.
+UNPROVEN = "unproven"
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Contract tests that passed on one exact content."""
+    """Contract tests that passed on one exact content, or are to be run again (`UNPROVEN`)."""
 
     digest: str
     passed: bool

@@ -158,6 +158,24 @@ def published(reader: Reader, upstream: str, held_for: str) -> list[PublishedRow
     return [PublishedRow._make(row) for row in rows]
 
 
+def with_evidence(reader: Reader, upstream: str, mode: str) -> list[tuple[str, str, str]]:
+    """The address, version and digest of each tool of an upstream whose contract tests ended in `mode`."""
+    return reader.all(
+        "SELECT v.address, v.version, v.digest FROM upstream_tool u"
+        " JOIN tool_version v ON v.address = u.address AND v.version = u.version"
+        " JOIN evidence e ON e.digest = v.digest"
+        " WHERE u.upstream = ? AND u.state = 'admitted' AND e.mode = ? ORDER BY v.address",
+        (upstream, mode),
+    )
+
+
+def put_reason(transaction: Transaction, address: str, reason: str) -> None:
+    """Store the remark on an admitted tool."""
+    transaction.execute(
+        "UPDATE upstream_tool SET reason = ? WHERE address = ? AND state = 'admitted'", (reason, address)
+    )
+
+
 def published_names(reader: Reader) -> list[tuple[str, str, str]]:
     """The upstream, the name there and the address of each tool of an upstream that has a version, by address."""
     return reader.all("SELECT upstream, name, address FROM upstream_tool WHERE version IS NOT NULL ORDER BY address")

@@ -74,6 +74,7 @@ SIGNALS: Mapping[str, Severity] = {
     "UPSTREAM_FAILED": "critical",
     "UPSTREAM_AVAILABLE": "info",
     "TOOL_DEFINITION_CHANGED": "critical",
+    "TOOL_DISPROVEN": "critical",
 }
 _LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
 

@@ -203,8 +203,9 @@ async def admit(
 
 def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Version], evidence: Evidence) -> Offered:
     verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence)
-    state = "admitted" if verdict.admitted else "refused"
-    return replace(one, state=state, reason="" if verdict.admitted else verdict.failure(one.address).message)
+    if not verdict.admitted:
+        return replace(one, state="refused", reason=verdict.failure(one.address).message)
+    return replace(one, state="admitted", reason=repository.unproven_words(evidence))
 
 
 def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:

@@ -26,6 +26,7 @@ import orjson
 from interlock.call.connector import Connector, Discovered, secret_of
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
+from interlock.contract.declare import without_function
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
@@ -48,6 +49,7 @@ T = TypeVar("T")
 PROBE_LIMIT_S = 5.0
 LOOK_LIMIT_S = 120.0
 FINISH_S = 5.0
+PROVE_EVERY_S = 300.0
 MAX_TOOLS = 5000
 _TRIES = 5
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
@@ -101,6 +103,8 @@ class Upstreams:
         self._changes = journal.changes
         self._changes.watch(("upstreams",), repository.upstreams, self._follow)
         self._busy: dict[str, asyncio.Lock] = {}
+        self._proving: set[str] = set()  # upstreams whose unproven tools are being tried
+        self._prove_at: dict[str, float] = {}  # when a probe tries those of an upstream again
         self._changed: dict[str, asyncio.Event] = {}  # upstreams that announced a change and are being looked at again
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -315,7 +319,10 @@ class Upstreams:
         except Failure as failure:
             await self._mark(known, "unavailable", failure.message)
             raise
-        return await self._take_in(known, discovered, by="refresh" if by is None else by.acting, overlay=overlay)
+        report = await self._take_in(known, discovered, by="refresh" if by is None else by.acting, overlay=overlay)
+        remarks = await self._prove(name)
+        tools = tuple(replace(one, reason=remarks.get(one.address, one.reason)) for one in report.tools)
+        return replace(report, tools=tools)
 
     async def accept(
         self,
@@ -385,6 +392,8 @@ class Upstreams:
         await self._mark(known, "available", "")
         if self._answers is not None:
             await self._answers(name)
+        if self._clock.monotonic() >= self._prove_at.get(name, 0.0):
+            await self._prove(name)
         return "available"
 
     async def _mark(self, known: Upstream, state: str, reason: str) -> None:
@@ -472,6 +481,36 @@ class Upstreams:
         if self._answers is not None:
             await self._answers(known.name)
         return Report(known.name, looked, dict(discovered.about))
+
+    async def _prove(self, name: str) -> dict[str, str]:
+        """Run the contract tests of tools that could not be tried when they were admitted. Returns the remark on each.
+
+        INVARIANT: a tool that was admitted unproven is tried at every refresh, and by probes now and then, until it is
+        proven or in quarantine.
+        """
+        waiting = await self._journal.read(lambda reader: repository.unproven(reader, name))
+        if not waiting or name in self._proving:
+            return {}
+        self._proving.add(name)
+        self._prove_at[name] = self._clock.monotonic() + PROVE_EVERY_S
+        try:
+            versions = [(await self._catalog.versions(address))[version] for address, version, _ in waiting]
+            tried = {
+                one.digest: one
+                for one in await self._try_out([without_function(one.contract.manifest) for one in versions])
+            }
+            refs = {digest: f"{address}@{version}" for address, version, digest in waiting}
+            await self._journal.commit(repository.proving(name, tried, refs))
+            await self._catalog.forget()
+            await self._look()
+            await self._changes.look()
+        finally:
+            self._proving.discard(name)
+        for digest, proof in tried.items():
+            if not proof.passed:
+                facts = {"alert": "TOOL_DISPROVEN", "upstream": name, "reason": proof.report}
+                self._announce("tool.alert", "", refs[digest].partition("@")[0], **facts)
+        return {address: repository.unproven_words(tried[digest]) for address, _, digest in waiting}
 
     async def _page(self, name: str) -> Page:
         return await self._journal.read(lambda reader: repository.page(reader, name))

@@ -280,6 +280,38 @@ def _publication(known: Upstream, one: Offered, proof: Evidence, by: str) -> Uni
     return admission.publish(one.manifest, proof.digest, known.origin, proof, by)
 
 
+def unproven(reader: Reader, name: str) -> list[tuple[str, str, str]]:
+    """The address, version and digest of each tool of an upstream that was admitted while it could not be tried."""
+    return store.with_evidence(reader, name, admission.UNPROVEN)
+
+
+def unproven_words(proof: Evidence) -> str:
+    """The remark on a tool that was admitted unproven; empty if it is proven."""
+    return f"not proven yet, tried again at every refresh: {proof.report}" if proof.mode == admission.UNPROVEN else ""
+
+
+def proving(name: str, tried: Mapping[str, Evidence], refs: Mapping[str, str]) -> Unit[None]:
+    """Unit that stores contract tests that were run later, by the digest of their content; `refs` names it.
+
+    What fails goes into quarantine: it was admitted, and calls of it are on record. What could not be tried this time
+    either stays unproven.
+    """
+
+    def unit(transaction: Transaction) -> None:
+        for digest_, proof in tried.items():
+            ref = refs[digest_]
+            store.put_reason(transaction, ref.partition("@")[0], unproven_words(proof))
+            if proof.mode == admission.UNPROVEN:
+                continue
+            admission.record_evidence(transaction, proof)
+            if proof.passed:
+                note(transaction, name, "tool.proven", tool=ref, digest=digest_, mode=proof.mode)
+            else:
+                quarantine.impose(digest_, ref, name, f"contract tests failed: {proof.report}")(transaction)
+
+    return unit
+
+
 def removal(name: str, by: str) -> Unit[None]:
     """Unit that removes an upstream and sunsets its tools."""
 

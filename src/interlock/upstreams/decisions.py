@@ -201,6 +201,13 @@ async def admit(
     return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
 
 
+async def try_again(catalog: Catalog, try_out: TryOut, admitted: Sequence[tuple[str, str, str]]) -> dict[str, Evidence]:
+    """Run the contract tests of versions that are admitted already: address, version and digest. By digest."""
+    versions = [(await catalog.versions(address))[version] for address, version, _ in admitted]
+    tried = await try_out([without_function(one.contract.manifest) for one in versions])
+    return {one.digest: one for one in tried}
+
+
 def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Version], evidence: Evidence) -> Offered:
     verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence)
     if not verdict.admitted:

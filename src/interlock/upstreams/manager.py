@@ -26,7 +26,6 @@ import orjson
 from interlock.call.connector import Connector, Discovered, secret_of
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
-from interlock.contract.declare import without_function
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
@@ -36,7 +35,7 @@ from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
 from interlock.store.port import Store
 from interlock.upstreams import repository
-from interlock.upstreams.decisions import TryOut, admit, bounded, gone, judge, once, refused
+from interlock.upstreams.decisions import TryOut, admit, bounded, gone, judge, once, refused, try_again
 from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay
 from interlock.upstreams.repository import Offered, Outdated, Page, Report, Upstream
@@ -494,11 +493,7 @@ class Upstreams:
         self._proving.add(name)
         self._prove_at[name] = self._clock.monotonic() + PROVE_EVERY_S
         try:
-            versions = [(await self._catalog.versions(address))[version] for address, version, _ in waiting]
-            tried = {
-                one.digest: one
-                for one in await self._try_out([without_function(one.contract.manifest) for one in versions])
-            }
+            tried = await try_again(self._catalog, self._try_out, waiting)
             refs = {digest: f"{address}@{version}" for address, version, digest in waiting}
             await self._journal.commit(repository.proving(name, tried, refs))
             await self._catalog.forget()

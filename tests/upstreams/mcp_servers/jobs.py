@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 
 TASKS = "io.modelcontextprotocol/tasks"
 POLL_MS = 50
+BREAKS_AFTER_S = 0.5  # so that a client gets the task before its end, on a busy machine too
 Json = dict[str, Any]
 _TEXT: Json = {"type": "string"}
 TOOLS: dict[str, dict[str, Any]] = {
@@ -132,8 +133,10 @@ class Jobs:
                 await asyncio.sleep(given["seconds"])
                 return f"computed {given.get('label')}"
             case "failing_job":
+                await asyncio.sleep(BREAKS_AFTER_S)
                 raise RuntimeError("the job failed")
             case "protocol_error_job":
+                await asyncio.sleep(BREAKS_AFTER_S)
                 raise MCPError(-32603, "the server broke")
             case "confirm_delete":
                 await job.ask("sure", f"Delete {given['filename']}?", "confirm")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import socket
 import stat
+import subprocess
 import threading
 from collections.abc import Generator
 from contextlib import closing
@@ -16,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from tests import warm
-from tests.cli.conftest import Cli, Ended
+from tests.cli.conftest import INTERLOCK, Cli, Ended
 from tests.cli.test_serve import running
 
 SCOPES = ("audit:read", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
@@ -38,6 +41,28 @@ principal = "bob"
 tool = "demo.mail_statement"
 expect = "ask"
 """
+# It runs until a file is there, and reports progress meanwhile.
+COUNTING = '''
+import asyncio
+import pathlib
+
+from typing import Annotated
+
+from interlock import Context, Field, tool
+
+File = Annotated[str, Field(description="what is waited for", examples=["/"])]
+
+
+@tool(namespace="demo", version="1.0.0", mutation_class="read_only")
+async def count(ctx: Context, file: File) -> int:
+    """Count until a file is there."""
+    number = 0
+    while not pathlib.Path(file).exists():
+        ctx.progress("half of it", percent=50)
+        await asyncio.sleep(0.02)
+        number = 1
+    return number
+'''
 # Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
 _OWN = (
     (re.compile(r"\b(?:apr_)?01[0-9A-Z]{24}\b"), "ID"),
@@ -80,6 +105,8 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Place]:
     cli = Cli(tmp_path_factory.mktemp("served"))
     assert cli("tools", "add", "interlock.demo_tools").code == 0
+    (cli.path / "counting.py").write_text(COUNTING)
+    assert cli("tools", "add", "counting.py").code == 0
     (cli.home / "settings.toml").write_text(BUDGETS)
     (cli.path / "cases.toml").write_text(CASES)
     assert cli("identities", "add", "--name", "bob", "--kind", "human", "--group", "approvers").code == 0
@@ -456,6 +483,24 @@ def test_tokens_are_issued_inspected_passed_on_and_revoked(place: Place) -> None
     assert [(one.code, one.json["code"]) for one in ends] == [(1, "E3201")] * 2
 
 
+def test_a_reviewer_agrees_in_advance_at_a_server_and_takes_it_back(place: Place) -> None:
+    words = ("approvals", "grant", "demo.mail_statement", "--caller", "eve", "--arg", "account=cash")
+    bounds = ("--arg", "to=*@example.net", "--uses", "2", "--expires", "1d")
+    here, there = place.here("bob", *words, *bounds), place.there("bob", *words, *bounds)
+    assert (here.code, there.code) == (0, 0), there.err
+    mail = ("call", "demo.mail_statement", '{"account": "cash", "to": "a@example.net"}', "--key", "ahead", "--json")
+    assert place.there("eve", *mail).json["status"] == "succeeded"
+    listed = place.there("bob", "approvals", "standing", "--json").json["standing"]
+    assert listed == place.here("bob", "approvals", "standing", "--json").json["standing"]
+    ids = [one["id"] for one in listed if one["arguments"]["to"] == "*@example.net"]
+    taken = [place.there("bob", "approvals", "revoke", one[-8:], "--json").json["revoked"] for one in ids]
+    assert taken == [True, True]
+    refused = place.there("eve", *words, *bounds, "--json")
+    assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+    assert place.there("bob", "approvals", "grant", "demo.post", "--caller", "eve", "--arg", "a=1", "--where", "a<2",
+                       "--uses", "1", "--expires", "1d").code == 2  # fmt: skip
+
+
 def test_the_journal_is_exported_whole_and_verifies(place: Place) -> None:
     target = place.cli.path / "journal.jsonl"
     told = place.there("ann", "audit", "export", "--out", str(target), "--json")
@@ -489,6 +534,26 @@ def test_a_command_for_the_data_directory_itself_says_so(place: Place, words: tu
 
 def test_what_needs_neither_runs_all_the_same(place: Place) -> None:
     assert place.there("ann", "policy", "default").out == place.cli("policy", "default").out
+
+
+def test_progress_is_shown_while_a_call_is_followed_on_a_terminal(place: Place, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    call = place.there("ann", "call", "demo.count", json.dumps({"file": str(go)}), "--background").out.strip()
+    terminal, side = os.openpty()
+    words = ("--server", place.url, "--token-file", place.token("ann"), "calls", "follow", call)
+    follower = subprocess.Popen([*INTERLOCK, *words], env=place.cli.environment, stdout=subprocess.PIPE, stderr=side)
+    os.close(side)
+    seen = b""
+    with contextlib.suppress(OSError):  # what reading raises once the follower has ended
+        while text := os.read(terminal, 1000):
+            seen += text
+            if b"50 %  half of it" in seen:
+                go.touch()
+    go.touch()
+    out, _ = follower.communicate(timeout=100)
+    os.close(terminal)
+    assert b"half of it" in seen
+    assert (follower.returncode, "succeeded" in out.decode()) == (0, True)
 
 
 @pytest.mark.parametrize(

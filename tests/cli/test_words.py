@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import datetime
+
+import pytest
 
 from tests.cli.conftest import Cli
 
@@ -132,3 +135,27 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(fresh: Cli) -> None
     assert "Did you mean" not in fresh("zzzzzz").err
     shell = Cli(fresh.path, {"_INTERLOCK_COMPLETE": "bash_complete", "COMP_WORDS": "interlock up", "COMP_CWORD": "1"})
     assert shell().out == "plain,upstream\n"
+
+
+def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    from interlock.cli.render import Page
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    rows = [("10:14:03", "01JCXK2M4Q8Z01JCXK2M4Q8Z01", "demo.statements@1.0.0", "succeeded", "", "ann")]
+    head = ("when", "call", "tool", "state", "source", "caller")
+    shown = dict[int, list[str]]()
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("TERM", "dumb")
+        stream = Terminal()
+        Page(stream).table(rows, head)
+        shown[columns] = stream.getvalue().splitlines()
+    assert max(map(len, shown[60])) <= 60
+    assert [line.split() for line in shown[60]] == [
+        ["when", "10:14:03"], ["call", rows[0][1]], ["tool", rows[0][2]], ["state", "succeeded"], ["caller", "ann"], [],
+    ]  # fmt: skip
+    assert len(shown[100]) == 2

@@ -35,7 +35,8 @@ async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
     interlock tools add interlock.demo_tools
     interlock tools add mailer.yaml
     """
-    offers = [offer for target in targets for offer in await _offer(lock, target)]
+    with out.working("looking for tools …"):
+        offers = [offer for target in targets for offer in await _offer(lock, out, target)]
     admitted = [offer for offer in offers if offer["admitted"]]
     refused = [offer for offer in offers if not offer["admitted"]]
 
@@ -47,7 +48,7 @@ async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
     return 1 if refused else 0
 
 
-async def _offer(lock: Interlock, target: str) -> list[Json]:
+async def _offer(lock: Interlock, out: Output, target: str) -> list[Json]:
     from interlock.core.errors import Failure
     from interlock.registry.source import load
 
@@ -56,7 +57,8 @@ async def _offer(lock: Interlock, target: str) -> list[Json]:
     except Failure as failure:
         return [_refusal(target, failure)]
     offers: list[Json] = []
-    for tool in found:
+    for number, tool in enumerate(found):
+        out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
         try:
             offers.append(_offer_document(await lock.offer(tool, origin)))
         except Failure as failure:

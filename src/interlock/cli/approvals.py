@@ -281,7 +281,28 @@ _RANGE = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
 _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 
+async def _grant_at_server(
+    server: Server, out: Output, /, tool: str, patterns: dict[str, list[str]], ranges: dict[str, Json], **given: Any
+) -> int:
+    from interlock.cli.remote import part
+    from interlock.cli.restored import standing_of
+
+    _refuse_doubled(patterns, ranges)
+    told = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
+    wanted: Json = {
+        "tool": tool,
+        "caller": given["caller"],
+        "arguments": _arguments(told["parameters"], patterns, ranges, tool),
+        "uses": given["uses"],
+        "expires_in_s": max(1, given["lifetime_ms"] // 1000),
+        **({} if given["versions"] is None else {"versions": given["versions"]}),
+    }
+    granted = standing_of(await server.post("/v1/approvals/standing", wanted))
+    return _answer_granted(out, await Remote.of(server), granted)
+
+
 @approvals.command()
+@at_server(_grant_at_server)
 @click.argument("tool")
 @click.option(
     "--caller",
@@ -330,8 +351,7 @@ async def grant(
     """
     from interlock.core.errors import Failure
 
-    if twice := patterns.keys() & ranges.keys():
-        raise click.UsageError(f"`{min(twice)}` is bounded twice: with --arg and with --where")
+    _refuse_doubled(patterns, ranges)
     by = await acting(lock, token)
     contract = (await lock.catalog.resolve(tool, versions)).contract
     who, tenant = await _caller_meant(lock, caller, by)
@@ -351,8 +371,15 @@ async def grant(
             raise
         approval = contract.manifest.approval or lock.settings.approval
         raise await refusal(lock, failure, tuple(step.group for step in approval.chain), by) from None
-    viewer = await Local.of(lock)
+    return _answer_granted(out, await Local.of(lock), standing)
 
+
+def _refuse_doubled(patterns: dict[str, list[str]], ranges: dict[str, Json]) -> None:
+    if twice := patterns.keys() & ranges.keys():
+        raise click.UsageError(f"`{min(twice)}` is bounded twice: with --arg and with --where")
+
+
+def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
@@ -453,7 +480,18 @@ def _outcome(viewer: Viewer, standing: Standing) -> str:
     return "used up" if standing.used >= standing.uses else f"{span(left_ms)} left"
 
 
+async def _standing_at_server(server: Server, out: Output, /) -> int:
+    return _answer_standing(out, await Remote.of(server), await _standings_at(server))
+
+
+async def _standings_at(server: Server) -> list[Standing]:
+    from interlock.cli.restored import standing_of
+
+    return [standing_of(one) for one in (await server.get("/v1/approvals/standing"))["standing"]]
+
+
 @approvals.command("standing")
+@at_server(_standing_at_server)
 @as_holder
 @over_home
 async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> int:
@@ -462,8 +500,10 @@ async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> i
     \b
     interlock approvals standing
     """
-    found, viewer = await _standings(lock, token), await Local.of(lock)
+    return _answer_standing(out, await Local.of(lock), await _standings(lock, token))
 
+
+def _answer_standing(out: Output, viewer: Viewer, found: list[Standing]) -> int:
     def show(page: Page) -> None:
         rows = [
             (one.id, _outcome(viewer, one), *(str(said) for name, said in _bounds(viewer, one) if name != "until"))
@@ -478,7 +518,15 @@ async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> i
     return 0
 
 
+async def _revoke_at_server(server: Server, out: Output, /, standing_id: str) -> int:
+    from interlock.cli.restored import standing_of
+
+    whole = _standing_id([one.id for one in await _standings_at(server)], standing_id)
+    return _answer_revoked(out, standing_of(await server.ask("DELETE", f"/v1/approvals/standing/{whole}")))
+
+
 @approvals.command()
+@at_server(_revoke_at_server)
 @click.argument("standing_id", metavar="ID")
 @as_holder
 @over_home
@@ -490,8 +538,10 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
     """
     by = await acting(lock, token)
     ids = [one.id for one in await _standings(lock, token)]
-    taken = await lock.standing_approvals.revoke(_standing_id(ids, standing_id), by=by)
+    return _answer_revoked(out, await lock.standing_approvals.revoke(_standing_id(ids, standing_id), by=by))
 
+
+def _answer_revoked(out: Output, taken: Standing) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -197,10 +198,12 @@ async def call(
         arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
         caller=caller,
         door="cli",
+        on_progress=out.report if sys.stderr.isatty() else None,
         **given,
     )
     clear_credentials(lock.settings)
-    result = await lock.gateway.invoke(request)
+    with out.working(""):
+        result = await lock.gateway.invoke(request)
     if result.pending and wait_s is not None:
         result = await _wait(lock, out, request, result, wait_s)
     return await answer(lock, out, result)
@@ -305,7 +308,19 @@ async def _until_ended(out: Output, status: Callable[[], Awaitable[Json]]) -> in
 
 
 async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int:
-    return await _until_ended(out, lambda: server.get(f"/v1/calls/{part(call_id)}"))
+    from interlock.core.errors import Failure
+
+    path = f"/v1/calls/{part(call_id)}"
+    try:
+        async for event in server.events(f"{path}/events"):
+            if event["event_class"] == "tool.invocation.progress":
+                out.report(event.get("data") or event)
+    except Failure as failure:
+        if failure.code != "E3502":
+            raise
+        # The connection broke, and the call may go on all the same.
+    out.progress("")
+    return await _until_ended(out, lambda: server.get(path))
 
 
 @click.command()
@@ -316,7 +331,8 @@ async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int
 async def follow(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
     """Wait until a call has ended or waits for a person, and show how it stands.
 
-    Exits 0 when it succeeded, 1 when it did not or waits for a person.
+    With --server, progress that its tool reports is shown on a terminal meanwhile. Exits 0 when it succeeded, 1 when it
+    did not or waits for a person.
 
     \b
     interlock calls follow 01JCXK2M4Q8Z…

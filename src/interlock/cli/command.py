@@ -65,11 +65,31 @@ class Output:
 
         return Page(sys.stderr if error else sys.stdout)
 
-    def progress(self, words: str) -> None:
+    def progress(self, words: str, percent: float | None = None) -> None:
         """Show progress on a terminal. Each text replaces the last one; an empty text clears the line."""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{words}")
-            sys.stderr.flush()
+        if not sys.stderr.isatty():
+            return
+        import shutil
+
+        from interlock.cli.render import clean, progress_bar
+
+        text = clean(words if percent is None else f"{progress_bar(percent)}  {words}").replace("\n", " ")
+        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def working(self, words: str) -> Generator[None]:
+        """Show what takes long while it lasts, on a terminal."""
+        self.progress(words)
+        try:
+            yield
+        finally:
+            self.progress("")
+
+    def report(self, record: dict[str, Any]) -> None:
+        """Show a progress record of a call."""
+        percent: Any = record.get("percent")
+        self.progress(str(record.get("message") or ""), percent if isinstance(percent, int | float) else 0.0)
 
     def write(self, document: Any) -> None:
         """One JSON document: on one line for programs, indented for people."""

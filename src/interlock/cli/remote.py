@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncGenerator, Iterator
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -98,6 +99,17 @@ class Server:
                 raise Failure("E3502", f"{self.url} ended the connection before the answer was complete") from None
             raise self._silent(error) from None
 
+    async def events(self, path: str) -> AsyncGenerator[Json]:
+        """The events at a path, each when it happens, until the server ends the stream."""
+        found = self._events(self._path + path, {**self._headers(), "Accept": "text/event-stream"})
+        try:
+            while (event := await asyncio.to_thread(next, found, None)) is not None:
+                if (failure := failure_of({"error": event})) is not None:
+                    raise failure
+                yield event
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
 
@@ -122,6 +134,22 @@ class Server:
             connection.close()
 
     def _pieces(self, path: str, headers: dict[str, str]) -> Iterator[bytes]:
+        with self._answering(path, headers) as answer:
+            while piece := answer.read(_AT_ONCE):
+                yield piece
+
+    def _events(self, path: str, headers: dict[str, str]) -> Iterator[Json]:
+        from interlock.data.canonical import decode
+
+        with self._answering(path, headers) as answer:
+            # While nothing happens the server writes comments, more often than the connection waits.
+            while line := answer.readline(_MOST_BYTES):
+                if line.startswith(b"data: "):
+                    yield decode(line.removeprefix(b"data: "))
+
+    @contextmanager
+    def _answering(self, path: str, headers: dict[str, str]) -> Generator[HTTPResponse]:
+        """An answer that is read bit by bit."""
         connection = self._connection(TIMEOUT_S)
         try:
             connection.request("GET", path, headers=headers)
@@ -129,8 +157,7 @@ class Server:
             if answer.status != 200:
                 document = self._document(answer.status, answer.read(_MOST_BYTES))
                 raise failure_of(document) or Failure("E3502", f"{self.url} answered {answer.status}")
-            while piece := answer.read(_AT_ONCE):
-                yield piece
+            yield answer
         finally:
             connection.close()
 

@@ -25,6 +25,8 @@ Json = dict[str, Any]
 Cell = str | Text
 GAP = "   "
 WIDTH = 80
+# The width that the last column of a table has at least.
+LEAST = 20
 
 GOOD, BAD, MAYBE, WAITS = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow"), Text("…", "yellow")
 
@@ -66,12 +68,21 @@ class Page:
         self.table([(Text(indent + name, "dim"), said) for name, said in facts])
 
     def table(self, rows: Iterable[Sequence[Cell]], head: Sequence[str] = (), indent: str = "") -> None:
-        """Aligned columns. On a terminal the last one folds; elsewhere lines stay whole."""
+        """Aligned columns. On a terminal the last one folds; elsewhere lines stay whole.
+
+        On a terminal of less than 80 columns, rows that do not fit are written below each other, a line for each cell.
+        """
         styled = [[_styled(cell) for cell in row] for row in rows]
         if head:
             styled.insert(0, [Text(name, "dim") for name in head])
         count = max((len(row) for row in styled), default=0)
         widths = [max(row[at].cell_len for row in styled if at < len(row)) for at in range(count)]
+        needed = sum(widths[:-1]) + len(GAP) * (count - 1) + min(LEAST, *widths[-1:]) if head else 0
+        if self.console.is_terminal and self.width < WIDTH and needed > self.width:
+            for row in styled[1:]:
+                self.facts([(name, said) for name, said in zip(head, row, strict=False) if said.plain], indent)
+                self.line()
+            return
         for row in styled:
             text = Text(indent)
             for at, cell in enumerate(row[:-1]):
@@ -82,7 +93,7 @@ class Page:
         room = self.width - text.cell_len
         lines = (
             textwrap.wrap(last.plain, room, break_on_hyphens=False)
-            if self.console.is_terminal and room > 20
+            if self.console.is_terminal and room >= LEAST
             else [last.plain]
         )
         margin = " " * text.cell_len
@@ -188,6 +199,12 @@ class Page:
             notes.append(f"deprecated: it runs until {clock_time(str(told.get('removalDate')))}{instead}")
         for note in notes:
             self.line("  ", MAYBE, " ", Text(clean(note), "yellow"))
+
+
+def progress_bar(percent: float) -> str:
+    """Progress as a bar of twenty characters, with its number: `[#####···············]  25 %`."""
+    done = round(max(0.0, min(percent, 100.0)) / 5)
+    return f"[{'#' * done}{'·' * (20 - done)}] {percent:3.0f} %"
 
 
 def hook_words(output: Json) -> str | None:

@@ -6,6 +6,7 @@ import time
 from datetime import datetime
 from typing import Any, cast
 
+from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Shown, Step, Ticket
 from interlock.audit.chain import ChainFault, Verdict
 from interlock.call.artifacts import recalled
@@ -122,6 +123,23 @@ def ticket_of(document: Json) -> Ticket:
         resolved_by=document["resolvedBy"],
         comment=document["comment"],
         edited=b"" if document["user_modified"] else None,
+    )
+
+
+def standing_of(document: Json) -> Standing:
+    """The standing approval that a document tells of."""
+    return Standing(
+        id=document["id"],
+        tenant=document["tenant"],
+        tool=document["tool"],
+        versions=document["versions"],
+        arguments=document["arguments"],
+        caller=document["caller"],
+        uses=document["uses"],
+        expires_ms=_ms(document["expiresAt"]),
+        granted_by=document["grantedBy"],
+        used=document["used"],
+        revoked_ms=0 if document["revoked"] else None,
     )
 
 

@@ -50,7 +50,8 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
             logged = log.stat().st_size if log.exists() else 0
             try:
                 add_it = upstreams.preview if asked.dry_run else upstreams.add
-                report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
+                with out.working(f"connecting to {asked.name} and trying out its tools …"):
+                    report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
             except Failure as failure:
                 raise explained(failure, last_output(log, logged)) from None
             return answer_report(out, report, dry_run=asked.dry_run)
@@ -59,7 +60,9 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
             asked = _Asked.of(kind, configure, **given)
             said = {"name": asked.name, "kind": kind, "config": asked.config, "overlay": asked.overlay}
             path = "/v1/upstreams/preview" if asked.dry_run else "/v1/upstreams"
-            return answer_report(out, await server.post(path, said, timeout_s=LOOK_S), dry_run=asked.dry_run)
+            with out.working(f"the server connects to {asked.name} and tries out its tools …"):
+                report = await server.post(path, said, timeout_s=LOOK_S)
+            return answer_report(out, report, dry_run=asked.dry_run)
 
         command = at_server(ask)(over_home(run))
         for option in reversed(_OPTIONS):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
@@ -15,6 +14,7 @@ import click
 from interlock.core.errors import CODES, Failure
 
 Json = dict[str, Any]
+T = TypeVar("T")
 TIMEOUT_S = 30.0
 # A call is answered when it has ended, and nobody knows how long that takes.
 CALL_TIMEOUT_S = 3600.0
@@ -90,7 +90,7 @@ class Server:
 
     async def stream(self, path: str) -> AsyncGenerator[bytes]:
         """The bytes at a path, some at a time. E3502 where the connection ends before the answer does."""
-        pieces = self._pieces(self._path + path, self._headers())
+        pieces = self._streamed(self._path + path, self._headers(), _in_pieces)
         try:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield piece
@@ -101,7 +101,8 @@ class Server:
 
     async def events(self, path: str) -> AsyncGenerator[Json]:
         """The events at a path, each when it happens, until the server ends the stream."""
-        found = self._events(self._path + path, {**self._headers(), "Accept": "text/event-stream"})
+        headers = {**self._headers(), "Accept": "text/event-stream"}
+        found = self._streamed(self._path + path, headers, _in_events)
         try:
             while (event := await asyncio.to_thread(next, found, None)) is not None:
                 if (failure := failure_of({"error": event})) is not None:
@@ -133,22 +134,7 @@ class Server:
         finally:
             connection.close()
 
-    def _pieces(self, path: str, headers: dict[str, str]) -> Iterator[bytes]:
-        with self._answering(path, headers) as answer:
-            while piece := answer.read(_AT_ONCE):
-                yield piece
-
-    def _events(self, path: str, headers: dict[str, str]) -> Iterator[Json]:
-        from interlock.data.canonical import decode
-
-        with self._answering(path, headers) as answer:
-            # While nothing happens the server writes comments, more often than the connection waits.
-            while line := answer.readline(_MOST_BYTES):
-                if line.startswith(b"data: "):
-                    yield decode(line.removeprefix(b"data: "))
-
-    @contextmanager
-    def _answering(self, path: str, headers: dict[str, str]) -> Generator[HTTPResponse]:
+    def _streamed(self, path: str, headers: dict[str, str], read: Callable[[HTTPResponse], Iterator[T]]) -> Iterator[T]:
         """An answer that is read bit by bit."""
         connection = self._connection(TIMEOUT_S)
         try:
@@ -157,7 +143,7 @@ class Server:
             if answer.status != 200:
                 document = self._document(answer.status, answer.read(_MOST_BYTES))
                 raise failure_of(document) or Failure("E3502", f"{self.url} answered {answer.status}")
-            yield answer
+            yield from read(answer)
         finally:
             connection.close()
 
@@ -175,6 +161,20 @@ class Server:
         if not isinstance(told, dict):
             raise Failure("E3502", f"{self.url} answered {status} without a JSON object; it is not an Interlock server")
         return cast("Json", told)
+
+
+def _in_pieces(answer: HTTPResponse) -> Iterator[bytes]:
+    while piece := answer.read(_AT_ONCE):
+        yield piece
+
+
+def _in_events(answer: HTTPResponse) -> Iterator[Json]:
+    from interlock.data.canonical import decode
+
+    # While nothing happens the server writes comments, more often than the connection waits.
+    while line := answer.readline(_MOST_BYTES):
+        if line.startswith(b"data: "):
+            yield decode(line.removeprefix(b"data: "))
 
 
 def _is_loopback(host: str) -> bool:

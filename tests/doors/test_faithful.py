@@ -83,7 +83,8 @@ async def test_tools_of_public_servers_are_described_as_their_servers_describe_t
         one = shown[f"{server}-{tool['name']}"]
         assert one["description"] == tool["description"].strip()
         assert tool.get("_meta", {}).items() <= one["_meta"].items()
-        if (tool.get("annotations") or {}).get("readOnlyHint"):
+        hints: Json = tool.get("annotations") or {}
+        if hints.get("readOnlyHint"):
             assert one["inputSchema"] == tool["inputSchema"]
             assert one.get("outputSchema") == tool.get("outputSchema")
 

@@ -35,9 +35,11 @@ def _asked(put: Callable[[Result], Json]) -> Callable[[Result, Any], Json]:
 WORDINGS: dict[str, Callable[[Result, Any], Json]] = {
     "REST": lambda result, _: success(result),
     "JSON-RPC": _asked(Result.document),
-    "MCP": _asked(lambda result: own_result(result, Form(native=False, wraps=False, headers=False, keyed=False))),
+    "MCP": _asked(
+        lambda result: own_result(result, Form(native=False, wraps=False, headers=False, keyed=False, exact=False))
+    ),
     "MCP, wrapped": _asked(
-        lambda result: own_result(result, Form(native=False, wraps=True, headers=False, keyed=False))
+        lambda result: own_result(result, Form(native=False, wraps=True, headers=False, keyed=False, exact=False))
     ),
 }
 

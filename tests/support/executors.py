@@ -26,6 +26,7 @@ def site(clock: Clock | None = None) -> Site:
         violated=lambda call, attempts: None,
         checkpoints=None,
         sandbox=None,
+        read_file=_no_file,
     )
 
 
@@ -39,3 +40,7 @@ def _same(granted: Granted) -> Caller:
 
 
 def _unheard(name: str, call: Call, /, **facts: Any) -> None: ...
+
+
+async def _no_file(ref: str, caller: Caller) -> bytes:
+    raise AssertionError(f"{ref} was to be read")

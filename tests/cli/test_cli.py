@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -485,6 +485,46 @@ def test_a_call_answers_with_the_tool_result(cli: Cli) -> None:
     assert result["metadata"]["source"] == "compute"
 
 
+WORDY = '''
+from typing import Annotated
+
+from interlock import Context, Field, tool
+
+Text = Annotated[str, Field(description="any text", examples=["hello"])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own", max_inline_chars=100)
+def shout(context: Context, text: Text) -> str:
+    """Say it loudly."""
+    context.show(model="it shouted", search="noise")
+    return text.upper()
+'''
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a document, once for each place where it stands."""
+    if isinstance(value, dict):
+        return [text for one in cast("dict[str, Any]", value).values() for text in _texts(one)]
+    if isinstance(value, list):
+        return [text for one in cast("list[Any]", value) for text in _texts(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_json_of_a_result_says_everything_once(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", WORDY))
+    said = fresh.call("own.shout", {"text": "hey you"})
+    assert said["structured_content"] == "HEY YOU"
+    assert said["content"] == []
+    assert said["views"] == {"model": "it shouted", "search": "noise"}
+    for once in ("HEY YOU", "it shouted", said["invocation_id"], "compute"):
+        assert sum(once in text for text in _texts(said)) == 1, once
+    stored = fresh.call("own.shout", {"text": "hey you " * 50})
+    assert stored["structured_content"] is None
+    (kept,) = stored["content"]
+    assert (kept["type"], sum(text == kept["ref"] for text in _texts(stored))) == ("persisted_ref", 1)
+    assert stored["metadata"]["persistence"]["size_chars"] > 400
+
+
 FACTORIAL = '''
 import math
 from typing import Annotated
@@ -576,6 +616,7 @@ def test_what_cannot_be_undone_waits_for_a_person(cli: Cli) -> None:
     assert result["error"]["errorCode"] == "APPROVAL_REQUIRED"
     assert result["pending"]["status"] == "PENDING"
     ticket = result["pending"]["ticketId"]
+    assert ended.out.count('"ticketId"') == 1
     shown = cli("call", "demo.mail_statement", arguments, "--key", "m")
     assert shown.code == 1
     assert f"somebody in approvers other than you: interlock approvals approve {ticket}" in shown.out

@@ -10,6 +10,7 @@ import click
 
 from interlock.cli.command import Output, acting, as_holder, at_server, json_value, over_home
 from interlock.cli.environment import clear_credentials
+from interlock.cli.result_json import result_json
 from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ async def call(
     """Call a tool through all six phases. Arguments are one JSON object, or - to read it from stdin.
 
     Exits 0 when the tool succeeded, 1 when it failed, was refused or waits for a person, 2 when the command itself
-    makes no sense.
+    makes no sense. With --json, the value is in `structured_content`, or stored under the `persisted_ref` in
+    `content`; what went wrong is in `error`, the ticket of a call that waits in `pending`.
 
     \b
     interlock call demo.balance '{"account": "cash"}'
@@ -251,12 +253,12 @@ def _answer_pending(out: Output, viewer: Viewer, result: Result, ticket: Ticket)
         show_waiting(viewer, page, ticket)
         page.hook_outputs(result)
 
-    out.answer(result.document(), show)
+    out.answer(result_json(result), show)
     return 1
 
 
 def _answer_result(out: Output, result: Result) -> int:
-    out.answer(result.document(), lambda page: page.result(result))
+    out.answer(result_json(result), lambda page: page.result(result))
     return 0 if result.ok else 1
 
 

@@ -20,6 +20,7 @@ from interlock.cli.command import (
 )
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
+from interlock.cli.result_json import result_json
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
@@ -642,7 +643,7 @@ def _answer_resumed(out: Output, results: list[Result]) -> int:
         if not results:
             page.line("nothing to go on with: no approved call waits")
 
-    out.answer({"resumed": [result.document() for result in results]}, show)
+    out.answer({"resumed": [result_json(result) for result in results]}, show)
     return 0 if all(result.ok for result in results) else 1
 
 

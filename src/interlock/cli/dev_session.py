@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import MOST_STDIN, Output, parse_json
+from interlock.cli.result_json import result_json
 
 if TYPE_CHECKING:
     from interlock.api.drafts import Draft, DraftSession
@@ -205,7 +206,7 @@ class Workshop:
             self._show_raised(raised)
             for sentence in timeline:
                 self._page.line("  ", sentence)
-        return {**result.document(), "raised": raised, "timeline": timeline}
+        return {**result_json(result), "raised": raised, "timeline": timeline}
 
     def _show_drafts(self, drafts: list[Draft]) -> None:
         for one in drafts:

@@ -262,6 +262,19 @@ def _answer_result(out: Output, result: Result) -> int:
     return 0 if result.ok else 1
 
 
+def answer_resumed(out: Output, results: list[Result]) -> int:
+    """Show the results of all calls that went on."""
+
+    def show(page: Page) -> None:
+        for result in results:
+            page.result(result)
+        if not results:
+            page.line("nothing to go on with: no approved call waits")
+
+    out.answer({"resumed": [result_json(result) for result in results]}, show)
+    return 0 if all(result.ok for result in results) else 1
+
+
 # Calls in the background
 
 _POLL_S = 0.5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.call import answer, answer_from, answer_status, follow, part, send
+from interlock.cli.call import answer, answer_from, answer_resumed, answer_status, follow, part, send
 from interlock.cli.command import (
     Output,
     acting,
@@ -20,14 +20,12 @@ from interlock.cli.command import (
 )
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
-from interlock.cli.result_json import result_json
 from interlock.cli.viewer import Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.api.listing import Lead
     from interlock.call.phases import Reason
-    from interlock.call.results import Result
     from interlock.cli.history import Entry, History
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
@@ -616,7 +614,7 @@ async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | Non
     told = await server.get("/v1/approvals", all="true")
     holder = (await Remote.of(server)).holder
     waiting = [one for one in told["tickets"] if one["status"] == "APPROVED" and one["requestedBy"] == holder]
-    return _answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
+    return answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
 
 
 @calls.command()
@@ -633,18 +631,7 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     refuse_token("going on with others' calls")
     if ticket_id is not None:
         return await answer(lock, out, await lock.approved_calls.resume(ticket_id))
-    return _answer_resumed(out, await lock.approved_calls.resume_all())
-
-
-def _answer_resumed(out: Output, results: list[Result]) -> int:
-    def show(page: Page) -> None:
-        for result in results:
-            page.result(result)
-        if not results:
-            page.line("nothing to go on with: no approved call waits")
-
-    out.answer({"resumed": [result_json(result) for result in results]}, show)
-    return 0 if all(result.ok for result in results) else 1
+    return answer_resumed(out, await lock.approved_calls.resume_all())
 
 
 calls.add_command(payload)

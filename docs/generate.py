@@ -6,8 +6,6 @@ they cannot disagree with it; with `--check` nothing is written, and the exit co
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
 import re
 import sys
@@ -24,7 +22,7 @@ import orjson
 import pydantic
 import pydantic_core
 
-from docs import python_reference, upstream_features
+from docs import marks, python_reference, upstream_features
 from interlock.call.events import KINDS, data_schema
 from interlock.cli import root as command_line
 from interlock.contract.manifest import Manifest
@@ -49,7 +47,7 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "python.md": python_page(),
         REFERENCE / "requirements.md": requirements_page(root / "tests"),
-        REFERENCE / "upstream-features.md": _MADE_BY.format(source="`tests/upstreams/features.toml`")
+        REFERENCE / "upstream-features.md": _MADE_BY.format(source="the marks of the tests")
         + upstream_features.page(root / "tests"),
         REFERENCE / "conformance.md": conformance_page(root / "tests"),
     }
@@ -315,20 +313,6 @@ class Proof:
         return "partly" if self.supported_in else "open"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A mark on a test: the clauses it names, the test, and what is left of the clauses if it says so.
-
-    `kind` is the mark's name. A test marked `supports` asserts a part of a clause whose other parts are asserted by
-    tests marked `proves`; a test marked `part_of` leaves a rest that no test asserts.
-    """
-
-    kind: str
-    ids: tuple[str, ...]
-    rest: str | None
-    test: str
-
-
 def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
     """Every clause by area: its id and what it demands."""
     areas: dict[str, list[tuple[str, str]]] = {}
@@ -341,87 +325,17 @@ def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
 def named_in_tests(tests: Path) -> dict[str, Proof]:
     """Every clause that a test names, with the tests."""
     found: dict[str, Proof] = {}
-    for path in sorted(tests.rglob("*.py")):
-        file = path.relative_to(tests.parent).as_posix()
-        for mark in _marks_of(path.read_text()):
-            for clause in mark.ids:
-                proof = found.setdefault(clause, Proof())
-                named = (file, mark.test)
-                if mark.kind == "proves":
-                    proof.proven_in.add(named)
-                elif mark.kind == "supports":
-                    proof.supported_in.add(named)
-                else:
-                    proof.partly_in.setdefault(mark.rest or "not said", set()).add(named)
+    for file, mark in marks.marks_of(tests, *marks.OF_CLAUSES):
+        for clause in mark.names:
+            proof = found.setdefault(clause, Proof())
+            named = (file, mark.test)
+            if mark.kind == "proves":
+                proof.proven_in.add(named)
+            elif mark.kind == "supports":
+                proof.supported_in.add(named)
+            else:
+                proof.partly_in.setdefault(mark.rest or "not said", set()).add(named)
     return found
-
-
-@functools.cache
-def _marks_of(source: str) -> tuple[Mark, ...]:
-    """The marks of one test module, read once: there are hundreds of them, and several pages and tests ask."""
-    if not any(kind in source for kind in MARKS):
-        return ()
-    return tuple(marks_in(source))
-
-
-MARKS = ("proves", "supports", "part_of")
-# A mark of the whole module, and of each test of a Hypothesis state machine, is listed under the module.
-WHOLE_MODULE = ""
-
-
-def marks_in(source: str) -> Iterator[Mark]:
-    """The marks of one test module: on a test, on all tests of the module, or kept under a name and used there."""
-    tree = ast.parse(source)
-    texts = dict(_texts(tree))
-    kept = {
-        target.id: statement.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    }
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for decorated in ast.walk(statement):
-                if isinstance(decorated, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    for decorator in decorated.decorator_list:
-                        yield from _marks(decorator, decorated.name, kept, texts)
-        elif isinstance(statement, ast.Assign):
-            name = ast.unparse(statement.targets[0])
-            if name == "pytestmark":
-                yield from _marks(statement.value, WHOLE_MODULE, kept, texts)
-            elif isinstance(statement.value, ast.Call):
-                # TestMachine = pytest.mark.proves("ID")(Machine.TestCase), or a mark that is bound to a test by hand
-                yield from _marks(statement.value.func, name, kept, texts)
-
-
-def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str, str]) -> Iterator[Mark]:
-    """The marks in one decorator, `pytestmark` or parameter list; a name stands for what it was assigned."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name) and part.id in kept and isinstance(kept[part.id], ast.Call | ast.List):
-            yield from _marks(kept[part.id], test, {name: kept[name] for name in kept if name != part.id}, texts)
-        if not isinstance(part, ast.Call):
-            continue
-        kind = ast.unparse(part.func).removeprefix("pytest.mark.")
-        if kind not in MARKS or not isinstance(part.func, ast.Attribute):
-            continue
-        ids = tuple(text for argument in part.args if (text := _text(argument, texts)) is not None)
-        rest = next((_text(keyword.value, texts) for keyword in part.keywords if keyword.arg == "rest"), None)
-        yield Mark(kind, ids[:1] if kind == "part_of" else ids, rest, test)
-
-
-def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
-            for target in statement.targets:
-                if isinstance(target, ast.Name) and isinstance(statement.value.value, str):
-                    yield target.id, statement.value.value
-
-
-def _text(node: ast.expr, texts: dict[str, str]) -> str | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return texts.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def requirements_page(tests: Path) -> str:
@@ -470,7 +384,7 @@ def _judged(proof: Proof) -> tuple[str, str]:
 
 
 def _tests(names: list[str]) -> str:
-    return "" if WHOLE_MODULE in names else ": " + ", ".join(f"`{name}`" for name in names)
+    return "" if marks.WHOLE_MODULE in names else ": " + ", ".join(f"`{name}`" for name in names)
 
 
 # Writing

@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import pytest_asyncio
 
+from docs import upstream_features
 from interlock import Interlock
 from interlock.data import canonical
 from interlock.store.writer import Writer
@@ -84,7 +85,7 @@ def _keep_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that names a clause the ledger does not have is a mistake."""
+    """A test that names a clause the ledger does not have, or a feature that is not listed, is a mistake."""
     _keep_tier(config, items)
     known = requirement_ids()
     thorough.scale_examples(items)
@@ -93,6 +94,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # Right behind the one it depends on, which is before all others of a single test.
             item.fixturenames.insert(item.fixturenames.index("leaves_nothing_behind") + 1, "leaves_no_task")
         for mark in item.iter_markers():
+            if mark.name == "shows" and (fault := upstream_features.fault_of(*mark.args)):
+                raise pytest.UsageError(f"{item.nodeid}: {fault}")
             if mark.name not in ("proves", "supports", "part_of"):
                 continue
             named = mark.args[:1] if mark.name == "part_of" else mark.args

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate
+from docs import generate, marks
 from tests.conftest import requirement_ids
 
 TESTS = Path(__file__).parent
@@ -62,21 +62,21 @@ TestMachine = pytest.mark.proves("A-6")(Machine.TestCase)
 @pytest.mark.parametrize(
     "mark",
     [
-        generate.Mark("part_of", ("A-1",), "the rest of it", "test_one"),
-        generate.Mark("proves", ("A-2",), None, generate.WHOLE_MODULE),
-        generate.Mark("proves", ("A-3", "A-4"), None, "test_one"),
-        generate.Mark("part_of", ("A-5",), "over doors", "test_two"),
-        generate.Mark("proves", ("A-6",), None, "TestMachine"),
-        generate.Mark("proves", ("A-7",), None, "test_three"),
-        generate.Mark("supports", ("A-8",), None, "test_inner"),
+        marks.Mark("part_of", ("A-1",), "the rest of it", "test_one"),
+        marks.Mark("proves", ("A-2",), None, marks.WHOLE_MODULE),
+        marks.Mark("proves", ("A-3", "A-4"), None, "test_one"),
+        marks.Mark("part_of", ("A-5",), "over doors", "test_two"),
+        marks.Mark("proves", ("A-6",), None, "TestMachine"),
+        marks.Mark("proves", ("A-7",), None, "test_three"),
+        marks.Mark("supports", ("A-8",), None, "test_inner"),
     ],
 )
-def test_marks_are_found_however_they_are_written(mark: generate.Mark) -> None:
-    assert mark in set(generate.marks_in(MODULE))
+def test_marks_are_found_however_they_are_written(mark: marks.Mark) -> None:
+    assert mark in set(marks.marks_in(MODULE))
 
 
 def test_a_mark_that_marks_nothing_does_not_count() -> None:
-    assert all("A-9" not in mark.ids for mark in generate.marks_in(MODULE))
+    assert all("A-9" not in mark.names for mark in marks.marks_in(MODULE))
 
 
 PROVEN = '@pytest.mark.proves("A-1")\ndef test_whole(): ...\n'

@@ -23,6 +23,7 @@ from tests.upstreams.mcp_servers.real import environment
 PAGE = ROOT / "docs" / "explanation" / "mcp-clients.md"
 WIRES = ("stdio", "http")
 _BEGIN, _END = "<!-- table -->\n", "<!-- end of table -->\n"
+HEADER = [f"| Client | over | {' | '.join(FEATURES)} |", f"|---|---|{':-:|' * len(FEATURES)}"]
 
 
 def _outside(module: str, name: str) -> Probe:
@@ -73,11 +74,15 @@ def _hung(app: Interlock) -> list[str]:
     return [one["states"][-1] for one in records(app) if one["toolId"] == "probe.hang"]
 
 
+def lines() -> list[str]:
+    """The table of the page, with its header."""
+    return PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0].splitlines()
+
+
 def stated() -> dict[tuple[str, str], str]:
     """The rows of the page, by client and wire."""
-    lines = PAGE.read_text().partition(_BEGIN)[2].partition(_END)[0].splitlines()[2:]
     found: dict[tuple[str, str], str] = {}
-    for line in lines:
+    for line in lines()[len(HEADER) :]:
         _, name, wire, *_ = (cell.strip() for cell in line.split("|"))
         found[name, wire.lower()] = line
     return found
@@ -85,7 +90,6 @@ def stated() -> dict[tuple[str, str], str]:
 
 def write(rows: list[str]) -> None:
     """Put the rows into the page."""
-    header = f"| Client | over | {' | '.join(FEATURES)} |\n|---|---|{':-:|' * len(FEATURES)}\n"
     before, _, rest = PAGE.read_text().partition(_BEGIN)
     after = rest.partition(_END)[2]
-    PAGE.write_text(before + _BEGIN + header + "".join(f"{one}\n" for one in rows) + _END + after)
+    PAGE.write_text(before + _BEGIN + "".join(f"{one}\n" for one in [*HEADER, *rows]) + _END + after)

@@ -46,3 +46,6 @@ async def test_a_client_does_what_the_table_says(target: tuple[Interlock, Target
 
 async def test_the_table_has_a_row_for_every_client_and_no_other() -> None:
     assert list(table.stated()) == [(name, wire) for name in table.CLIENTS for wire in table.WIRES]
+    assert table.lines() == [*table.HEADER, *table.stated().values()], (
+        "each row once, under the features that are probed"
+    )

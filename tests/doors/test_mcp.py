@@ -448,6 +448,7 @@ async def upstream(world: World) -> AsyncGenerator[None]:
         yield
 
 
+@pytest.mark.shows("MCP over HTTP", "resources and prompts")
 @DOOR
 @ERAS
 async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World, mode: str) -> None:

@@ -105,6 +105,9 @@ def call(client: Any, tool: str, name: str) -> Any:
 # A client that is asked in the middle of its call
 
 
+@pytest.mark.shows("MCP, handshake era", "questions")
+@pytest.mark.shows("MCP 2026-07-28", "questions")
+@pytest.mark.shows("MCP over HTTP", "questions")
 @DOOR
 @WIRES
 @pytest.mark.parametrize("era", ["handshake", "modern"])

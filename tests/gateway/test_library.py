@@ -22,6 +22,7 @@ def double_again(number: Annotated[int, Field(description="a number", examples=[
     return number * 4
 
 
+@pytest.mark.shows("Python function", "discovery", "call")
 async def test_a_declared_tool_is_called_as_itself_in_its_very_version(home: Path) -> None:
     async with Interlock.open(home) as lock:
         await lock.add(double, double_again)

@@ -583,6 +583,7 @@ async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
     assert record["phases"] == ["request", "validate", "return"]
 
 
+@pytest.mark.shows("Python function", "errors")
 @pytest.mark.proves("CONTRACT-13")
 async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
     lock: Interlock, caplog: pytest.LogCaptureFixture

@@ -120,6 +120,7 @@ async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 HOSTILE = ("a b", "'\"", "$(id)", "`id`", "-rf", "--help", "line\nline", "*", ";id", "", "é\u2028🙂", "{text}", "\\x")
 
 
+@pytest.mark.shows("Program", "call")
 @pytest.mark.proves("EXEC-12")
 async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock) -> None:
     for text in HOSTILE:
@@ -142,6 +143,7 @@ async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
     assert code(await lock.call("prog.echo", text="x" * 200_000)) == "E3308"
 
 
+@pytest.mark.shows("Program", "errors")
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.supports("EXEC-12")
 async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
@@ -182,6 +184,7 @@ async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_
     ]
 
 
+@pytest.mark.shows("Program", "deadline")
 @pytest.mark.proves("EXEC-05")
 async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: Interlock) -> None:
     assert code(await lock.call("prog.hang", timeout_s=0.5)) == "E3402"
@@ -190,6 +193,7 @@ async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: In
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.shows("Program", "results bounded")
 @pytest.mark.proves("EXEC-05")
 async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock) -> None:
     torn = await lock.call("prog.torn")
@@ -302,6 +306,7 @@ async def test_what_a_program_reads_may_be_named_through_a_link_and_is_found_whe
     assert (await lock.call("prog.reading")).unwrap() == "secondsecond"
 
 
+@pytest.mark.shows("Program", "credentials")
 async def test_a_credential_is_lent_to_a_program_as_a_file(lock: Interlock) -> None:
     await lock.secrets.set("prog/key", "s3cret-canary", by="local:test")
     said = (await lock.call("prog.lent")).unwrap()
@@ -346,6 +351,7 @@ async def test_a_program_that_changes_something_runs_once_agreed_to(lock: Interl
     assert "previewDifferences" not in first.metadata
 
 
+@pytest.mark.shows("Program", "discovery")
 @pytest.mark.proves("EXEC-12")
 async def test_a_program_is_admitted_by_its_examples_like_any_tool(home: Path, tmp_path: Path) -> None:
     wrong = manifest("wrong", ["false"], version="1.0.1")

@@ -280,6 +280,7 @@ async def test_a_preview_has_a_thousand_characters_at_most(results: Interlock) -
     assert "x" * 1001 not in text
 
 
+@pytest.mark.shows("Python function", "results bounded")
 @pytest.mark.proves("LIFE-16")
 @pytest.mark.proves("LIFE-20", "CONTRACT-19")
 @pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True), (1001, True), (5000, True)])

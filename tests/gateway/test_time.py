@@ -113,6 +113,7 @@ async def slow(lock: Interlock) -> Interlock:
     return lock
 
 
+@pytest.mark.shows("Python function", "deadline")
 @pytest.mark.proves("LIFE-10")
 @pytest.mark.parametrize("name", ["slow.waits", "slow.ignores", "slow.computes"])
 async def test_a_call_is_answered_at_its_deadline_even_if_the_tool_does_not_listen(slow: Interlock, name: str) -> None:
@@ -400,6 +401,7 @@ async def reports(ctx: Context) -> str:
     return "done"
 
 
+@pytest.mark.shows("Python function", "progress")
 @pytest.mark.proves("LIFE-14")
 async def test_a_progress_record_has_every_field_and_what_the_tool_said(slow: Interlock) -> None:
     await admit(slow, reports)
@@ -636,6 +638,7 @@ async def test_a_manifest_chooses_how_its_retries_are_paced(
     assert (base + low, base + high) == (pytest.approx(least), pytest.approx(most))
 
 
+@pytest.mark.shows("Python function", "retries of reads")
 @pytest.mark.proves("IDEM-10")
 async def test_a_read_without_a_key_is_sent_again_within_the_limit_and_the_deadline(lock: Interlock) -> None:
     runs: list[str | None] = []
@@ -692,6 +695,7 @@ async def _(result: str) -> None:
     return None
 
 
+@pytest.mark.shows("Python function", "no resent writes")
 @pytest.mark.supports("IDEM-09")
 async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(lock: Interlock) -> None:
     from tests.support.calls import publish

@@ -50,6 +50,7 @@ def declared(provider: Provider, name: str, schema: Json, **flags: bool) -> Json
             return {"functionDeclarations": [{**facts, "parametersJsonSchema": schema}]}
 
 
+@pytest.mark.shows("Function schemas of a provider", "discovery")
 @pytest.mark.proves("EXEC-12", "CONTRACT-11")
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_functions_of_a_provider_are_registered_called_and_exported_with_their_flags(
@@ -90,6 +91,7 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
         assert {flag: kept.native.get(flag) for flag in flags} == flags, "the contract keeps both whatever the format"
 
 
+@pytest.mark.shows("Function schemas of a provider", "call", "errors")
 @pytest.mark.proves("EXEC-12")
 async def test_a_function_has_the_lifecycle_of_every_tool(tmp_path: Path) -> None:
     async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:

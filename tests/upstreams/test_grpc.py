@@ -58,6 +58,7 @@ async def failure_of(one: GrpcUpstream, native: Json, **facts: Any) -> Failure:
     return caught.value
 
 
+@pytest.mark.shows("gRPC", "discovery")
 async def test_reflection_offers_what_takes_one_request_and_says_why_not_the_rest(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
         found = await one.discover()
@@ -92,6 +93,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
     assert not any(word in pin for word in (b"NotUsed", b"Everything", b"Shop", b"Unrelated"))
 
 
+@pytest.mark.shows("gRPC", "call")
 @pytest.mark.proves("OBS-02")
 @pytest.mark.part_of(
     "AUTH-09",
@@ -217,6 +219,7 @@ async def test_a_limit_of_size_is_no_limit_of_rate(tmp_path: Path, kind: str, co
         assert len(failure.message) < 600
 
 
+@pytest.mark.shows("gRPC", "results bounded")
 async def test_an_oversized_answer_is_not_held(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as looking:
         get = (await found_in(looking))["Get"].native
@@ -262,6 +265,7 @@ async def test_every_status_has_its_code(tmp_path: Path, status: grpc.StatusCode
     assert "s3cret" not in repr(failure.envelope("t"))
 
 
+@pytest.mark.shows("gRPC", "errors")
 async def test_status_message_and_details_of_a_service_reach_the_caller(tmp_path: Path) -> None:
     """Over the gRPC endpoint NOT_FOUND stays NOT_FOUND; a refusal that would be about the endpoint does not."""
     from google.rpc.error_details_pb2 import ResourceInfo
@@ -352,6 +356,7 @@ async def test_a_refusing_server_was_not_asked_and_the_next_one_is(tmp_path: Pat
     assert len(server.asked) == 1
 
 
+@pytest.mark.shows("gRPC", "deadline")
 @pytest.mark.supports("EXEC-09")
 async def test_a_slow_server_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
@@ -386,6 +391,7 @@ async def test_closing_ends_the_calls_that_are_under_way(tmp_path: Path) -> None
         assert ((await waiting).code, len(server.asked)) == ("E3502", 1)
 
 
+@pytest.mark.shows("gRPC", "retries of reads", "no resent writes")
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.supports("CONTRACT-14")
 async def test_a_write_that_broke_off_is_not_sent_again_and_a_read_is(tmp_path: Path) -> None:
@@ -511,6 +517,7 @@ async def test_a_server_without_reflection_says_so(tmp_path: Path) -> None:
     assert "reflection" in caught.value.message
 
 
+@pytest.mark.shows("gRPC", "credentials")
 @pytest.mark.proves("EXEC-09")
 async def test_behind_interlock_breaker_limit_credential_and_trace_apply(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server:

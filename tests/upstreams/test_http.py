@@ -25,7 +25,7 @@ from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams import wire
+from interlock.upstreams import openapi, wire
 from interlock.upstreams.http import HttpConfig, HttpUpstream, build
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.websocket import WebSocketConfig
@@ -46,6 +46,21 @@ from tests.upstreams.servers import (
 
 READ: Json = {"protocol": "http", "method": "GET", "path": "/things/{id}"}
 WRITE: Json = {"protocol": "http", "method": "POST", "path": "/things"}
+_ANSWER: Json = {"responses": {"200": {"description": "", "content": {"application/json": {"schema": {}}}}}}
+_ID: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+# The same two operations, as a document describes them.
+_READ_OF_DOCUMENT, _WRITE_OF_DOCUMENT = (
+    one.native
+    for one in openapi.read(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Things", "version": "1"},
+            "paths": {"/things/{id}": {"get": {"parameters": [_ID], **_ANSWER}}, "/things": {"post": _ANSWER}},
+        }
+    ).tools
+)
+READS = pytest.mark.parametrize("read", [READ, _READ_OF_DOCUMENT], ids=["file", "document"])
+WRITES = pytest.mark.parametrize("write", [WRITE, _WRITE_OF_DOCUMENT], ids=["file", "document"])
 
 
 @asynccontextmanager
@@ -66,6 +81,7 @@ async def failure_of(one: HttpUpstream, native: Json = READ, **facts: Any) -> Fa
     return caught.value
 
 
+@pytest.mark.shows("HTTP, described by a file", "call")
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.proves("LIFE-10")
@@ -155,6 +171,8 @@ async def test_the_key_an_upstream_sees_belongs_to_one_caller_and_tool() -> None
     assert len(set(keys)) == 4
 
 
+@pytest.mark.shows("OpenAPI", "credentials")
+@pytest.mark.shows("HTTP, described by a file", "credentials")
 @pytest.mark.parametrize(
     ("auth", "shown"),
     [
@@ -163,9 +181,10 @@ async def test_the_key_an_upstream_sees_belongs_to_one_caller_and_tool() -> None
         ({"kind": "query", "secret": "T", "name": "api key"}, ("", "/things/7?api%20key=p%26w")),
     ],
 )
-async def test_a_credential_is_shown_as_configured(auth: Json, shown: tuple[str, str]) -> None:
+@READS
+async def test_a_credential_is_shown_as_configured(auth: Json, shown: tuple[str, str], read: Json) -> None:
     async with HttpServer.open() as server, upstream(server.url, auth=auth) as one:
-        await one.call(remote_call(READ, {"id": 7}, credentials={"T": "p&w"}))
+        await one.call(remote_call(read, {"id": 7}, credentials={"T": "p&w"}))
     (got,) = server.got
     assert (got.headers[shown[0]] if shown[0] else got.path) == shown[1]
 
@@ -188,6 +207,8 @@ async def test_answers_become_values() -> None:
     assert values == [[1, "x"], {"text": "grüße"}, {"base64": "AAE=", "mediaType": "image/png"}, None]
 
 
+@pytest.mark.shows("OpenAPI", "errors")
+@pytest.mark.shows("HTTP, described by a file", "errors")
 @pytest.mark.parametrize(
     ("answer", "code", "pause"),
     [
@@ -205,10 +226,11 @@ async def test_answers_become_values() -> None:
     ],
 )
 @pytest.mark.proves("EXEC-09")
-async def test_every_way_to_fail_has_its_code(answer: Answer, code: str, pause: int | None) -> None:
+@READS
+async def test_every_way_to_fail_has_its_code(answer: Answer, code: str, pause: int | None, read: Json) -> None:
     async with HttpServer.open() as server, upstream(server.url) as one:
         server.otherwise = lambda _: answer
-        failure = await failure_of(one, attempts=1)
+        failure = await failure_of(one, read, attempts=1)
     assert (failure.code, failure.retry_after_ms) == (code, pause)
     assert (failure.details or {}).get("sent", True) is True
     assert len(server.got) == 1
@@ -234,11 +256,14 @@ async def test_a_refusing_upstream_was_not_asked() -> None:
     assert caught.value.code == "E3502"
 
 
+@pytest.mark.shows("OpenAPI", "deadline")
+@pytest.mark.shows("HTTP, described by a file", "deadline")
 @pytest.mark.supports("EXEC-09")
-async def test_a_slow_upstream_is_given_up_at_the_deadline() -> None:
+@READS
+async def test_a_slow_upstream_is_given_up_at_the_deadline(read: Json) -> None:
     async with HttpServer.open() as server, upstream(server.url) as one:
         server.otherwise = lambda _: Answer(hang=True)
-        failure = await failure_of(one, left_s=0.2)
+        failure = await failure_of(one, read, left_s=0.2)
     assert failure.code == "E3503"
 
 
@@ -262,21 +287,27 @@ async def test_a_read_is_sent_again_only_after_a_status_that_its_policy_names(
     assert len(server.got) == sent
 
 
+@pytest.mark.shows("OpenAPI", "retries of reads")
+@pytest.mark.shows("HTTP, described by a file", "retries of reads")
 @pytest.mark.supports("IDEM-11")
-async def test_a_read_is_sent_again_with_jitter_until_it_succeeds() -> None:
+@READS
+async def test_a_read_is_sent_again_with_jitter_until_it_succeeds(read: Json) -> None:
     pauses = Pauses()
     async with HttpServer.open() as server, upstream(server.url, pauses=pauses) as one:
         server.answers = [Answer(status=502), Answer(status=429, headers={"retry-after": "3"}), json_answer(5)]
-        assert await one.call(remote_call(READ, {"id": 7})) == 5
+        assert await one.call(remote_call(read, {"id": 7})) == 5
     assert len(server.got) == 3
     assert 0 <= pauses.taken[0] <= 0.1
     assert pauses.taken[1] == 3.0
 
 
+@pytest.mark.shows("OpenAPI", "no resent writes")
+@pytest.mark.shows("HTTP, described by a file", "no resent writes")
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("answer", [Answer(status=503), Answer(status=0), Answer(cut=True), Answer(status=429)])
-async def test_a_write_is_never_sent_twice(method: str, answer: Answer) -> None:
-    native = {**WRITE, "method": method}
+@WRITES
+async def test_a_write_is_never_sent_twice(method: str, answer: Answer, write: Json) -> None:
+    native = {**write, "method": method}
     async with HttpServer.open() as server, upstream(server.url) as one:
         await one.call(remote_call(native, writes=True, key="k0"))  # so that a kept connection is the one that breaks
         server.otherwise = lambda _: answer
@@ -362,10 +393,13 @@ async def test_a_client_certificate_is_shown(tmp_path: Path) -> None:
     assert len(server.got) == 1
 
 
-async def test_an_oversized_body_is_not_held() -> None:
+@pytest.mark.shows("OpenAPI", "results bounded")
+@pytest.mark.shows("HTTP, described by a file", "results bounded")
+@READS
+async def test_an_oversized_body_is_not_held(read: Json) -> None:
     async with HttpServer.open() as server, upstream(server.url, max_response_bytes=1000) as one:
         server.otherwise = lambda _: Answer(body=b'"' + b"x" * 100_000 + b'"')
-        failure = await failure_of(one)
+        failure = await failure_of(one, read)
     assert failure.code == "E3416"
     assert len(server.got) == 1
 
@@ -518,6 +552,7 @@ def test_a_body_is_laid_out_as_written() -> None:
     }
 
 
+@pytest.mark.shows("HTTP, described by a file", "discovery")
 async def test_hand_written_tools_are_discovered_as_written() -> None:
     tool = {
         "name": "get_thing", "description": "Gets one thing by its number.", "path": "/things/{id}",

@@ -99,6 +99,7 @@ async def test_tools_that_hang_take_no_thread_but_their_own() -> None:
     assert outcome == "done"
 
 
+@pytest.mark.shows("LangChain tools", "results bounded")
 async def test_words_and_values_of_any_size_are_bounded() -> None:
     one = upstream(HOSTILE)
     await one.discover()
@@ -218,6 +219,7 @@ async def test_huge_names_and_descriptions_are_read_apart_from_the_loop(
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+@pytest.mark.shows("LangChain tools", "discovery")
 @pytest.mark.proves("EXEC-12")
 async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() -> None:
     found = await upstream().discover()
@@ -232,6 +234,7 @@ async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() 
         assert one.manifest.protocol == "langchain"
 
 
+@pytest.mark.shows("LangChain tools", "call")
 @pytest.mark.proves("EXEC-12")
 async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None:
     overlay = {"tools": {"shout": {"mutation_class": "read_only"}, "crash": {"mutation_class": "read_only"}}}
@@ -265,10 +268,12 @@ async def test_results_are_json() -> None:
     assert Schema(RESULT_SCHEMA).valid(place)
 
 
+@pytest.mark.shows("LangChain tools", "credentials")
 async def test_a_tool_finds_what_was_lent_to_the_call() -> None:
     assert await called("borrow") == [{"token": "key-for-secret-17"}, "key-1", "inv1"]
 
 
+@pytest.mark.shows("LangChain tools", "errors")
 @pytest.mark.parametrize(
     ("tool", "code", "words"),
     [
@@ -293,6 +298,7 @@ async def test_what_json_cannot_hold_is_the_tools_failure() -> None:
     assert (caught.value.code, caught.value.message) == ("E3401", "`strange` returned a object, which JSON cannot hold")
 
 
+@pytest.mark.shows("LangChain tools", "deadline")
 async def test_a_tool_that_gives_no_answer_is_not_waited_for_beyond_the_deadline() -> None:
     with pytest.raises(Failure) as caught:
         await called("forever", seconds=0.01)

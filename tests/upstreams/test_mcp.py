@@ -114,6 +114,8 @@ def test_it_is_a_connector() -> None:
 # Discovery
 
 
+@pytest.mark.shows("MCP, handshake era", "discovery")
+@pytest.mark.shows("MCP 2026-07-28", "discovery")
 @pytest.mark.proves("REG-10")
 @ERAS
 @pytest.mark.supports("EXEC-10")
@@ -218,6 +220,8 @@ async def test_a_change_of_the_list_is_announced_and_then_found(era: tuple[str, 
 # Calling
 
 
+@pytest.mark.shows("MCP, handshake era", "call")
+@pytest.mark.shows("MCP 2026-07-28", "call")
 @pytest.mark.supports("OBS-02")
 @ERAS
 @pytest.mark.supports("EXEC-10")
@@ -275,6 +279,7 @@ async def test_twenty_answers_out_of_order_reach_the_twenty_who_asked() -> None:
     assert [text(value) for value in values] == [str(number) for number in range(20)]
 
 
+@pytest.mark.shows("MCP, handshake era", "errors")
 @pytest.mark.proves("EXEC-10")
 @pytest.mark.parametrize(
     ("tool", "code", "message", "details"),
@@ -305,6 +310,8 @@ async def test_each_way_to_fail_is_told_apart(tool: str, code: str, message: str
         assert text(await ask(one, "echo", {"text": "on"})) == "on"
 
 
+@pytest.mark.shows("MCP, handshake era", "errors")
+@pytest.mark.shows("MCP 2026-07-28", "errors")
 @pytest.mark.proves("EXEC-10")
 @ERAS
 async def test_the_structure_and_the_meta_of_a_long_error_are_kept_cut(era: tuple[str, ...]) -> None:
@@ -401,6 +408,8 @@ def answered(frame: Any) -> int | None:
     return number if type(number) is int and not isinstance(said.get("method"), str) else None
 
 
+@pytest.mark.shows("MCP, handshake era", "deadline")
+@pytest.mark.shows("MCP 2026-07-28", "deadline")
 @ERAS
 async def test_a_server_is_told_when_nobody_waits_any_more(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:
@@ -414,16 +423,34 @@ async def test_a_server_is_told_when_nobody_waits_any_more(era: tuple[str, ...])
         assert len((await state(one))["cancelled"]) == 2
 
 
-async def test_progress_of_a_call_is_passed_on_and_that_of_others_is_not() -> None:
+@pytest.mark.shows("MCP, handshake era", "results bounded")
+@pytest.mark.shows("MCP 2026-07-28", "results bounded")
+@ERAS
+async def test_an_oversized_answer_fails_its_call_and_the_next_one_works(era: tuple[str, ...]) -> None:
+    async with scripted(*era, said={"max_response_bytes": 20_000}) as one:
+        failure = await failure_of(one, "echo", {"text": "x" * 50_000}, attempts=1)
+        assert (failure.code, "max_response_bytes" in failure.message) == ("E3416", True)
+        assert text(await ask(one, "echo", {"text": "on"})) == "on"
+
+
+@pytest.mark.shows("MCP, handshake era", "progress")
+@pytest.mark.shows("MCP 2026-07-28", "progress")
+@ERAS
+async def test_progress_of_a_call_is_passed_on_and_that_of_others_is_not(era: tuple[str, ...]) -> None:
     heard: list[Json] = []
-    async with scripted() as one:
+    async with scripted(*era) as one:
         await ask(one, "progress", progress=heard.append)
         await ask(one, "progress")
     assert heard == [{"message": "", "percent": 25.0}, {"message": "", "percent": 50.0}]
 
 
+@pytest.mark.shows("MCP, handshake era", "retries of reads", "no resent writes")
+@pytest.mark.shows("MCP 2026-07-28", "retries of reads", "no resent writes")
 @pytest.mark.supports("CONTRACT-14")
-async def test_a_read_that_was_broken_off_is_made_again_and_a_write_is_not(tmp_path: Path) -> None:
+@ERAS
+async def test_a_read_that_was_broken_off_is_made_again_and_a_write_is_not(
+    tmp_path: Path, era: tuple[str, ...]
+) -> None:
     until_gone = tmp_path / "wait"
 
     async def broken_off(**facts: Any) -> Awaitable[Json]:
@@ -436,7 +463,7 @@ async def test_a_read_that_was_broken_off_is_made_again_and_a_write_is_not(tmp_p
         until_gone.unlink()
         return waiting
 
-    async with scripted() as one:
+    async with scripted(*era) as one:
         assert text(await (await broken_off(writes=False)))
         with pytest.raises(Failure) as caught:
             await (await broken_off(writes=True))
@@ -450,6 +477,7 @@ async def test_what_a_failure_says_has_no_credential_in_it() -> None:
     assert "abcdefgh" not in failure.message
 
 
+@pytest.mark.shows("MCP, handshake era", "resources and prompts")
 async def test_resources_and_prompts_are_passed_on() -> None:
     async with scripted() as one:
         assert await one.list_resources() == [{"uri": "a:b", "name": "b"}]
@@ -463,6 +491,7 @@ async def test_resources_and_prompts_are_passed_on() -> None:
 # Questions in the middle of a call
 
 
+@pytest.mark.shows("MCP, handshake era", "questions")
 @pytest.mark.parametrize(
     ("tool", "method"),
     [("elicit", "elicitation/create"), ("sample", "sampling/createMessage"), ("roots", "roots/list")],
@@ -533,6 +562,7 @@ async def test_a_modern_question_ends_the_call_and_the_answers_go_with_the_next(
     assert seen["io.modelcontextprotocol/clientCapabilities"] == able
 
 
+@pytest.mark.shows("MCP 2026-07-28", "questions")
 async def test_a_modern_question_is_put_to_a_client_that_can_be_asked_right_away() -> None:
     asked: list[str] = []
 
@@ -565,6 +595,7 @@ async def test_clients_that_can_be_asked_share_the_process_where_questions_are_n
 # Identities
 
 
+@pytest.mark.shows("MCP, handshake era", "credentials")
 @pytest.mark.part_of(
     "EXEC-07",
     rest="an MCP server over stdio has its credentials in its environment, where its configuration names the variable, "
@@ -763,6 +794,7 @@ async def sdk_server() -> AsyncGenerator[str]:
         yield f"{base}/mcp"
 
 
+@pytest.mark.shows("MCP over HTTP", "discovery")
 @pytest.mark.parametrize("era", ["auto", "handshake"])
 @pytest.mark.supports("EXEC-10")
 async def test_the_sdks_own_server_is_found_and_called_over_http_in_both_eras(era: str) -> None:
@@ -835,6 +867,7 @@ async def far(**said: Any) -> AsyncGenerator[tuple[Far, McpUpstream]]:
         yield Far(server), one
 
 
+@pytest.mark.shows("MCP over HTTP", "deadline")
 @pytest.mark.parametrize(
     ("accident", "code", "details"),
     [
@@ -888,6 +921,7 @@ async def test_a_server_that_is_away_was_not_asked() -> None:
         assert one.health()["restarts"] == 0
 
 
+@pytest.mark.shows("MCP over HTTP", "credentials")
 async def test_credentials_go_as_headers_and_each_set_has_a_session_of_its_own() -> None:
     said = {"credentials": {"Authorization": "token", "X-Team": "team"}, "headers": {"X-Fixed": "1"}}
     async with far(**said) as (server, one):

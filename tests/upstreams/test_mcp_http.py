@@ -149,6 +149,7 @@ GOOD: Sequence[Callable[[bytes], bytes]] = (
 )
 
 
+@pytest.mark.shows("MCP over HTTP", "call")
 @pytest.mark.parametrize(
     "answer", GOOD, ids=["hints", "chunks", "until the end", "events", "two lines", "no last line"]
 )
@@ -158,6 +159,7 @@ async def test_an_answer_is_read_in_every_form(answer: Callable[[bytes], bytes])
         assert text(await ask(one, "echo")) == "good"
 
 
+@pytest.mark.shows("MCP over HTTP", "errors")
 async def test_an_error_in_the_body_is_the_answer_whatever_the_status() -> None:
     async with raw() as (server, one):
         body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32602,"message":"no such thing"}}'
@@ -223,6 +225,16 @@ async def test_what_is_no_answer_fails_its_call_alone(answer: Callable[[bytes], 
 ERROR = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"not now"}}'
 
 
+@pytest.mark.shows("MCP over HTTP", "results bounded")
+async def test_an_oversized_answer_is_not_held() -> None:
+    async with raw(said={"max_response_bytes": 20_000}) as (server, one):
+        server.reply = lambda _, request: plain(message(request["id"], "x" * 50_000))
+        failure = await failure_of(one, "echo", attempts=1)
+        assert (failure.code, "max_response_bytes" in failure.message) == ("E3416", True)
+        assert len(server.calls) == 1
+
+
+@pytest.mark.shows("MCP over HTTP", "retries of reads")
 @pytest.mark.proves("IDEM-11")
 @pytest.mark.parametrize("body", [b"", b"{}", ERROR], ids=["text", "json", "error"])
 @pytest.mark.parametrize(
@@ -331,6 +343,7 @@ async def test_more_requests_than_there_is_room_for_are_not_sent(monkeypatch: py
         assert len(server.calls) == 4
 
 
+@pytest.mark.shows("MCP over HTTP", "no resent writes")
 async def test_a_stream_that_broke_off_is_resumed_and_nothing_is_posted_twice() -> None:
     async with raw() as (server, one):
         waiting: list[int] = []

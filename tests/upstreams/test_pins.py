@@ -77,6 +77,7 @@ async def _call(lock: Interlock, word: str) -> Result:
     return await lock.call("desk.find", word=word)
 
 
+@pytest.mark.shows("MCP, handshake era", "changed definitions")
 async def test_a_server_that_comes_back_changed_is_not_asked(tmp_path: Path, desk: Desk) -> None:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
         await lock.upstreams.add("desk", "mcp", desk.config, by=lock.caller, overlay=READS)
@@ -136,6 +137,7 @@ def shout(text: str) -> str:
 '''
 
 
+@pytest.mark.shows("LangChain tools", "changed definitions")
 async def test_a_module_that_describes_its_tool_otherwise_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,21 +48,23 @@ class Notes:
 
 
 @asynccontextmanager
-async def notes(home: Path, **tools: Any) -> AsyncGenerator[Notes]:
+async def notes(home: Path, protocol: str = "auto", /, **tools: Any) -> AsyncGenerator[Notes]:
     file = home.parent / "notes.txt"
     file.write_text("first\n")
     async with Interlock.open(home, housekeeping=False) as lock:
         command = [sys.executable, "-m", "tests.upstreams.mcp_servers.notes", str(file)]
-        report = await lock.upstreams.add(
-            "notes", "mcp", {"command": command, "cwd": str(ROOT)}, by=lock.caller, overlay={"tools": tools}
-        )
+        config = {"command": command, "cwd": str(ROOT), "protocol": protocol}
+        report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay={"tools": tools})
         yield Notes(lock, file, report)
 
 
+@pytest.mark.shows("MCP, handshake era", "undo")
+@pytest.mark.shows("MCP 2026-07-28", "undo")
 @pytest.mark.supports("EFFECT-02")
-async def test_a_write_is_undone_by_another_tool_with_what_its_result_says(home: Path) -> None:
+@pytest.mark.parametrize("protocol", ["handshake", "modern"])
+async def test_a_write_is_undone_by_another_tool_with_what_its_result_says(home: Path, protocol: str) -> None:
     """Nobody is asked: the tool is honestly reversible, and its own undo is what the call stored."""
-    async with notes(home, add=ADD) as world:
+    async with notes(home, protocol, add=ADD) as world:
         done = await world.lock.call("notes.add", {"text": "milk"}, key="one")
         assert done.ok, done.error
         assert world.lines == ["first", "milk"]
@@ -190,6 +192,7 @@ DOCUMENT: Json = {
 }  # fmt: skip
 
 
+@pytest.mark.shows("OpenAPI", "undo")
 async def test_an_operation_of_an_http_service_is_undone_the_same_way(home: Path) -> None:
     prices = {"a1": 100}
 

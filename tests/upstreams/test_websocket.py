@@ -53,6 +53,7 @@ async def failure_of(one: WebSocketUpstream, native: Json = ECHO, **facts: Any) 
     return caught.value
 
 
+@pytest.mark.shows("WebSocket", "call")
 @pytest.mark.proves("OBS-02")
 @pytest.mark.part_of(
     "AUTH-09",
@@ -75,6 +76,7 @@ async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     assert [shaken["authorization"] for shaken in server.handshakes] == ["Bearer s3cret"]
 
 
+@pytest.mark.shows("WebSocket", "discovery")
 async def test_a_written_message_is_filled_and_its_answer_taken_apart() -> None:
     tool = {
         "name": "quote", "description": "Gives the price of one symbol.", "input_schema": {"type": "object"},
@@ -143,6 +145,7 @@ async def test_connections_stay_within_the_pool_over_many_calls(tmp_path: Path) 
     assert len(server.handshakes) == server.most_open == 3
 
 
+@pytest.mark.shows("WebSocket", "credentials")
 async def test_a_connection_serves_only_those_who_hold_its_credential() -> None:
     said: Json = {"auth": {"kind": "query", "secret": "T", "name": "token"}, "max_connections": 2}
     async with SocketServer.open() as server, upstream(server.url, **said) as one:
@@ -166,6 +169,7 @@ async def test_a_connection_serves_only_those_who_hold_its_credential() -> None:
     assert (failure.code, failure.details) == ("E3502", {"sent": False})
 
 
+@pytest.mark.shows("WebSocket", "no resent writes")
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.supports("CONTRACT-14")
 async def test_a_broken_connection_fails_every_call_on_it_and_no_write_is_sent_again() -> None:
@@ -204,6 +208,7 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
         assert ((await waiting).code, len(server.heard)) == ("E3502", 1)
 
 
+@pytest.mark.shows("WebSocket", "retries of reads")
 async def test_a_read_on_a_broken_connection_is_sent_again() -> None:
     async with SocketServer.open() as server, upstream(server.url) as one:
         echo = server.answer
@@ -218,6 +223,7 @@ async def test_a_read_on_a_broken_connection_is_sent_again() -> None:
     assert len(server.heard) == 2
 
 
+@pytest.mark.shows("WebSocket", "deadline")
 @pytest.mark.supports("EXEC-09")
 async def test_a_slow_answer_is_given_up_and_dropped_when_it_comes() -> None:
     async with SocketServer.open() as server, upstream(server.url) as one:
@@ -236,6 +242,7 @@ async def test_a_slow_answer_is_given_up_and_dropped_when_it_comes() -> None:
     assert len(server.handshakes) == 1
 
 
+@pytest.mark.shows("WebSocket", "results bounded")
 async def test_an_oversized_answer_breaks_the_connection_and_is_not_held() -> None:
     async with SocketServer.open() as server, upstream(server.url, max_response_bytes=1000) as one:
 
@@ -256,6 +263,7 @@ async def test_a_request_that_the_service_finds_too_large_says_so() -> None:
     assert "1009" in failure.message
 
 
+@pytest.mark.shows("WebSocket", "errors")
 @pytest.mark.parametrize(
     ("status", "headers", "code", "pause"),
     [

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -512,6 +513,26 @@ def test_the_journal_is_exported_whole_and_verifies(place: Place) -> None:
     assert place.there("ann", "audit", "verify", "--json").json["intact"]
     refused = place.there("eve", "audit", "export", "--json")
     assert (refused.code, refused.json["error"]["error_code"]) == (1, "E3206")
+
+
+def test_a_reviewer_watches_the_tickets_of_a_server(place: Place) -> None:
+    words = ("--server", place.url, "--token-file", place.token("bob"), "approvals", "watch", "--json")
+    ticket = place.ticket("watched")
+    with warm.start(words, place.cli.environment, place.cli.path) as watcher:
+        watcher.stdin.close()
+
+        def heard(event: str) -> Any:
+            for line in watcher.stdout:
+                told = json.loads(line)
+                if (told["event"], told["ticket"]["id"]) == (event, ticket):
+                    return told["ticket"]
+            raise AssertionError(f"the watcher ended before it told that the ticket was {event}")
+
+        assert heard("asked")["toolId"] == "demo.mail_statement"
+        assert place.there("bob", "approvals", "deny", ticket, "--comment", "not today").code == 0
+        assert heard("denied")["comment"] == "not today"
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait() == 0
 
 
 # What is refused

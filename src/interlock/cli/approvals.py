@@ -579,7 +579,16 @@ def _patience(_: click.Context, __: click.Parameter, value: float | None) -> flo
     return math.inf if value is None else value
 
 
+async def _watch_at_server(server: Server, out: Output, /, for_s: float) -> int:
+    from interlock.cli.watch import ServerDesk
+    from interlock.cli.watch import watch as keep_watch
+
+    await keep_watch(ServerDesk(server), out, for_s=for_s)
+    return 0
+
+
 @approvals.command()
+@at_server(_watch_at_server)
 @click.option("--for", "for_s", type=float, callback=_patience, metavar="S", help="Stop after so many seconds.")
 @as_holder
 @over_home
@@ -591,8 +600,11 @@ async def watch(lock: Interlock, out: Output, /, for_s: float, token: str | None
     \b
     interlock approvals watch
     interlock approvals watch --for 60 --json
+    interlock --server URL approvals watch
     """
+    from interlock.cli.watch import LocalDesk
     from interlock.cli.watch import watch as keep_watch
 
-    await keep_watch(lock, out, await acting(lock, token), everything=token is None, for_s=for_s)
+    desk = LocalDesk(lock, await acting(lock, token), everything=token is None)
+    await keep_watch(desk, out, for_s=for_s)
     return 0

@@ -1,6 +1,6 @@
 """Watching tickets: what is new is shown as it comes, and on a terminal a key decides.
 
-Everything is done by one task: it looks at the store, then waits a moment for keys. A line that is being typed is kept
+Everything is done by one task: it looks for tickets, then waits a moment for keys. A line that is being typed is kept
 here and echoed by hand, so that neither a thread nor the loop ever blocks on the terminal.
 """
 
@@ -12,30 +12,115 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from interlock.cli.command import Output, parse_json
 from interlock.cli.render import Text
 from interlock.cli.tickets import concerns, decided, document, parse_changes, short, show_brief, show_ticket
-from interlock.cli.viewer import Local
+from interlock.cli.viewer import Local, Remote, Viewer
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
+    from interlock.cli.remote import Server
 
 Json = dict[str, Any]
-LOOK_EVERY_S = 0.3
 _MENU = "[a]pprove  [e]dit  [d]eny  [p]review in full  [n]ext  [q]uit"
 
 
-async def watch(lock: Interlock, out: Output, by: Caller, *, everything: bool, for_s: float) -> None:
+class Desk(Protocol):
+    """Where tickets are looked for and decided: a data directory, or a server."""
+
+    look_every_s: float
+
+    async def waiting(self) -> list[Ticket]:
+        """The tickets that wait and that are the watcher's affair."""
+        ...
+
+    async def ticket(self, ticket_id: str) -> Ticket:
+        """One ticket as it is now."""
+        ...
+
+    async def viewer(self, ticket: Ticket | None = None) -> Viewer:
+        """The facts for pages, with those about the messages of one ticket."""
+        ...
+
+    async def approve(self, ticket_id: str, comment: str, edit: Json | None) -> None:
+        """Agree to a call, with its input changed if `edit` says so."""
+        ...
+
+    async def deny(self, ticket_id: str, comment: str) -> None:
+        """Refuse a call."""
+        ...
+
+
+class LocalDesk:
+    """The tickets of an open data directory."""
+
+    look_every_s = 0.3
+
+    def __init__(self, lock: Interlock, by: Caller, *, everything: bool) -> None:
+        self._lock = lock
+        self._by = by
+        self._everything = everything
+
+    async def waiting(self) -> list[Ticket]:
+        found = await self._lock.approvals.list()
+        return [one for one in found if self._everything or await concerns(self._lock, one, self._by)]
+
+    async def ticket(self, ticket_id: str) -> Ticket:
+        return await self._lock.approvals.show(ticket_id)
+
+    async def viewer(self, ticket: Ticket | None = None) -> Viewer:
+        return await Local.of(self._lock, ticket)
+
+    async def approve(self, ticket_id: str, comment: str, edit: Json | None) -> None:
+        lock, by = self._lock, self._by
+        await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
+
+    async def deny(self, ticket_id: str, comment: str) -> None:
+        lock, by = self._lock, self._by
+        await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
+
+
+class ServerDesk:
+    """The tickets of a server that the holder of the token may see."""
+
+    look_every_s = 1.0
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def waiting(self) -> list[Ticket]:
+        from interlock.cli.restored import ticket_of
+
+        return [ticket_of(one) for one in (await self._server.get("/v1/approvals"))["tickets"]]
+
+    async def ticket(self, ticket_id: str) -> Ticket:
+        from interlock.cli.restored import ticket_of
+
+        return ticket_of(await self._server.get(f"/v1/approvals/{ticket_id}"))
+
+    async def viewer(self, ticket: Ticket | None = None) -> Viewer:
+        found = None if ticket is None else await self._server.get(f"/v1/approvals/{ticket.id}")
+        return await Remote.of(self._server, found)
+
+    async def approve(self, ticket_id: str, comment: str, edit: Json | None) -> None:
+        await self._server.post(f"/v1/approvals/{ticket_id}/approve", {"comment": comment, "edit": edit})
+
+    async def deny(self, ticket_id: str, comment: str) -> None:
+        await self._server.post(f"/v1/approvals/{ticket_id}/deny", {"comment": comment})
+
+
+async def watch(desk: Desk, out: Output, *, for_s: float) -> None:
     """Watch until the time is up, somebody interrupts, or `q` is pressed."""
-    watching = _Watch(lock, out, by, everything=everything)
+    watching = _Watch(desk, out)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, watching.stop)
@@ -80,12 +165,10 @@ class _Watch:
     INVARIANT: keys are about one ticket, the one they were offered with; that another one comes changes nothing.
     """
 
-    def __init__(self, lock: Interlock, out: Output, by: Caller, *, everything: bool) -> None:
+    def __init__(self, desk: Desk, out: Output) -> None:
         self.keys: asyncio.Queue[str] = asyncio.Queue()
-        self._lock = lock
+        self._desk = desk
         self._out = out
-        self._by = by
-        self._everything = everything
         self._known: dict[str, Ticket] = {}
         self._skipped: set[str] = set()
         self._current: str | None = None
@@ -95,15 +178,14 @@ class _Watch:
         self.keys.put_nowait(_STOP)
 
     async def run(self, for_s: float, *, on_terminal: bool) -> None:
-        monotonic = self._lock.clock.monotonic
-        give_up = monotonic() + for_s
-        while (left_s := give_up - monotonic()) > 0:
+        give_up = time.monotonic() + for_s
+        while (left_s := give_up - time.monotonic()) > 0:
             if self._typing is None:
                 await self._look()
                 if on_terminal:
                     self._offer()
             try:
-                pressed = await asyncio.wait_for(self.keys.get(), min(LOOK_EVERY_S, left_s))
+                pressed = await asyncio.wait_for(self.keys.get(), min(self._desk.look_every_s, left_s))
             except TimeoutError:
                 continue
             for key in pressed:
@@ -115,13 +197,9 @@ class _Watch:
 
     async def _look(self) -> None:
         """Tell what is new since the last look."""
-        waiting = {
-            one.id: one
-            for one in await self._lock.approvals.list()
-            if self._everything or await concerns(self._lock, one, self._by)
-        }
+        waiting = {one.id: one for one in await self._desk.waiting()}
         for ticket_id, before in list(self._known.items()):
-            now = waiting.get(ticket_id) or await self._lock.approvals.show(ticket_id)
+            now = waiting.get(ticket_id) or await self._desk.ticket(ticket_id)
             if (now.state, now.step) != (before.state, before.step):
                 await self._tell(now.state.lower() if now.state != before.state else "escalated", now)
             self._known[ticket_id] = now
@@ -134,11 +212,11 @@ class _Watch:
 
     async def _tell(self, event: str, ticket: Ticket) -> None:
         if self._out.as_json:
-            self._out.write({"event": event, "ticket": document(await Local.of(self._lock, ticket), ticket)})
+            self._out.write({"event": event, "ticket": document(await self._desk.viewer(ticket), ticket)})
             return
         page = self._out.page()
         if event == "asked":
-            show_brief(await Local.of(self._lock), page, ticket)
+            show_brief(await self._desk.viewer(), page, ticket)
         else:
             page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {await self._words(event, ticket)}")
         sys.stdout.flush()
@@ -149,7 +227,7 @@ class _Watch:
         if event in ("approved", "denied"):
             changed = ", with the input edited" if ticket.edited is not None else ""
             comment = f": {ticket.comment}" if ticket.comment else ""
-            who = (await Local.of(self._lock)).name_of(ticket.resolved_by or "")
+            who = (await self._desk.viewer()).name_of(ticket.resolved_by or "")
             return f"{event} by {who}{changed}{comment}"
         return _HAPPENED[ticket.state]
 
@@ -177,7 +255,7 @@ class _Watch:
     async def _act(self, key: str, ticket: Ticket) -> None:
         about = f"{short(ticket)} {ticket.ref}"
         if key == "p":
-            show_ticket(await Local.of(self._lock, ticket), self._out.page(), ticket)
+            show_ticket(await self._desk.viewer(ticket), self._out.page(), ticket)
             self._say(f"{short(ticket)}: {_MENU}\n")
         elif key == "n":
             self._skipped.add(ticket.id)
@@ -222,14 +300,10 @@ class _Watch:
             self._current = None
 
     async def _approve(self, line: str, edit: Json | None = None) -> None:
-        ticket_id = self._current or ""
-        lock, by = self._lock, self._by
-        await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=line, edit=edit))
+        await self._desk.approve(self._current or "", line, edit)
 
     async def _edit(self, line: str) -> None:
         await self._approve("", parse_changes(parse_json(line, "edit", or_stdin=False)))
 
     async def _deny(self, line: str) -> None:
-        ticket_id = self._current or ""
-        lock, by = self._lock, self._by
-        await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=line))
+        await self._desk.deny(self._current or "", line)

@@ -80,6 +80,7 @@ async def _(count: int) -> None:
     undone.append(count)
 
 
+@pytest.mark.shows("Python function", "results bounded")
 @pytest.mark.parametrize("name", ["plain", "greedy", "rows", "modest", "escaped"])
 async def test_a_result_over_the_limit_is_refused_and_one_below_it_is_not(tmp_path: Path, name: str) -> None:
     async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=10_000) as lock:

@@ -149,6 +149,7 @@ async def results(lock: Interlock) -> Interlock:
     return lock
 
 
+@pytest.mark.shows("Python function", "results bounded")
 @pytest.mark.supports("LIFE-19")
 @pytest.mark.part_of("VALID-03", rest="fallback engages on a violation; there are no fallbacks yet")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -280,7 +281,6 @@ async def test_a_preview_has_a_thousand_characters_at_most(results: Interlock) -
     assert "x" * 1001 not in text
 
 
-@pytest.mark.shows("Python function", "results bounded")
 @pytest.mark.proves("LIFE-16")
 @pytest.mark.proves("LIFE-20", "CONTRACT-19")
 @pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True), (1001, True), (5000, True)])

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from interlock import Interlock
+from interlock.audit.chain import verify
 from interlock.call.connector import Discovered
 from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.upstreams.mcp import McpConfig, McpUpstream
+from tests.support.calls import code, records
 from tests.upstreams.mcp_servers.real import node_server, python_server
 from tests.upstreams.servers import remote_call
 from tests.upstreams.test_children import children, gone
@@ -112,3 +115,60 @@ async def test_mcp_server_git(tmp_path: Path) -> None:
     async with served(python_server("mcp-server-git")) as (one, found):
         assert len(found.tools) >= 12
         assert "new.txt" in text(await ask(one, "git_status", {"repo_path": str(tmp_path)}))
+
+
+# Through a governed call
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+async def test_the_time_server_behind_a_governed_call(home: Path) -> None:
+    config: Json = {"command": python_server("mcp-server-time"), "accept_hints": True}
+    async with Interlock.open(home, housekeeping=False) as lock:
+        report = await lock.upstreams.add("time", "mcp", config, by=lock.caller)
+        assert {one.state for one in report.tools} == {"admitted"}
+        given = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+        done = await lock.call("time.convert_time", given)
+        assert "21:00" in str(done.unwrap())
+        (closed,) = records(lock, done.invocation_id)
+        assert closed["toolId"] == "time.convert_time"
+        refused = await lock.call("time.convert_time", {**given, "time": 12})
+        assert code(refused) == "E3301"
+        assert verify(lock.home).faults == ()
+
+
+async def test_files_of_the_filesystem_server_are_written_once_and_come_back(home: Path, tmp_path: Path) -> None:
+    """A recipe makes `write_file` honestly reversible: nobody is asked, and the text from before is written back."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    note = folder / "note.txt"
+    note.write_text("before")
+    undo = {
+        "before": {"tool": "read_text_file", "arguments": {"path": "/input/path"}},
+        "tool": "write_file",
+        "arguments": {"path": "/input/path", "content": "/before/structuredContent/content"},
+    }
+    overlay: Json = {
+        "tools": {
+            "read_text_file": {"mutation_class": "read_only"},
+            "write_file": {"mutation_class": "write_reversible", "undo": undo},
+        }
+    }
+    config: Json = {"command": [*node_server("server-filesystem"), str(folder)]}
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await lock.upstreams.add("files", "mcp", config, by=lock.caller, overlay=overlay)
+        given = {"path": str(note), "content": "after"}
+        done = await lock.call("files.write_file", given, key="one")
+        assert done.ok, done.error
+        assert note.read_text() == "after"
+        note.write_text("somebody else's")
+        again = await lock.call("files.write_file", given, key="one")
+        assert (again.ok, again.replayed) == (True, True)
+        assert note.read_text() == "somebody else's", "under its key it runs once"
+        assert (await lock.undo(done.invocation_id, key="undo")).ok
+        assert note.read_text() == "before"
+        asked = await lock.call("files.move_file", {"source": str(note), "destination": str(note) + "2"}, key="two")
+        assert asked.pending, "of a tool without a recipe nothing is known, so a person is asked"

@@ -53,7 +53,7 @@ class DraftSession:
 
     def __init__(self, lock: Interlock, path: Path) -> None:
         if lock.caller.capability is not None or not lock.caller.governs("tools:admin"):
-            raise Failure("E3206", "drafts are for whoever may add tools, as themselves: tools:admin without a token")
+            raise Failure("E3206", "drafts need the scope tools:admin, held in person and not by a token")
         self._lock = lock
         self._source = DraftSource(path)
         self._drafts = Drafts(lock.catalog)

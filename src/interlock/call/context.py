@@ -28,7 +28,7 @@ class Caller:
     """The authority under which a call is made, and the agent through which it is made.
 
     `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
-    trust and groups are the operator's statements about whoever acts, never the caller's own. `passed_on` tells that
+    trust and groups are the operator's statements about that identity, never the caller's own. `passed_on` tells that
     one agent or service delegated its authority to another. `drafts` is the key of a developer's session
     (`registry.drafts`): with it, and with the tools that it calls, the session finds its drafts. It exists in one
     process only; nothing that comes from outside, or from the store, can hold it.

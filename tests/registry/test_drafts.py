@@ -215,7 +215,7 @@ async def test_a_call_that_a_person_must_agree_to_goes_on_in_its_session_alone(
         ticket = pending.metadata["pending"]["ticketId"]
         boss = Caller(id="local:boss", groups=frozenset({"approvers"}))
         await lock.approvals.approve(ticket, by=boss, comment="go")
-        assert await lock.approved_calls.resume_all() == [], "whoever continues approved calls leaves it alone"
+        assert await lock.approved_calls.resume_all() == [], "what continues approved calls leaves it alone"
         with pytest.raises(Failure, match="is a draft; send the call again in the session"):
             await lock.approved_calls.resume(ticket)
         assert (await session.call("wreck", {"number": 7}, key="k")).unwrap() == "no more 7"
@@ -224,7 +224,7 @@ async def test_a_call_that_a_person_must_agree_to_goes_on_in_its_session_alone(
 async def test_drafts_need_the_right_to_add_tools_in_person(home: Path, write: Callable[..., Path]) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
         lock.act_as(Caller(id="local:guest"))
-        with pytest.raises(Failure, match="tools:admin without a token") as raised:
+        with pytest.raises(Failure, match="tools:admin, held in person") as raised:
             DraftSession(lock, write(GOOD))
         assert raised.value.code == "E3206"
 

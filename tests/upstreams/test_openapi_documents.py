@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import copy
 import email
+import gc
 import gzip
 import hashlib
 import json
+import weakref
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -24,7 +26,7 @@ from interlock.contract.contract import contract_of
 from interlock.contract.manifest import OWN_DESCRIPTION
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
-from interlock.registry.admission import Evidence, examine
+from interlock.registry.admission import Evidence, examine, publish
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
 from tests.upstreams.servers import Answer, HttpServer, json_answer, served
@@ -777,6 +779,31 @@ async def test_a_number_beyond_64_bits_does_not_fail_a_document(how: str, tmp_pa
         takes = (await lock.catalog.resolve("it.look")).contract.input
         assert takes.valid({"p": 2**62})
         assert not takes.valid({"p": -1})
+
+
+def test_manifests_of_a_document_have_their_definitions_in_common_and_are_not_kept() -> None:
+    pet: Json = {"type": "object", "x-internal": True, "properties": {"name": {"type": "string"}}}
+    pets: Json = {"type": "array", "items": {"$ref": "#/components/schemas/Pet"}}
+    answer = {"200": {"description": "", "content": {"application/json": {"schema": pets}}}}
+    paths: Json = {f"/{name}": {"get": {"operationId": name, "responses": answer}} for name in ("cats", "dogs")}
+    found = openapi.read(document(paths, components={"schemas": {"Pet": pet}}), base_url=BASE)
+    said = copy.deepcopy(found.tools)
+    cats, dogs = import_all(found.tools, upstream="api", kind="openapi", versions="1.0.0", accept_hints=True)
+    assert cats.manifest is not None
+    assert cats.manifest.result_schema is not None
+    assert dogs.manifest is not None
+    assert dogs.manifest.result_schema is not None
+    kept = cats.manifest.result_schema["$defs"]["Pet"]
+    assert kept == {"type": "object", "properties": {"name": {"type": "string"}}}
+    assert dogs.manifest.result_schema["$defs"]["Pet"] is kept
+    assert found.tools == said
+    # What publishes a manifest has its text, and not the manifest as well.
+    proof = Evidence(cats.digest, True, "trial", "")
+    unit, manifest = publish(cats.manifest, cats.digest, "upstream:api", proof, "test"), weakref.ref(cats.manifest)
+    del cats
+    gc.collect()
+    assert callable(unit)
+    assert manifest() is None
 
 
 def test_schemas_that_refer_to_each_other_are_shared_and_a_response_is_bounded() -> None:

@@ -5,7 +5,7 @@ A refusal lists every condition that failed and what to do about each. Nothing i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -229,44 +229,45 @@ def publish(
     `source`: the digest of the text that is executed when the tool is loaded.
     """
     contract: Contract = contract_of(manifest)
+    address, version, ref = contract.address, contract.version, contract.ref
+    state, aliases = manifest.lifecycle_state, [f"{manifest.namespace}.{alias}" for alias in manifest.aliases]
+    # The unit has the manifest as text alone. A look at an upstream makes hundreds of units before it commits them.
     document = orjson.dumps(manifest.document()).decode()
     profile = permission_profile(contract).document()
 
     def unit(transaction: Transaction) -> bool:
         # Checked again inside the write: another process may have published since the examination.
-        published = tools.digest(transaction, contract.address, contract.version)
+        published = tools.digest(transaction, address, version)
         if published is not None:
             if published == digest:
                 return False
-            raise Failure("E3103", f"{contract.ref} is published with other content; give the change a new version")
-        _refuse_collisions(transaction, contract)
+            raise Failure("E3103", f"{ref} is published with other content; give the change a new version")
+        _refuse_collisions(transaction, address, aliases)
         tools.insert(
-            transaction, contract.address, contract.version, digest=digest, state=manifest.lifecycle_state,
-            manifest=document, origin=origin, published_ms=transaction.now_ms,
+            transaction, address, version, digest=digest, state=state, manifest=document, origin=origin,
+            published_ms=transaction.now_ms,
         )  # fmt: skip
-        for alias in manifest.aliases:
-            tools.insert_alias(transaction, f"{manifest.namespace}.{alias}", contract.address)
+        for alias in aliases:
+            tools.insert_alias(transaction, alias, address)
         record_evidence(transaction, evidence)
         if source is not None:
             remember_source(transaction, digest, source)
         bump_epoch(transaction)
         body = records.plain(
-            "registry", contract.ref, transaction.now_ms, event="tool.declared", tool=contract.ref, digest=digest,
-            by=by, permissionProfile=profile,
+            "registry", ref, transaction.now_ms, event="tool.declared", tool=ref, digest=digest, by=by,
+            permissionProfile=profile,
         )  # fmt: skip
-        transaction.append("registry", contract.ref, body)
+        transaction.append("registry", ref, body)
         return True
 
     return unit
 
 
-def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
-    address, namespace = contract.address, contract.id.namespace
+def _refuse_collisions(transaction: Transaction, address: str, aliases: Sequence[str]) -> None:
     taken = tools.aliased_by_other(transaction, address, address)
     if taken is not None:
         raise Failure("E3103", f"`{address}` is already an alias of {taken}")
-    for alias in contract.manifest.aliases:
-        name = f"{namespace}.{alias}"
+    for name in aliases:
         other = tools.aliased_by_other(transaction, name, address)
         if other is not None or (name != address and tools.exists(transaction, name)):
             raise Failure("E3103", f"the alias `{name}` collides with {other or name}")

@@ -170,7 +170,7 @@ class Upstreams:
             # One that did not answer us but answers others is connected to anew: our connection may be given up.
             if (
                 known is None
-                or (known.added_ms, known.kind, known.config) != (meant.added_ms, meant.kind, meant.config)
+                or (known.added_ms, known.kind, known.configured) != (meant.added_ms, meant.kind, meant.configured)
                 or (name in self._away and known.state == "available")
             ):
                 self._away.discard(name)
@@ -301,7 +301,8 @@ class Upstreams:
             del self._trying[name]
             missed = name in self._missed
             self._missed.discard(name)
-        self._connectors[name] = await self.get(name), connector
+        # What was committed is known by now, unless somebody has removed it again.
+        self._connectors[name] = self._known.get(name) or await self.get(name), connector
         if missed:
             self._on_change(name)()
         return report
@@ -436,8 +437,7 @@ class Upstreams:
             if _alike(one.name) == _alike(name):
                 words = f"`{name}` could be taken for the upstream `{one.name}`"
                 raise Failure("E3103", words, resolution="name it otherwise")
-        now_ms = self._clock.now_ms()
-        return Upstream(name, kind, config, _plain(overlay), "available", "", now_ms, by, now_ms, 0)
+        return Upstream.new(name, kind, config, _plain(overlay), self._clock.now_ms(), by)
 
     async def _take_in(
         self,
@@ -461,9 +461,12 @@ class Upstreams:
                 judged = await judge(self._journal, known, discovered, page, accepted or {})
                 offered, evidence = await admit(self._catalog, self._try_out, judged)
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
+                del judged, offered
                 unit = await DEFINITIONS.run(
                     repository.settle, known, page, once(looked), evidence, by=by, new=new, lift=accepted or ()
                 )
+                # The manifests of a large document take more memory than all else; the unit has them as texts.
+                looked = repository.released(looked)
                 try:
                     await self._journal.commit(unit)
                     break
@@ -518,7 +521,7 @@ class Upstreams:
             facts = {"upstream": known.name, "offered": one.name, "reason": one.reason}
             if one.state == "changed" and (before is None or not before.held):
                 self._announce("tool.alert", "", one.address, alert="TOOL_DEFINITION_CHANGED", **facts)
-            if one.state == "admitted" and one.manifest is not None:
+            if one.state == "admitted" and one.name in evidence:
                 ref = f"{one.address}@{one.version}"
                 self._mention("tool.declared", "", ref, digest=evidence[one.name].digest, by=by)
             if one.state == "refused":

@@ -22,7 +22,7 @@ from interlock.upstreams.kinds import Kind, kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids
 from interlock.upstreams.overlay import NO_OVERLAY, Judged, Overlay, ParameterOverlay, ToolOverlay, classify, unknown
 from interlock.upstreams.recipes import recipe_of
-from interlock.upstreams.schemas import cleaned, mcp_result, visible
+from interlock.upstreams.schemas import Shared, cleaned, mcp_result, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def import_all(
     imported: list[Imported] = []
     left = MOST_PARTS_OF_ALL
     by_name = {one.name: one for one in reversed(definitions)}
+    common: Shared = {}
     for one in definitions:
         parts, excess = _measured(one, left)
         if excess:
@@ -96,6 +97,7 @@ def import_all(
             prefix=prefix,
             credentials=credentials,
             tool_id=ids[one.name],
+            shared=common,
         )
         if one.name in seen:
             done = _refusal(done, "its name was offered before; an upstream's names must differ")
@@ -145,8 +147,11 @@ def to_manifest(
     credentials: Sequence[str] = (),
     tool_id: str | None = None,
     others: Mapping[str, Definition] | None = None,
+    shared: Shared | None = None,
 ) -> Imported:
-    """Make the manifest of a foreign definition, or the reason why it has none. `others` are those it may name."""
+    """Make the manifest of a foreign definition, or the reason why it has none. `others` are those it may name, and
+    `shared` the parts of schemas that it may share with them.
+    """
     stated = overlay.of(definition.name)
     judged = classify(definition, overlay, accept_hints=accept_hints)
     given = tool_id or stated.rename or clean_id(definition.name)
@@ -162,7 +167,7 @@ def to_manifest(
         return _refusal(done, f"the overlay says how it is undone, and it is {judged.mutation_class}: say which holds")
     needs: list[str] = []
     try:
-        contract = _contract(done, upstream, kind_of(kind), stated, needs)
+        contract = _contract(done, upstream, kind_of(kind), stated, needs, shared)
         if stated.undo is not None:
             contract["execution"]["undo"] = recipe_of(
                 stated.undo,
@@ -191,7 +196,9 @@ def to_manifest(
     return Imported(definition, given, done.digest, judged, manifest, tuple(needs))
 
 
-def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, needs: list[str]) -> Json:
+def _contract(
+    done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, needs: list[str], shared: Shared | None
+) -> Json:
     """The parts of the manifest that follow from the definition and the overlay."""
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
@@ -213,8 +220,8 @@ def _contract(done: Imported, upstream: str, kind: Kind, stated: ToolOverlay, ne
         "external_service": upstream,
         "protocol": kind.protocol,
         "tool_kind": kind.tool_kind,
-        "parameters": _parameters(definition.input_schema, stated, needs),
-        "result_schema": _result(definition, kind, stated),
+        "parameters": _parameters(definition.input_schema, stated, needs, shared),
+        "result_schema": _result(definition, kind, stated, shared),
         "mutation_class": judged.mutation_class,
         "idempotency": {} if stated.idempotency in (None, "caller") else {"key": stated.idempotency},
         "observability": {},
@@ -311,10 +318,10 @@ def _description(definition: Definition, upstream: str, told: str, needs: list[s
 # Schemas
 
 
-def _parameters(schema: Any, stated: ToolOverlay, needs: list[str]) -> Json:
+def _parameters(schema: Any, stated: ToolOverlay, needs: list[str], shared: Shared | None) -> Json:
     if not isinstance(schema, dict) or not schema:
         raise Failure("E3105", "its input schema says nothing; it needs `type: object` and its properties")
-    root = cleaned(cast("Json", schema), "input")
+    root = cleaned(cast("Json", schema), "input", shared)
     kind = resolve_ref(root, root).get("type", "object" if "properties" in root else None)
     if kind != "object":
         raise Failure("E3105", f"its input schema must have type `object`, not `{kind}`")
@@ -364,9 +371,9 @@ def _alone(root: Json, part: Json) -> Json:
     return {**part, **beside}
 
 
-def _result(definition: Definition, kind: Kind, stated: ToolOverlay) -> Json:
+def _result(definition: Definition, kind: Kind, stated: ToolOverlay, shared: Shared | None) -> Json:
     declared = stated.result_schema if stated.result_schema is not None else definition.output_schema
-    schema = None if declared is None else cleaned(declared, "output")
+    schema = None if declared is None else cleaned(declared, "output", shared)
     if kind.protocol == "mcp":
         return mcp_result(schema)
     if schema is None:

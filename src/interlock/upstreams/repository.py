@@ -12,7 +12,8 @@ because its definition changed, and whether it can be called at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import orjson
@@ -40,13 +41,17 @@ _CHANGED = quarantine.DEFINITION_CHANGED
 _COUNTED = ("admitted", "changed", "gone", "refused")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Upstream:
-    """One upstream as stored."""
+    """One upstream as stored.
+
+    Its configuration may contain a whole OpenAPI document. It is kept as the text that is stored, and parsed when it is
+    first used: `given` is the configuration where the caller has it parsed already.
+    """
 
     name: str
     kind: str
-    config: Json
+    configured: str
     overlay: Json
     state: str
     reason: str
@@ -54,6 +59,16 @@ class Upstream:
     added_by: str
     discovered_ms: int
     probed_ms: int
+    given: Json | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def new(cls, name: str, kind: str, config: Json, overlay: Json, now_ms: int, by: str) -> Upstream:
+        """An upstream that is not stored yet."""
+        return cls(name, kind, encode(config).decode(), overlay, "available", "", now_ms, by, now_ms, 0, given=config)
+
+    @cached_property
+    def config(self) -> Json:
+        return orjson.loads(self.configured) if self.given is None else self.given
 
     @property
     def origin(self) -> str:
@@ -244,10 +259,17 @@ def settle(
 ) -> Unit[None]:
     """Unit that writes all changes of one look at an upstream. `lift` are the tools that a person has found to be what
     was admitted.
+
+    It holds the manifests as the texts that it writes, so that the caller may release them before the commit.
     """
-    fresh = [one for one in looked if one.state == "admitted" and one.manifest is not None]
     # Prepared here: while the unit runs, nobody else writes.
-    publications = {one.name: _publication(known, one, evidence[one.name], by) for one in fresh}
+    publications = {
+        one.name: admission.publish(one.manifest, evidence[one.name].digest, known.origin, evidence[one.name], by)
+        for one in looked
+        if one.state == "admitted" and one.manifest is not None
+    }
+    looked = released(looked)
+    fresh = [one for one in looked if one.name in publications]
 
     def unit(transaction: Transaction) -> None:
         # INVARIANT: whatever forbids the change is found before anything is written.
@@ -260,7 +282,7 @@ def settle(
         _store(transaction, known, new=new)
         for one in looked:
             before = judged_by.tools.get(one.name)
-            if one.manifest is not None and one.state == "admitted":
+            if one.name in publications:
                 publications[one.name](transaction)
                 if before is not None and before.address != one.address:
                     stored_tools.sunset(transaction, before.address)  # it has another name now
@@ -275,9 +297,9 @@ def settle(
     return unit
 
 
-def _publication(known: Upstream, one: Offered, proof: Evidence, by: str) -> Unit[bool]:
-    assert one.manifest is not None
-    return admission.publish(one.manifest, proof.digest, known.origin, proof, by)
+def released(looked: Sequence[Offered]) -> tuple[Offered, ...]:
+    """What was looked at, without the manifests."""
+    return tuple(one if one.manifest is None else replace(one, manifest=None) for one in looked)
 
 
 def unproven(reader: Reader, name: str) -> list[tuple[str, str, str]]:
@@ -370,9 +392,9 @@ def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
     if not new:
         store.mark_discovered(transaction, known.name, overlay, now)
         return
-    config = encode(known.config).decode()
     store.insert(
-        transaction, known.name, kind=known.kind, config=config, overlay=overlay, added_by=known.added_by, at_ms=now
+        transaction, known.name, kind=known.kind, config=known.configured, overlay=overlay, added_by=known.added_by,
+        at_ms=now,
     )  # fmt: skip
 
 
@@ -391,7 +413,7 @@ def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None
 
 def _upstream(row: store.Row) -> Upstream:
     return Upstream(
-        row.name, row.kind, orjson.loads(row.config), orjson.loads(row.overlay), row.state,
+        row.name, row.kind, row.config, orjson.loads(row.overlay), row.state,
         row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms,
     )  # fmt: skip
 

@@ -88,9 +88,17 @@ def _disarmed(node: Json) -> Json:
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?\Z")
 
 
-def cleaned(schema: Json, what: str) -> Json:
-    """Clean a schema so that it can be compiled. One of an unknown dialect is read as the current one."""
-    fit = cast("Json", rewrite(schema, _disarmed))
+Shared = dict[int, tuple[Any, Any]]
+
+
+def cleaned(schema: Json, what: str, shared: Shared | None = None) -> Json:
+    """Clean a schema so that it can be compiled. One of an unknown dialect is read as the current one.
+
+    Operations of an OpenAPI document have most definitions in common. `shared` holds those that are cleaned already, by
+    the identity of what they were made from: the schemas that are cleaned with it share them, and nothing may change
+    them.
+    """
+    fit = cast("Json", rewrite(schema, _disarmed)) if shared is None else _sharing(schema, shared)
     fit.pop("$id", None)
     if "$schema" in fit and not _DIALECT.match(str(fit["$schema"])):
         del fit["$schema"]
@@ -98,6 +106,18 @@ def cleaned(schema: Json, what: str) -> Json:
         require_schema(fit)
     except Failure as failure:
         raise Failure("E3105", f"its {what} schema cannot be used: {failure.message}") from None
+    return fit
+
+
+def _sharing(schema: Json, shared: Shared) -> Json:
+    definitions: Any = schema.get("$defs")
+    if not isinstance(definitions, dict) or "$ref" in schema:  # what it refers to is going to be its root
+        return cast("Json", rewrite(schema, _disarmed))
+    fit = cast("Json", rewrite({**schema, "$defs": {}}, _disarmed))
+    for name, part in cast("Json", definitions).items():
+        if id(part) not in shared:
+            shared[id(part)] = part, rewrite(part, _disarmed, deep=1)
+        fit["$defs"][name] = shared[id(part)][1]
     return fit
 
 

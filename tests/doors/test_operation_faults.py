@@ -95,6 +95,15 @@ MCP: list[tuple[str, str, Json]] = [
 MCP_LEGACY: list[tuple[str, str, Json]] = [
     ("tools.visible", "resources/subscribe", {"uri": "upstream:far:x"}),
 ]
+# these of the modern one,
+_TAKES_TASKS: Json = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+_TASK: Json = {"taskId": CALL, "_meta": {"io.modelcontextprotocol/clientCapabilities": _TAKES_TASKS}}
+MCP_MODERN: list[tuple[str, str, Json]] = [
+    ("calls.result", "tasks/get", _TASK),
+    ("calls.find", "tasks/get", _TASK),
+    ("calls.result", "tasks/update", {**_TASK, "inputResponses": {}}),
+    ("calls.cancel", "tasks/cancel", _TASK),
+]
 # and by gRPC.
 GRPC: list[tuple[str, str, Any]] = [
     ("tools.page", "Discover", wire.DiscoverRequest()),
@@ -169,7 +178,7 @@ async def test_a_fault_in_any_request_of_mcp_is_an_envelope_and_the_log_says_wha
 ) -> None:
     async with opened(home) as wires:
         await _ready(wires)
-        for needed, method, params in MCP if modern else (*MCP, *MCP_LEGACY):
+        for needed, method, params in (*MCP, *(MCP_MODERN if modern else MCP_LEGACY)):
             with monkeypatch.context() as broken:
                 _break(wires, broken, needed, how)
                 text = await wires.mcp(method, params, modern=modern)
@@ -217,7 +226,7 @@ async def test_no_operation_is_left_out_here(home: Path) -> None:
         named = [*REST_ELSEWHERE, *((method, path) for _, method, path, _ in REST)]
         assert {_route(served, method, path.partition("?")[0]) for method, path in named} == served
         assert {method for _, method, _ in RPC} | RPC_ELSEWHERE == set(JsonRpcDoor(wires.service)._methods)  # pyright: ignore[reportPrivateUsage]
-        asked = {method for _, method, _ in (*MCP, *MCP_LEGACY)}
+        asked = {method for _, method, _ in (*MCP, *MCP_LEGACY, *MCP_MODERN)}
         assert asked | MCP_ELSEWHERE == set(McpDoor(wires.service)._sdk.server._request_handlers)  # pyright: ignore[reportPrivateUsage]
     rpcs = {method.name for method in wire.DESCRIPTOR.services_by_name["Gateway"].methods}
     assert {name for _, name, _ in GRPC} | {"Run", "Invoke"} == rpcs

@@ -140,9 +140,9 @@ class Wires:
         """What an MCP request is answered, whether at once or as the one event of a stream."""
         headers = {"accept": BOTH}
         if modern:
-            params = {**params, "_meta": {**params.get("_meta", {}), **META}}
+            params = {**params, "_meta": {**META, **params.get("_meta", {})}}
             headers |= {"mcp-protocol-version": MODERN, "mcp-method": method}
-            named = params.get("name") or params.get("uri")
+            named = params.get("name") or params.get("uri") or params.get("taskId")
             headers |= {} if named is None else {"mcp-name": named}
         else:
             headers["mcp-session-id"] = await self._handshake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,6 +104,4 @@ class Admissions:
             async with scratch_home(self._open_home, self._parts) as scratch:
                 some = tools[first : first + _TRIED_TOGETHER]
                 found += [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in some]
-            del scratch
-            gc.collect()  # the parts of a data directory refer to each other, and would stay until much later
         return found

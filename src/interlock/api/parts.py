@@ -167,6 +167,7 @@ class Parts:
         await self.authority.close()
         await self.supervisor.close()
         await self._storage.close()
+        self.catalog.release()
         self._end_demonstration()
 
     @property

@@ -442,6 +442,11 @@ class Catalog:
         self._drop()
         await self._changes.look()
 
+    def release(self) -> None:
+        """Release what is cached, at the end: parts of a closed data directory may refer to each other for a while."""
+        self._drop()
+        self._contents.clear()
+
     async def _refresh(self) -> None:
         if self._clock.monotonic() >= self._changes.fresh_until:
             await self._changes.caught_up()

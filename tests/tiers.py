@@ -31,6 +31,7 @@ TIER_OF: dict[str, Tier] = {
     "docs": "contract",
     "golden": "contract",
     "test_requirements.py": "contract",
+    "test_upstream_features.py": "contract",
     "approvals": "integration",
     "audit": "integration",
     "effects": "integration",

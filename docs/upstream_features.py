@@ -68,7 +68,7 @@ def shown_in_tests(tests: Path) -> Shown:
 
 
 def fault_of(*names: str) -> str | None:
-    """What is wrong with the names of a mark `shows`, if anything is."""
+    """Return the fault in the names of a mark `shows`; None if there is none."""
     kind, *features = names or ("",)
     if kind not in KINDS:
         return f"shows() names the kind {kind!r}, which docs/upstream_features.py does not list"

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 PATIENCE_S = 300
@@ -40,6 +40,6 @@ async def cancelled(marker: str, call: Callable[[str], Awaitable[Any]]) -> None:
     await asyncio.gather(asked, return_exceptions=True)
 
 
-def run(probe: Callable[[dict[str, Any], str], Awaitable[set[str]]]) -> None:
+def run(probe: Callable[[dict[str, Any], str], Coroutine[Any, Any, set[str]]]) -> None:
     """Run a probe as a program: the target as JSON and the wire are its arguments, and it prints what worked."""
-    print(json.dumps(sorted(asyncio.run(probe(json.loads(sys.argv[1]), sys.argv[2])))))  # type: ignore[arg-type]
+    print(json.dumps(sorted(asyncio.run(probe(json.loads(sys.argv[1]), sys.argv[2])))))

@@ -114,7 +114,7 @@ class DraftSession:
         return admission.examine(tool.manifest, digest, published, evidence or Evidence(digest, True, "pending", ""))
 
     async def _before_publishing(self, tool: Tool[..., Any]) -> list[str]:
-        """What keeps a tool from being published under the version that it declares."""
+        """Return the reasons why a tool cannot be published under the version that it declares."""
         verdict = await self._examine(tool, None)
         return [f"before you add it: {fault}" for fault in verdict.refused.get("version_registered", ())]
 

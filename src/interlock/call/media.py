@@ -39,7 +39,7 @@ class Media:
     ref: str | None = None
 
     def words(self) -> str:
-        """How a model is told of a medium that it cannot be shown."""
+        """Describe a medium that is not shown to the model."""
         kept = f", kept as {self.ref}" if self.ref else ""
         return f"({self.name or 'data'}: {self.mime_type}, {self.size} bytes{kept}; not shown)"
 

@@ -147,8 +147,8 @@ def root(
         if _is_said(context, "server"):
             raise click.UsageError("--home and --server exclude each other: say where the command is carried out")
         server = None  # what is said in the command counts more than the environment
-    unsaid = TOKEN not in os.environ if server else not home
-    if unsaid and context.invoked_subcommand not in ("login", "logout"):
+    needs_login = TOKEN not in os.environ if server else not home
+    if needs_login and context.invoked_subcommand not in ("login", "logout"):
         from interlock.cli.logins import stored_login
 
         login = stored_login()

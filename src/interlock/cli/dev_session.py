@@ -271,7 +271,7 @@ def _as_typed(value: Any) -> str:
 
 
 def _as_value(part: Json, text: str) -> Any:
-    """What was typed for a parameter: text where the schema has text, otherwise JSON if it is some."""
+    """Convert what was typed for a parameter: text for a string, otherwise JSON. Text that is not JSON stays text."""
     if part.get("type") == "string":
         return text
     try:
@@ -281,9 +281,10 @@ def _as_value(part: Json, text: str) -> Any:
 
 
 class _Causes(logging.Handler):
-    """What the code of the drafts raised, and where: callers are told its type alone, its author may see the rest.
+    """Collects the exceptions that the code of drafts raised, with file and line.
 
-    It is read from the log, which has it without private values, in full once a minute for the same failure.
+    A result names only the type of an exception; the author of a draft may see the rest. It is read from the log, which
+    has it without private values, and in full once a minute for the same failure.
     """
 
     def __init__(self, session: DraftSession) -> None:
@@ -305,7 +306,7 @@ class _Causes(logging.Handler):
             self.found.append(words)
 
     def take(self) -> list[str]:
-        """What was raised since it was asked last."""
+        """Return what was collected since the last time."""
         found, self.found = self.found, []
         return found
 

@@ -16,6 +16,8 @@ from interlock import Interlock
 from interlock.demo_server import answer
 from interlock.upstreams.client_config import is_setting
 from tests.cli.conftest import Cli, Ended
+from tests.support.calls import code
+from tests.upstreams.mcp_servers.real import node_server
 from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -97,6 +99,46 @@ async def test_one_command_governs_every_server_of_a_file_and_a_failing_one_stop
         configs = json.dumps([one.config for one in await lock.upstreams.list()])
     assert KEY not in configs
     assert all(KEY.encode() not in one.read_bytes() for one in fresh.home.rglob("*") if one.is_file())
+
+
+async def test_a_write_of_an_imported_server_is_described_tried_called_once_and_undone(fresh: Cli) -> None:
+    """Somebody else's server, from the file of a client to a write that runs unattended and can be undone."""
+    folder = fresh.path / "files"
+    folder.mkdir()
+    note = folder / "note.txt"
+    note.write_text("before")
+    program, *arguments = node_server("server-filesystem")
+    path = write(fresh, {"mcpServers": {"files": {"command": program, "args": [*arguments, str(folder)]}}})
+    imported = await asyncio.to_thread(fresh, "upstream", "import", str(path), "--json")
+    assert by_name(imported)["files"]["state"] == "added"
+    given = {"path": str(note), "content": "after"}
+    undo: Json = {
+        "before": {"tool": "read_text_file", "arguments": {"path": "/input/path"}},
+        "tool": "write_file",
+        "arguments": {"path": "/input/path", "content": "/before/structuredContent/content"},
+    }
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+
+        async def refreshed(undo: Json) -> tuple[str, str]:
+            write_file: Json = {"mutation_class": "write_reversible", "undo": undo}
+            tools: Json = {"read_text_file": {"mutation_class": "read_only"}, "write_file": write_file}
+            report = await lock.upstreams.refresh("files", by=lock.caller, overlay={"tools": tools})
+            return next((one.state, one.reason) for one in report.tools if one.name == "write_file")
+
+        asked = await lock.call("files.write_file", given, key="one")
+        assert asked.pending, "nothing says that it can be undone"
+        state, reason = await refreshed(undo)
+        assert (state, "example: {path: …, content: …}" in reason) == ("refused", True)
+        assert code(await lock.call("files.write_file", given, key="two")) == "E3102"
+        state, _ = await refreshed({**undo, "example": {"path": str(note), "content": "a trial"}})
+        assert state == "changed", "a person looks at what their overlay makes of it"
+        await lock.upstreams.accept("files", by=lock.caller, reason="it is described now")
+        assert note.read_text() == "before", "the trial is undone"
+        done = await lock.call("files.write_file", given, key="three")
+        again = await lock.call("files.write_file", given, key="three")
+        assert (done.ok, again.replayed, note.read_text()) == (True, True, "after")
+        assert (await lock.undo(done.invocation_id, key="undo-three")).ok
+        assert note.read_text() == "before"
 
 
 def test_a_plan_starts_stores_and_writes_nothing(fresh: Cli) -> None:

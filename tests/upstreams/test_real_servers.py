@@ -150,6 +150,7 @@ async def test_files_of_the_filesystem_server_are_written_once_and_come_back(hom
         "before": {"tool": "read_text_file", "arguments": {"path": "/input/path"}},
         "tool": "write_file",
         "arguments": {"path": "/input/path", "content": "/before/structuredContent/content"},
+        "example": {"path": str(note), "content": "a trial"},
     }
     overlay: Json = {
         "tools": {
@@ -160,6 +161,7 @@ async def test_files_of_the_filesystem_server_are_written_once_and_come_back(hom
     config: Json = {"command": [*node_server("server-filesystem"), str(folder)]}
     async with Interlock.open(home, housekeeping=False) as lock:
         await lock.upstreams.add("files", "mcp", config, by=lock.caller, overlay=overlay)
+        assert note.read_text() == "before", "admission has written to it, and undone that"
         given = {"path": str(note), "content": "after"}
         done = await lock.call("files.write_file", given, key="one")
         assert done.ok, done.error
@@ -172,3 +174,37 @@ async def test_files_of_the_filesystem_server_are_written_once_and_come_back(hom
         assert note.read_text() == "before"
         asked = await lock.call("files.move_file", {"source": str(note), "destination": str(note) + "2"}, key="two")
         assert asked.pending, "of a tool without a recipe nothing is known, so a person is asked"
+
+
+async def test_an_entity_of_the_memory_server_is_taken_back_by_another_tool(home: Path, tmp_path: Path) -> None:
+    """The undo takes a list of names, which is in the input of the call."""
+    entity = {"name": "Trial", "entityType": "trial", "observations": []}
+    undo = {
+        "tool": "delete_entities",
+        "arguments": {"entityNames": "/input/entities/0/observations"},
+        "example": {"entities": [{**entity, "observations": ["Trial"]}]},
+    }
+    overlay: Json = {
+        "defaults": {"idempotency": "each"},
+        "tools": {
+            "read_graph": {"mutation_class": "read_only"},
+            "create_entities": {"mutation_class": "write_reversible", "undo": undo},
+        },
+    }
+    env = {"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}
+    config: Json = {"command": node_server("server-memory"), "env": env}
+    async with Interlock.open(home, housekeeping=False) as lock:
+        report = await lock.upstreams.add("memory", "mcp", config, by=lock.caller, overlay=overlay)
+        states = {one.name: (one.state, one.reason) for one in report.tools}
+        assert states["create_entities"] == ("admitted", "")
+
+        async def names() -> list[str]:
+            graph = (await lock.call("memory.read_graph", {})).unwrap()
+            return [one["name"] for one in graph["structuredContent"]["entities"]]
+
+        assert await names() == [], "what admission has created is gone"
+        given = {"entities": [{**entity, "name": "Ada", "observations": ["Ada"]}]}
+        done = await lock.call("memory.create_entities", given)
+        assert (done.ok, await names()) == (True, ["Ada"]), "no key is needed, and nobody is asked"
+        assert (await lock.undo(done.invocation_id, key="undo")).ok
+        assert await names() == []

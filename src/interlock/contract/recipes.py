@@ -6,14 +6,17 @@ what a tool that only reads returned before the write (the before-image).
     undo:
       tool: delete_issue
       arguments: {owner: /input/owner, number: /result/structuredContent/number}
+      example: {owner: trials, title: A trial of Interlock}
 
     undo:
       before: {tool: read_file, arguments: {path: /input/path}}
       tool: write_file
       arguments: {path: /input/path, content: /before/content/0/text}
+      example: {path: /files/trial.txt, content: A trial of Interlock}
 
 A source of an argument is a JSON pointer that begins with /input, /result or /before. `{text: POINTER, at: POINTER}`
-reads a text that holds JSON, as servers without output schemas return it; `{value: …}` is a constant.
+reads a text that holds JSON, as servers without output schemas return it; `{value: …}` is a constant. Admission makes
+the write of the `example` and undoes it: a recipe without one is refused.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class Step(_Part):
 
 
 class Undo(Step):
-    """How a write is undone. With an `example`, admission makes the write with this input and undoes it."""
+    """How a write is undone. Admission makes the write with the input in `example`, and undoes it."""
 
     before: Step | None = None
     example: dict[str, Any] | None = None

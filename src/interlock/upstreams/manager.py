@@ -349,7 +349,8 @@ class Upstreams:
             raise Failure("E3101", f"`{unknown[0]}` has not changed; see interlock upstream show {name}")
         accepted = {one: (shown or {}).get(one, changed[one]) for one in (*tools, *(shown or {})) or changed}
         discovered = await self._discover(known, self._connector(known))
-        there = {one.name: known.pin(one) for one in discovered.tools}
+        judged = await judge(self._journal, known, discovered, await self._page(name), {})
+        there = {one.name: one.seen for one in judged}
         # INVARIANT: nothing is accepted that nobody has reviewed. The current definition is stored, to be reviewed.
         again = sorted(one for one, seen in accepted.items() if one in there and there[one] != seen)
         report = await self._take_in(known, discovered, by=f"{by.acting}: {reason}", accepted={} if again else accepted)

@@ -31,11 +31,23 @@ def recipe_of(
         if judge(others[undo.before.tool]).mutation_class != "read_only":
             words = f"say mutation_class: read_only of `{undo.before.tool}`, if that holds"
             raise Failure("E3105", f"undo: what is there before is read with a tool that only reads; {words}")
-    if undo.example is not None:
-        if not Schema(definition.input_schema).valid(undo.example):
-            raise Failure("E3105", "undo: the example does not fit the input schema of the tool")
-        pinned["example"] = undo.example
-    return pinned
+    if undo.example is None:
+        raise Failure("E3105", f"undo: {_ask_for_example(given, definition)}")
+    if not Schema(definition.input_schema).valid(undo.example):
+        raise Failure("E3105", "undo: the example does not fit the input schema of the tool")
+    return pinned | {"example": undo.example}
+
+
+def _ask_for_example(given: Mapping[str, Any], definition: Definition) -> str:
+    """Say which example a recipe lacks. INVARIANT: no write counts as reversible before one was undone."""
+    schema: Json = resolve_ref(definition.input_schema, definition.input_schema)
+    needed = [str(name) for name in schema.get("required") or given]
+    listed = ", ".join(f"{name}: …" for name in needed[:5]) + (", …" if len(needed) > 5 else "")
+    return (
+        f"add `example: {{{listed}}}`, an input with which admission makes the write and undoes it again,"
+        " to see that it works; or say mutation_class: write_irreversible without `undo`, and a person is asked"
+        " for each call"
+    )
 
 
 def partners_of(manifest: Manifest | None) -> dict[str, str]:

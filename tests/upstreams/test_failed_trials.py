@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from interlock import Interlock
+from interlock.api import scratch
 from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.upstreams import repository
@@ -113,3 +114,58 @@ async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admi
 
 async def unproven(lock: Interlock) -> list[tuple[str, str, str]]:
     return await lock.journal.read(lambda reader: repository.unproven(reader, "fns"))
+
+
+@pytest.mark.parametrize("endpoints", [1, 2])
+async def test_trials_that_fail_do_not_keep_healthy_tools_of_the_upstream_out(tmp_path: Path, endpoints: int) -> None:
+    """Breakers count failures of calls. Trials of other tools, with inputs nobody sent, say nothing about these."""
+    said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
+    broken = [f"broken{number}" for number in range(6)]
+
+    def answer(got: Any) -> Answer:
+        return Answer(status=500, body=b"{}") if "broken" in got.path else json_answer("sunny")
+
+    async with (
+        HttpServer.open() as server,
+        HttpServer.open() as other,
+        Interlock.open(tmp_path, housekeeping=False) as lock,
+    ):
+        server.otherwise = other.otherwise = answer
+        write: Json = {
+            "mutation_class": "write_reversible",
+            "undo": {"tool": "healthy", "arguments": {"city": "/input/city"}, "example": {"city": "Ulm"}},
+            "result_schema": {"type": "string"},
+        }
+        config: Json = {
+            "declarations": [declared("anthropic", name, TAKES) for name in (*broken, "healthy", "write")],
+            "urls": [server.url, other.url][:endpoints],
+            "allow_private": True,
+        }
+        overlay: Json = {"tools": {**dict.fromkeys((*broken, "healthy"), said), "write": write}}
+        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
+        states = {one.name: (one.state, one.reason) for one in report.tools}
+        assert (states["healthy"], states["write"]) == (("admitted", ""), ("admitted", "")), states
+        assert [one for one in broken if "not proven yet" not in states[one][1]] == []
+        assert {one.state for one in lock.gateway.services.snapshot() if one.name == "fns"} <= {"closed"}
+        assert (await lock.call("fns.healthy", {"city": "Ulm"})).value == "sunny"
+        assert (await lock.call("fns.write", {"city": "Ulm"}, key="one")).value == "sunny"
+
+
+async def test_an_upstream_that_lists_its_tools_and_answers_no_call_is_given_up_after_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "MOST_LOST_S", 0.0)
+    said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+        server.otherwise = lambda got: Answer(status=500, body=b"{}")
+        names = ("first", "second")
+        config: Json = {
+            "declarations": [declared("anthropic", name, TAKES) for name in names],
+            "urls": [server.url],
+            "allow_private": True,
+        }
+        overlay: Json = {"tools": dict.fromkeys(names, said)}
+        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
+        assert [one.state for one in report.tools] == ["admitted", "admitted"]
+        assert ["not tried" in one.reason for one in report.tools] == [False, True]
+        assert len(await unproven(lock)) == 2, "both are tried again"

@@ -178,7 +178,7 @@ async def test_files_of_the_filesystem_server_are_written_once_and_come_back(hom
 
 async def test_an_entity_of_the_memory_server_is_taken_back_by_another_tool(home: Path, tmp_path: Path) -> None:
     """The undo takes a list of names, which is in the input of the call."""
-    entity = {"name": "Trial", "entityType": "trial", "observations": []}
+    entity: Json = {"name": "Trial", "entityType": "trial", "observations": []}
     undo = {
         "tool": "delete_entities",
         "arguments": {"entityNames": "/input/entities/0/observations"},

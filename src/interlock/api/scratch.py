@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.api.requests import make_request
+from interlock.call.connector import Connector, RemoteCall
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.declare import Tool
+from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
 
 Open = Callable[..., AbstractAsyncContextManager["Parts"]]
+
+# How long the trials of one scratch data directory wait in all for calls of upstreams that fail.
+MOST_LOST_S = 150.0
 
 _OPEN_POLICY = """
 @id("scratch")
@@ -43,10 +48,46 @@ async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
         said = parts.settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        async with open_home(directory, **said, housekeeping=False, otlp_endpoint="", hooks=()) as scratch:
+        said |= {"breakers": [{"per": "tool"}], "housekeeping": False, "otlp_endpoint": "", "hooks": ()}
+        async with open_home(directory, **said) as scratch:
             scratch.authority.lend_from(parts.authority.lent_from)
-            scratch.connect_through(parts.connect)
+            lost = _Lost()
+            scratch.connect_through(lambda name: _Trying(parts.connect(name), lost))
             yield scratch
+
+
+@dataclass(slots=True)
+class _Lost:
+    """The time that trials have waited for calls that failed."""
+
+    seconds: float = 0.0
+
+
+class _Trying:
+    """A connection to an upstream, for trials.
+
+    A trial uses inputs that nobody sent, so a failure of it says nothing about calls: it counts for no breaker of the
+    upstream. An upstream that lists its tools and does not answer calls is given up after some time instead.
+    """
+
+    def __init__(self, connector: Connector, lost: _Lost) -> None:
+        self._connector = connector
+        self._lost = lost
+        self.mapping = connector.mapping
+        self.discover = connector.discover
+        self.probe = connector.probe
+        self.close = connector.close
+
+    async def call(self, call: RemoteCall) -> Any:
+        if self._lost.seconds > MOST_LOST_S:
+            words = f"not tried: trials before it waited {MOST_LOST_S:.0f} s for answers that did not come"
+            raise Failure("E3502", words, details={"sent": False})
+        begun = call.monotonic()
+        try:
+            return await self._connector.call(replace(call, breaker=None))
+        except BaseException:  # at its deadline it is cancelled
+            self._lost.seconds += call.monotonic() - begun
+            raise
 
 
 async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) -> Trial:

@@ -85,7 +85,7 @@ class RemoteCall:
     monotonic: Callable[[], float]
     traceparent: str
     retry: RetryPolicy
-    breaker: CircuitBreakerConfig
+    breaker: CircuitBreakerConfig | None  # None for a trial, which counts for no breaker and is stopped by none
     own_deadline: bool = False  # the caller allows less time than the contract gives the service
     definition: str | None = None
     tracestate: str = ""

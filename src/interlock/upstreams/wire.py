@@ -51,6 +51,7 @@ from interlock.upstreams.schemas import visible
 if TYPE_CHECKING:
     import ssl
 
+    from interlock.contract.manifest import CircuitBreakerConfig
     from interlock.resilience.services import Services
 
 T = TypeVar("T")
@@ -376,9 +377,9 @@ class Sender:
                 raise Failure("E3108", f"the upstream `{self._name}` was removed during the request")
             if not several:
                 return attempt(self._urls[0])
-            if self._guarded is None:
+            if self._guarded is None or call.breaker is None:
                 return self._in_turn(attempt, safe=safe)
-            return self._by_breakers(self._guarded, call, attempt, safe=safe, until=limit)
+            return self._by_breakers(self._guarded, call, attempt, call.breaker, safe=safe, until=limit)
 
         key, stale_s = (None, 0.0) if self._guarded is not None else _cached_as(call)
         sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
@@ -397,6 +398,7 @@ class Sender:
         endpoints: Endpoints,
         call: RemoteCall,
         attempt: Callable[[str], Awaitable[Any]],
+        breaker: CircuitBreakerConfig,
         *,
         safe: bool,
         until: float,
@@ -407,7 +409,7 @@ class Sender:
             return call.monotonic() >= until - _TIMER_S
 
         answer = await endpoints.ask(
-            attempt, call.breaker, safe=safe, own_deadline=call.own_deadline, expired=expired, key=key, stale_s=stale_s
+            attempt, breaker, safe=safe, own_deadline=call.own_deadline, expired=expired, key=key, stale_s=stale_s
         )
         return answer.value if answer.source == "live" else Aged(answer.value, answer.age_s)
 

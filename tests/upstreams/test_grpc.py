@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import jsonschema_rs
+import orjson
 import pydantic
 import pytest
 
@@ -17,9 +19,11 @@ from interlock.call.connector import Definition
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.protobuf import definitions
-from tests.support.wires import opened
+from tests.support.wires import WIRES, opened
 from tests.upstreams.servers import (
     TRACEPARENT,
     Asked,
@@ -308,6 +312,27 @@ async def test_enums_by_number_and_numbers_that_json_lacks_are_accepted(tmp_path
             assert takes.valid(sent)
             answer = await one.call(remote_call(echo.native, sent))
             assert answer[floats[0]] == number
+
+
+async def test_numbers_that_json_lacks_go_through_every_endpoint_and_back(tmp_path: Path) -> None:
+    async with ShopServer.open(tmp_path) as server, opened(tmp_path / "home") as wires:
+        config = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
+        overlay = {"defaults": {"mutation_class": "read_only"}}
+        report = await wires.lock.upstreams.add("shop", "grpc", config, by=wires.lock.caller, overlay=overlay)
+        echo = next(one.address for one in report.tools if one.name == "shop.v1.Shop.Echo")
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        for number, word in ((math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")):
+            sent = {"small": word, "large": word}
+            for door in WIRES:
+                heard = await wires.call(door, echo, sent)
+                assert heard.data == heard.data | sent, door
+            # A Struct holds such numbers themselves.
+            asked = wire.InvokeRequest(tool_id=echo)
+            asked.arguments.update({"small": number, "large": number})
+            told = await GatewayStub(wires.channel).Invoke(asked, metadata=bearer)
+            assert orjson.loads(told.value_json) == orjson.loads(told.value_json) | sent
+            arrived = {str(value) for one in server.asked[-6:] for value in (one.message.small, one.message.large)}
+            assert arrived == {str(number)}
 
 
 async def test_a_server_says_in_its_status_when_to_come_back(tmp_path: Path) -> None:

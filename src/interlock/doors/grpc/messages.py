@@ -85,8 +85,9 @@ class _Struct:
         match value.WhichOneof("kind"):
             case "number_value":
                 number = value.number_value
-                exact = math.isfinite(number) and number.is_integer() and abs(number) <= EXACT
-                return int(number) if exact else number
+                if not math.isfinite(number):  # as the JSON form of protobuf writes them
+                    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+                return int(number) if number.is_integer() and abs(number) <= EXACT else number
             case "struct_value":
                 return self.members(value.struct_value)
             case "list_value":

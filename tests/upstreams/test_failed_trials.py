@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import grpc
+import orjson
 import pytest
+from mcp.server.mcpserver import MCPServer
 
 from interlock import Interlock
 from interlock.api import scratch
@@ -14,7 +20,7 @@ from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.upstreams import repository
 from interlock.upstreams.manager import PROVE_EVERY_S, Report
-from tests.upstreams.servers import Answer, HttpServer, json_answer
+from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
 from tests.upstreams.test_functions import PROVIDERS, TAKES, declared
 from tests.upstreams.test_langchain import MODULE
 
@@ -64,56 +70,165 @@ async def test_a_function_whose_contract_tests_fail_is_refused(tmp_path: Path, p
         await _refused(lock, report, "fns", {"unfit", "broken"}, "right")
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admitted_and_proven_later(
-    tmp_path: Path, status: int
-) -> None:
-    said: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}], "result_schema": {"type": "string"}}
-    names = ("once", "proven", "disproven")
-    away = {"once": 1, "proven": 99, "disproven": 99}  # how often each of them does not answer
+# How a service answers for a tool: it is away (429 or 503), good, or bad, which no later answer mends.
+State = Literal["away", "good", "bad"]
+States = Callable[[str], State]
+NAMES = ("once", "proven", "disproven")
+EXAMPLE: Json = {"mutation_class": "read_only", "examples": [{"city": "Ulm"}]}
 
-    def answer(got: Any) -> Answer:
-        name = got.path.strip("/")
-        away[name] = away.get(name, 0) - 1  # a probe asks for something else
-        if away[name] >= 0:
-            return Answer(status=status, body=b"{}")
-        return json_answer(7 if name == "disproven" else "sunny")
+
+@dataclass(frozen=True)
+class Service:
+    """An upstream with three tools: its configuration, the overlay, and its name for each of `NAMES`."""
+
+    config: Json
+    overlay: Json
+    tools: dict[str, str]
+
+
+@asynccontextmanager
+async def by_http(kind: str, states: States, status: int) -> AsyncGenerator[Service]:
+    def answer(got: Got) -> Answer:
+        name = got.path.strip("/").partition("?")[0]
+        if name not in NAMES:
+            return Answer(status=404)  # a probe
+        state = states(name)
+        return Answer(status=status) if state == "away" else json_answer("sunny" if state == "good" else 7)
+
+    async with HttpServer.open() as server:
+        server.otherwise = answer
+        config: Json = {"urls": [server.url], "allow_private": True}
+        said = {**EXAMPLE, "result_schema": {"type": "string"}}
+        if kind == "functions":
+            config["declarations"] = [declared("anthropic", name, TAKES) for name in NAMES]
+        else:
+            config["openapi"] = {
+                "openapi": "3.1.0",
+                "info": {"title": "weather", "version": "1"},
+                "paths": {f"/{name}": {"get": {
+                    "operationId": name,
+                    "parameters": [{"name": "city", "in": "query", "required": True, "schema": {"type": "string"}}],
+                    "responses": {"200": {
+                        "description": "", "content": {"application/json": {"schema": {"type": "string"}}},
+                    }},
+                }} for name in NAMES},
+            }  # fmt: skip
+        yield Service(config, {"tools": dict.fromkeys(NAMES, said)}, {name: name for name in NAMES})
+
+
+@asynccontextmanager
+async def by_mcp(states: States, status: int) -> AsyncGenerator[Service]:
+    """A server of the MCP SDK, behind a proxy that is away."""
+    server = MCPServer("weather")
+
+    def tool(name: str) -> Callable[[str], str]:
+        def look(city: str) -> str:
+            if states(name) == "bad":
+                raise ValueError(city)
+            return "sunny"
+
+        return look
+
+    for name in NAMES:
+        server.tool(name=name, description="The weather in a city.")(tool(name))
+    inner = server.streamable_http_app()
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        heard: list[Any] = []
+        if scope["type"] == "http" and scope["method"] == "POST":
+            body, more = b"", True
+            while more:
+                heard.append(await receive())
+                body, more = body + heard[-1].get("body", b""), heard[-1].get("more_body", False)
+            asked = orjson.loads(body)
+            if asked.get("method") == "tools/call" and states(asked["params"]["name"]) == "away":
+                await send({"type": "http.response.start", "status": status, "headers": []})
+                await send({"type": "http.response.body", "body": b"{}"})
+                return
+
+        async def replayed() -> Any:
+            return heard.pop(0) if heard else await receive()
+
+        await inner(scope, replayed, send)
+
+    async with served(proxy) as base:
+        config: Json = {"url": f"{base}/mcp", "allow_private": True}
+        yield Service(config, {"tools": dict.fromkeys(NAMES, EXAMPLE)}, {name: name for name in NAMES})
+
+
+@asynccontextmanager
+async def by_grpc(folder: Path, states: States, status: int) -> AsyncGenerator[Service]:
+    methods = dict(zip(NAMES, ("Get", "Echo", "List"), strict=True))
+    names = {method: name for name, method in methods.items()}
+    away = grpc.StatusCode.RESOURCE_EXHAUSTED if status == 429 else grpc.StatusCode.UNAVAILABLE
+
+    async def answer(asked: Asked, context: Any) -> Any:
+        state = states(names[asked.method])
+        if state != "good":
+            await context.abort(away if state == "away" else grpc.StatusCode.INVALID_ARGUMENT, "no")
+        return asked.message if asked.method == "Echo" else server.message("shop.common.Thing")(id=7)
+
+    async with ShopServer.open(folder) as server:
+        server.answer = answer
+        arguments: dict[str, Json] = {"once": {}, "proven": {"text": "a"}, "disproven": {"thing_id": 1}}
+        tools = {name: f"shop.v1.Shop.{method}" for name, method in methods.items()}
+        said = {tools[name]: {"mutation_class": "read_only", "examples": [arguments[name]]} for name in NAMES}
+        config: Json = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
+        yield Service(config, {"tools": said}, tools)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("kind", ["functions", "openapi", "mcp", "grpc"])
+async def test_an_upstream_that_does_not_answer_for_now_is_asked_again_then_admitted_and_proven_later(
+    tmp_path: Path, kind: str, status: int
+) -> None:
+    away = {"once": 1, "proven": 999, "disproven": 999}  # how often each of them does not answer
+
+    def states(name: str) -> State:
+        away[name] -= 1
+        return "away" if away[name] >= 0 else "bad" if name == "disproven" else "good"
 
     passed = 0.0
     clock = Clock(monotonic=lambda: time.monotonic() + passed)
-    async with HttpServer.open() as server, Interlock.open(tmp_path, clock=clock, housekeeping=False) as lock:
-        server.otherwise = answer
-        config: Json = {
-            "declarations": [declared("anthropic", name, TAKES) for name in names],
-            "urls": [server.url],
-            "allow_private": True,
-        }
-        overlay: Json = {"tools": dict.fromkeys(names, said)}
-        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=overlay)
-        states = {one.name: (one.state, "not proven yet" in one.reason) for one in report.tools}
-        assert states == {"once": ("admitted", False), "proven": ("admitted", True), "disproven": ("admitted", True)}
-        again = await lock.upstreams.refresh("fns", by=lock.caller)
-        assert len(await unproven(lock)) == 2, "it still does not answer"
-        for tools in (again.tools, await lock.upstreams.offers("fns")):
-            assert {one.name for one in tools if "not proven yet" in one.reason} == {"proven", "disproven"}
+    ways = {"mcp": lambda: by_mcp(states, status), "grpc": lambda: by_grpc(tmp_path, states, status)}
+    service = ways.get(kind, lambda: by_http(kind, states, status))
+    async with (
+        service() as there,
+        Interlock.open(tmp_path / "home", clock=clock, housekeeping=False) as lock,
+    ):
+        report = await lock.upstreams.add("it", kind, there.config, by=lock.caller, overlay=there.overlay)
+        found = {one.name: one for one in report.tools}
+        tools = {name: found[own] for name, own in there.tools.items()}
+        states_now = {name: (one.state, "not proven yet" in one.reason) for name, one in tools.items()}
+        assert states_now == {
+            "once": ("admitted", False),
+            "proven": ("admitted", True),
+            "disproven": ("admitted", True),
+        }, {name: one.reason for name, one in tools.items()}
+        again = await lock.upstreams.refresh("it", by=lock.caller)
+        assert len(await unproven(lock, "it")) == 2, "it still does not answer"
+        for listed in (again.tools, await lock.upstreams.offers("it")):
+            waiting = {one.name for one in listed if "not proven yet" in one.reason}
+            assert waiting == {there.tools["proven"], there.tools["disproven"]}
         away |= {"proven": 0, "disproven": 0}
-        await lock.gateway.services.answers("fns")  # the breaker lets calls through again
+        await lock.gateway.services.answers("it")  # the breaker lets calls through again
         if status == 429:
-            await lock.upstreams.refresh("fns", by=lock.caller)
+            await lock.upstreams.refresh("it", by=lock.caller)
         else:  # what runs in the background does the same
             passed = PROVE_EVERY_S
-            assert await lock.upstreams.probe("fns") == "available"
-        assert await unproven(lock) == []
-        assert {one.reason for one in await lock.upstreams.offers("fns")} == {""}
-        good = await lock.call("fns.proven", {"city": "Ulm"})
-        bad = await lock.call("fns.disproven", {"city": "Ulm"})
-        assert (good.value, bad.error and bad.error.code) == ("sunny", "E3210")
+            assert await lock.upstreams.probe("it") == "available"
+        assert await unproven(lock, "it") == []
+        arguments: Json = there.overlay["tools"][there.tools["proven"]]["examples"][0]
+        good = await lock.call(tools["proven"].address, arguments)
+        assert good.error is None
+        bad = await lock.call(tools["disproven"].address, {"thing_id": 1} if kind == "grpc" else arguments)
         assert bad.error is not None
+        assert bad.error.code == "E3210"
         assert "contract tests failed" in bad.error.message
 
 
-async def unproven(lock: Interlock) -> list[tuple[str, str, str]]:
-    return await lock.journal.read(lambda reader: repository.unproven(reader, "fns"))
+async def unproven(lock: Interlock, upstream: str = "fns") -> list[tuple[str, str, str]]:
+    return await lock.journal.read(lambda reader: repository.unproven(reader, upstream))
 
 
 @pytest.mark.parametrize("endpoints", [1, 2])

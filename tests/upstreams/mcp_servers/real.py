@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import importlib.util
@@ -9,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,17 @@ def node_server(package: str) -> list[str]:
     folder = CACHE / "node"
     _once(folder, (LOCKED_NODE / "package.json", LOCKED_NODE / "package-lock.json"), _install_node)
     return [str(_node()), str(folder / "node_modules" / "@modelcontextprotocol" / package / "dist" / "index.js")]
+
+
+def node_archive(package: str, integrity: str, folder: Path) -> None:
+    """Unpack a package from npm, whose archive must have this hash, without what it depends on."""
+    folder.mkdir(parents=True)
+    _npm(folder, "pack", package)
+    (archive,) = folder.glob("*.tgz")
+    assert "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode() == integrity
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
 
 
 def python_server(program: str) -> list[str]:
@@ -49,10 +62,14 @@ def _node() -> Path:
 def _install_node(folder: Path) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(LOCKED_NODE / name, folder / name)
+    _npm(folder, "ci", "--no-audit", "--no-fund")
+
+
+def _npm(folder: Path, *command: str) -> None:
     node = _node()
     npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
-    _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
+    _run([str(node), str(npm), *command, "--ignore-scripts"], folder, {"PATH": path})
 
 
 def _install_python(folder: Path, lock: Path) -> None:

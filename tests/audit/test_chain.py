@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -33,6 +32,7 @@ from interlock.store.connection import Connection
 from interlock.store.home import Home
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests.support import forked
 
 CANARY = "canary-7f3a"
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -1033,7 +1033,7 @@ asyncio.run(main(*sys.argv[1:]))
 def test_four_processes_on_one_home_leave_one_whole_chain(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name], cwd=root, stderr=subprocess.PIPE)
+        subprocess.Popen([*forked.python(), "-c", WRITER, str(tmp_path), name], cwd=root, stderr=subprocess.PIPE)
         for name in ("north", "east", "south", "west")
     ]
     for writer in writers:

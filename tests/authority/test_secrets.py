@@ -43,6 +43,7 @@ from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.support import forked
 
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
 
@@ -313,7 +314,7 @@ def test_killed_at_any_line_a_rotation_leaves_everything_readable(tmp_path: Path
     """Kill -9 at every line of the functions through which a rotation changes anything, one after the other."""
     program = "from tests.authority import test_secrets; test_secrets.kill_at_every_line()"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "HOME_PATH": str(tmp_path / "home")},
+        [*forked.python(), "-c", program], env={**os.environ, "HOME_PATH": str(tmp_path / "home")},
         capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.crash.approver import BASE_MS, BEN, ESCALATION, EXPIRY, LIFE, opening, stamp
 from tests.crash.counter import effects
+from tests.support import forked
 from tests.support.calls import admit
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ class Scene:
 
     def drive(self, mode: str, count: int) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.crash.approver", mode, str(self.home), str(count)],
+            [*forked.python(), "-m", "tests.crash.approver", mode, str(self.home), str(count)],
             cwd=ROOT,
             env={**os.environ, "EFFECTS": str(self.lines)},
             capture_output=True,

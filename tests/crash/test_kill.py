@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
 from tests.doors.test_records import FIELDS
+from tests.support import forked
 from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
 
 def drive(mode: str, home: Path, lines: Path, count: int, calls: int = 1) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.crash.driver", mode, str(home), str(count), str(calls)],
+        [*forked.python(), "-m", "tests.crash.driver", mode, str(home), str(count), str(calls)],
         cwd=ROOT,
         env={**os.environ, "EFFECTS": str(lines)},
         capture_output=True,
@@ -142,7 +142,7 @@ asyncio.run(run_calls(sys.argv[1], [sys.argv[2]], lambda line: None, False))
 
 async def die_in_a_write(home: Path, lines: Path, name: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DYING, str(home), name, cwd=ROOT,
+        *forked.python(), "-c", DYING, str(home), name, cwd=ROOT,
         env={**os.environ, "EFFECTS": str(lines), "CRASH_AT": "after the effect"},
     )  # fmt: skip
     assert await process.wait() == -9
@@ -209,7 +209,7 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home, mark, wait)
     await die_in_a_write(home, lines, "a")
-    reading = await asyncio.create_subprocess_exec(sys.executable, "-c", HANGING, str(home), cwd=ROOT)
+    reading = await asyncio.create_subprocess_exec(*forked.python(), "-c", HANGING, str(home), cwd=ROOT)
     assert await reading.wait() == -9
     async with Interlock.open(home, housekeeping=False) as lock:
         rows = lock.journal.reader.all("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
 from tests.gateway.test_pieces import ANN, CHANGE, LARGE, changing, produce
+from tests.support import forked
 from tests.support.calls import admit
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ asyncio.run(main())
 async def test_a_kill_between_two_pieces_leaves_a_home_in_order_and_the_pieces_go(tmp_path: Path, name: str) -> None:
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         await admit(lock, changing, produce)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, str(tmp_path), name, cwd=ROOT)
+    process = await asyncio.create_subprocess_exec(*forked.python(), "-c", DYING, str(tmp_path), name, cwd=ROOT)
     assert await process.wait() == -9
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         await admit(lock, changing, produce)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.doors.test_contracts import (
     sound,
 )
 from tests.gateway import isolated_tools
+from tests.support import forked
 from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.wires import WIRES, Heard, Wires, opened, wired
@@ -232,7 +232,7 @@ def _said(home: Path, log: Path, *requests: Json | bytes) -> list[str]:
         one if isinstance(one, bytes) else json.dumps({"jsonrpc": "2.0", **one}).encode()
         for one in (hello, ready, *requests)
     ]
-    command = [sys.executable, "-c", SERVER, str(home)]
+    command = [*forked.python(), "-c", SERVER, str(home)]
     with (
         log.open("wb") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT) as server,

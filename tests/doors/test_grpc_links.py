@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -183,20 +183,21 @@ async def test_a_peer_without_a_token_does_not_hold_the_places_of_rpcs(
             for one in streams if "Watch" in path else ():
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await one.write(b"")
-            assert await _served_at_last(world) == b"6"
             check = cast("Any", channel).unary_unary("/grpc.health.v1.Health/Check")
-            assert await check(b"") == b"\x08\x01"
+            invoked = await _served_at_last(lambda: world.invoke("demo.echo", {"value": 6}))
+            assert invoked.value_json == b"6"
+            assert await _served_at_last(lambda: check(b"")) == b"\x08\x01"
         finally:
             for one in streams:
                 one.cancel()
 
 
-async def _served_at_last(world: World) -> bytes:
-    """The answer to a call, which is refused while the door ends what holds its places."""
+async def _served_at_last(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer to an RPC, which is refused while the door ends what holds its places."""
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
-                return (await world.invoke("demo.echo", {"value": 6})).value_json
+                return await ask()
             except grpc.aio.AioRpcError as error:
                 if error.details() != "Concurrent RPC limit exceeded!":
                     raise

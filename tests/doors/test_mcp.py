@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor, names
 from tests import sample
 from tests.conftest import TOOLS
+from tests.support import forked
 from tests.support.calls import publish, records, until
 from tests.thorough import examples
 
@@ -666,8 +666,9 @@ asyncio.run(main())
 
 def stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
     root = str(Path(__file__).parents[2])
-    args = ["-c", SERVER, str(world.home), *arguments]
-    return StdioServerParameters(command=sys.executable, args=args, env={"PYTHONPATH": root, **env}, cwd=root)
+    command, *words = forked.python()
+    args = [*words, "-c", SERVER, str(world.home), *arguments]
+    return StdioServerParameters(command=command, args=args, env=env, cwd=root)
 
 
 @DOOR

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from mcp import Client, MCPError
 
 from interlock.doors.mcp import suspended
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, stdio, text, world
+from tests.support import forked
 from tests.support.calls import records, until
 from tests.upstreams.mcp_servers import asking as asking_server
 from tests.upstreams.mcp_servers.asking import NOTE, TOOLS, Asking
@@ -34,7 +34,7 @@ async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Ask
     world.lock.home.policy.write_text("permit(principal, action, resource);\n")
     if wire == "stdio":
         root = str(Path(__file__).parents[2])
-        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.asking"]
+        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]
         async with _added(world, {"command": command, "cwd": root, **config}):
             yield asking
         return

@@ -22,6 +22,7 @@ from interlock.core.clock import Clock
 from interlock.effects import locks as module
 from interlock.effects.locks import Held, LockRequest, Locks, Mode, check_preconditions, covers, overlap
 from interlock.store.home import Home, Instance
+from tests.support import forked
 
 CLOCK = Clock()
 ROOT = Path(__file__).parents[2]
@@ -376,7 +377,8 @@ async def test_nor_for_strangers_in_another_process(tmp_path: Path) -> None:
 
 
 def start(home: Path, instance: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.effects.contender", str(home), instance * 26, *arguments]
+    python = [sys.executable] if arguments[0] == "hold" else forked.python()  # whoever holds something is killed
+    command = [*python, "-m", "tests.effects.contender", str(home), instance * 26, *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 

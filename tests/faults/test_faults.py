@@ -28,6 +28,7 @@ from tests import sample
 from tests.crash.counter import effects
 from tests.crash.test_kill import prepare
 from tests.sample import world
+from tests.support import forked
 from tests.support.calls import code, records
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +263,7 @@ async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain
     environment = {**os.environ, "EFFECTS": str(lines), "CRASH_AT": ""}
     workers = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WORKER, str(shared_home), f"w{n}", "100", cwd=ROOT, env=environment,
+            *forked.python(), "-c", WORKER, str(shared_home), f"w{n}", "100", cwd=ROOT, env=environment,
             stderr=asyncio.subprocess.PIPE,
         )
         for n in range(4)

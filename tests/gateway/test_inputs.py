@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from tests.gateway import isolated_tools
 from tests.gateway.test_ends import fall
 from tests.gateway.test_paging import rows
 from tests.gateway.test_programs import NUMBER, manifest, written
+from tests.support import forked
 from tests.support.calls import admit, records
 from tests.support.identities import did_of
 from tests.support.wires import opened
@@ -559,7 +559,7 @@ async def _has_the_hash_alone(lock: Interlock, call: str, model_input: Json) -> 
 async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: Path, tmp_path: Path) -> None:
     await prepare(home)
     died = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", DYING, str(home), cwd=ROOT,
+        *forked.python(), "-c", DYING, str(home), cwd=ROOT,
         env={**os.environ, "EFFECTS": str(tmp_path / "effects"), "CRASH_AT": "after the effect"},
     )  # fmt: skip
     assert await died.wait() == -9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
@@ -205,7 +205,7 @@ asyncio.run(main())
 def test_three_processes_together_admit_no_more_than_the_limit(tmp_path: Path) -> None:
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-c", NODE, str(tmp_path)],
+            [*forked.python(), "-c", NODE, str(tmp_path)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 CONFIG = CircuitBreakerConfig.model_validate({})
@@ -393,7 +393,7 @@ asyncio.run(main())
 def test_three_processes_that_fail_together_open_it_once(tmp_path: Path, time: FakeClock) -> None:
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-c", NODE, str(tmp_path)],
+            [*forked.python(), "-c", NODE, str(tmp_path)],
             cwd=ROOT,
             text=True,
             stdin=subprocess.PIPE,

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from interlock.store.backup import copied
 from interlock.store.home import Home
 from interlock.store.sealing import Box
 from tests import sample
+from tests.support import forked
 
 
 async def test_what_is_written_while_a_database_is_copied_is_not_in_the_copy(
@@ -117,7 +117,7 @@ async def test_what_a_killed_copy_leaves_is_not_opened_as_a_home(tmp_path: Path)
         " from interlock.store.home import Home\n"
         "with copied(Home(sys.argv[1]), Path(sys.argv[2])): os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", program, home.path, target]
+    command = [*forked.python(), "-c", program, home.path, target]
     killed = await asyncio.to_thread(subprocess.run, command, check=False)
     assert killed.returncode == -signal.SIGKILL
     left = sorted(target.rglob("*"))

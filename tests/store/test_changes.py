@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import os
 import shutil
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
@@ -28,6 +27,7 @@ from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.port import Reader, Transaction
 from interlock.store.signing import Signer
+from tests.support import forked
 
 PATIENCE_S = 60.0
 AGENT = "did:web:agents.example:one"
@@ -88,7 +88,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         assert lock.upstreams.unanswered() == frozenset()
         assert [one.row.address for one in await lock.catalog.newest()] == ["demo.balance"]
         arguments = [str(lock.home.path), token, version.row.digest]
-        done = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER, *arguments)
+        done = await asyncio.create_subprocess_exec(*forked.python(), "-c", OTHER, *arguments)
         assert await done.wait() == 0
 
         def refused() -> bool:

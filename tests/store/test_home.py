@@ -8,7 +8,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests import sample
+from tests.support import forked
 
 Spoil = Callable[[Path], None]
 
@@ -201,7 +201,7 @@ asyncio.run(main())
 
 async def test_what_a_killed_process_left_unsigned_the_next_one_signs(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _KILLED, str(home)], check=False, timeout=120)
+    await asyncio.to_thread(subprocess.run, [*forked.python(), "-c", _KILLED, str(home)], check=False, timeout=120)
     killed = verify(Home(home))
     assert (killed.intact, killed.anchored_through < killed.head[0]) == (True, True)
     async with Interlock.open(home, housekeeping=False):

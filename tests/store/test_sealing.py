@@ -20,6 +20,7 @@ from keyring.errors import KeyringLocked
 from interlock import Failure, Interlock
 from interlock.store.home import Home
 from interlock.store.sealing import LASTING, Box, key_id_of, seal_again
+from tests.support import forked
 
 LOCAL = {"purpose": "test", "about": "here"}
 
@@ -235,7 +236,7 @@ def test_processes_that_start_at_once_share_one_key(tmp_path: Path) -> None:
     # They all wait for the end of one pipe, and then begin together.
     reader, writer = os.pipe()
     children = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=reader, stdout=subprocess.PIPE)
+        subprocess.Popen([*forked.python(), "-c", program, str(tmp_path)], stdin=reader, stdout=subprocess.PIPE)
         for _ in range(4)
     ]
     os.close(reader)

@@ -6,13 +6,13 @@ import asyncio
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import orjson
 
 from interlock import Interlock
 from interlock.data.schema import Json
+from tests.support import forked
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
@@ -23,7 +23,7 @@ async def cli(home: Path, *words: str) -> str:
     """Run a command as the person at this machine."""
     environment = {**os.environ, "INTERLOCK_HOME": str(home)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "interlock.cli", *words, env=environment,
+        *forked.python(), "-m", "interlock.cli", *words, env=environment,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     said, _ = await process.communicate()
@@ -40,7 +40,7 @@ async def add(wires: Wires, text: str) -> Json:
 async def test_the_command_that_agrees_in_advance_is_offered_typed_listed_and_bounded(home: Path) -> None:
     file = home.parent / "notes.txt"
     async with Interlock.open(home, housekeeping=False) as lock, wired(lock) as wires:
-        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         overlay: Json = {"defaults": {"idempotency": "each"}}
         await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay=overlay)

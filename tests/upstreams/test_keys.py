@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from interlock import Caller, Interlock
 from interlock.audit.chain import verify
 from interlock.data.schema import Json
+from tests.support import forked
 from tests.support.calls import code, records
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
@@ -60,7 +60,7 @@ async def notes(home: Path, idempotency: str, *, approved: bool = True) -> Async
     """Serve the notes with keys from there; calls of `bot` whose text begins with m are approved in advance."""
     file = home.parent / "notes.txt"
     async with Interlock.open(home, housekeeping=False) as lock, wired(lock) as wires:
-        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
         overlay: Json = {"defaults": {"idempotency": idempotency}, "tools": {"read": {"mutation_class": "read_only"}}}
         report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay=overlay)
@@ -184,8 +184,9 @@ async def test_over_rest_the_header_is_the_key_and_nothing_else_is_made_up(home:
 async def test_over_stdio_the_process_is_the_session(home: Path) -> None:
     """A client that is started again counts its requests from the beginning; they are other requests all the same."""
     async with notes(home, "request") as world:
-        arguments = ["-m", "interlock.cli", "serve", "--stdio"]
-        command = StdioServerParameters(command=sys.executable, args=arguments, env={"INTERLOCK_HOME": str(home)})
+        program, *before = forked.python()
+        arguments = [*before, "-m", "interlock.cli", "serve", "--stdio"]
+        command = StdioServerParameters(command=program, args=arguments, env={"INTERLOCK_HOME": str(home)})
         for number in (1, 2):
             async with Client(command, mode="legacy", read_timeout_seconds=60) as client:
                 assert set(schema_of(await client.list_tools())["properties"]) == {"text"}

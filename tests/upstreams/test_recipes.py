@@ -15,6 +15,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.data.schema import Json
 from interlock.upstreams.repository import Report
+from tests.support import forked
 from tests.support.calls import code, records
 from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
 
@@ -57,7 +58,7 @@ async def notes(home: Path, protocol: str = "auto", /, **tools: Any) -> AsyncGen
     file = home.parent / "notes.txt"
     file.write_text("first\n")
     async with Interlock.open(home, housekeeping=False) as lock:
-        command = [sys.executable, "-m", "tests.upstreams.mcp_servers.notes", str(file)]
+        command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config = {"command": command, "cwd": str(ROOT), "protocol": protocol}
         report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay={"tools": tools})
         yield Notes(lock, file, report)

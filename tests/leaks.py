@@ -97,7 +97,7 @@ def _files(places: tuple[Path, ...]) -> dict[str, object]:
         with suppress(OSError):
             for name in os.listdir(place):
                 if not name.startswith(".") and name != "__pycache__":
-                    found[f"file {place / name}"] = None
+                    found[f"file {place}/{name}"] = None
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import pytest
@@ -72,112 +72,135 @@ from interlock import tool
 {imports}
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="pinned", sandbox=True, timeout_s=20)
-def say() -> str:
+def say_{name}() -> str:
     "Say what the helper says."
     {lazily}
     return word()
 """
-# The files of a place, where the tool is, and which helper is edited.
+
+
+def _tool(name: str, imports: str = "", lazily: str = "") -> str:
+    return _TOOL.format(name=name, imports=imports, lazily=lazily)
+
+
+# The files of each tool, where the tool is, and which helper is edited.
 _PLACES = {
-    "a module beside it": (
-        {"beside_tool.py": _TOOL.format(imports="from beside_helper import word", lazily=""),
+    "beside": (  # a module beside it
+        {"beside_tool.py": _tool("beside", imports="from beside_helper import word"),
          "beside_helper.py": "from beside_words import WORD\ndef word(): return WORD",
          "beside_words.py": "WORD = 'as admitted'"},
         "beside_tool.py", "beside_words.py",
     ),
-    "imported when it runs": (
-        {"lazy_tool.py": _TOOL.format(imports="", lazily="from lazy_helper import word"),
+    "lazy": (  # imported when it runs
+        {"lazy_tool.py": _tool("lazy", lazily="from lazy_helper import word"),
          "lazy_helper.py": "def word(): return 'as admitted'"},
         "lazy_tool.py", "lazy_helper.py",
     ),
-    "a package, by relative names": (
-        {"kin/__init__.py": "", "kin/tools.py": _TOOL.format(imports="from .deep import word", lazily=""),
+    "kin": (  # a package, by relative names
+        {"kin/__init__.py": "", "kin/tools.py": _tool("kin", imports="from .deep import word"),
          "kin/deep/__init__.py": "from ..words import word", "kin/words.py": "def word(): return 'as admitted'"},
         "kin.tools", "kin/words.py",
     ),
-    "a package, by whole names": (
+    "kith": (  # a package, by whole names
         {"kith/__init__.py": "WORD = 'as admitted'", "kith/words.py": "from kith import WORD\ndef word(): return WORD",
-         "kith/tools.py": _TOOL.format(imports="from kith.words import word", lazily="")},
+         "kith/tools.py": _tool("kith", imports="from kith.words import word")},
         "kith.tools", "kith/__init__.py",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", _PLACES)
-async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Path, place: Path, which: str) -> None:
-    files, target, helper = _PLACES[which]
+def _write(place: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
-    target = str(place / target) if target.endswith(".py") else target
+
+
+async def _add(lock: Interlock, place: Path, target: str) -> None:
+    (added,) = await lock.add_from(str(place / target) if (place / target).is_file() else target)
+    assert added.admitted, added.verdict
+
+
+async def _says(lock: Interlock, name: str) -> None:
+    assert (await lock.call(f"pinned.say_{name}")).unwrap() == "as admitted"
+
+
+async def _has_changed(lock: Interlock, name: str) -> None:
+    error = (await lock.call(f"pinned.say_{name}")).error
+    assert error is not None, name
+    assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True), name
+
+
+async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Path, place: Path) -> None:
+    for files, _, _ in _PLACES.values():
+        _write(place, files)
     async with Interlock.open(home, housekeeping=False) as lock:
-        (added,) = await lock.add_from(target)
-        assert added.admitted, added.verdict
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
-        (place / helper).write_text(files[helper].replace("as admitted", "as edited"))
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        for name, (_, target, _) in _PLACES.items():
+            await _add(lock, place, target)
+            await _says(lock, name)
+        for name, (files, _, helper) in _PLACES.items():
+            (place / helper).write_text(files[helper].replace("as admitted", "as edited"))
+            await _says(lock, name)
     _forget(place)
     async with Interlock.open(home, housekeeping=False) as lock:
-        error = (await lock.call("pinned.say")).error
-        assert error is not None
-        assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True)
-        (place / helper).write_text(files[helper])
+        for name, (files, _, helper) in _PLACES.items():
+            await _has_changed(lock, name)
+            (place / helper).write_text(files[helper])
     _forget(place)
     async with Interlock.open(home, housekeeping=False) as lock:
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        for name in _PLACES:
+            await _says(lock, name)
 
 
 _MANIFEST: Json = {
-    "tool_id": "say", "namespace": "pinned", "version": "1.0.0", "name": "Say", "provider": "local",
+    "tool_id": "say_listed", "namespace": "pinned", "version": "1.0.0", "name": "Say", "provider": "local",
     "description": "Say what the helper says.", "protocol": "native", "mutation_class": "read_only",
     "parameters": {"type": "object", "properties": {}}, "result_schema": {"type": "string"},
     "required_permissions": [], "idempotency": {}, "observability": {}, "timeout_class": "long_running",
     "restart_safe": True, "sandbox": {}, "execution": {"target": "listed_tool.py:say"},
 }  # fmt: skip
-# The files of a place, where the tool is, and those whose statements are executed when it is loaded.
+# The files of each tool, where the tool is, and those whose statements are executed when it is loaded.
 _LOADED: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
     **{
         which: (files, target, tuple(name for name in files if name != "lazy_helper.py"))
         for which, (files, target, _) in _PLACES.items()
     },
-    "a manifest": (
+    "listed": (  # a manifest
         {"listed.json": json.dumps(_MANIFEST), "listed_tool.py": "def say(): return 'as admitted'"},
         "listed.json", ("listed_tool.py",),
     ),
-    "a package above that it does not import": (
+    "above": (  # a package above that it does not import
         {"above/__init__.py": "import above.other", "above/other.py": "",
-         "above/tools.py": _TOOL.format(imports="def word(): return 'as admitted'", lazily="")},
+         "above/tools.py": _tool("above", imports="def word(): return 'as admitted'")},
         "above.tools", ("above/__init__.py", "above/other.py", "above/tools.py"),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", _LOADED)
-async def test_no_statement_of_an_edited_file_is_executed_here(
-    home: Path, place: Path, tmp_path: Path, which: str
-) -> None:
-    files, target, edited = _LOADED[which]
+async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place: Path, tmp_path: Path) -> None:
+    """One file of each tool is edited at a time."""
     ran = tmp_path / "ran"
-    for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
+    for files, _, _ in _LOADED.values():
+        _write(place, files)
     async with Interlock.open(home, housekeeping=False) as lock:
-        (added,) = await lock.add_from(str(place / target) if (place / target).is_file() else target)
-        assert added.admitted, added.verdict
-    for name in edited:
+        for _, target, _ in _LOADED.values():
+            await _add(lock, place, target)
+    for number in range(max(len(edited) for _, _, edited in _LOADED.values())):
         _forget(place)
-        (place / name).write_text(f"{files[name]}\nopen({str(ran)!r}, 'w').close()\n")
+        now = {which: edited[number] for which, (_, _, edited) in _LOADED.items() if number < len(edited)}
+        for which, name in now.items():
+            (place / name).write_text(f"{_LOADED[which][0][name]}\nopen({str(ran)!r}, 'w').close()\n")
         async with Interlock.open(home, housekeeping=False) as lock:
-            error = (await lock.call("pinned.say")).error
-            assert error is not None
-            assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True)
-        (found,) = [one for one in check_tools(Home(home)) if one.status == "broken"]
-        assert found.what == "pinned.say@1.0.0 cannot be called: it has changed"
-        assert not ran.exists(), name
-        (place / name).write_text(files[name])
+            for which in now:
+                await _has_changed(lock, which)
+        broken = {one.what for one in check_tools(Home(home)) if one.status == "broken"}
+        assert broken == {f"pinned.say_{which}@1.0.0 cannot be called: it has changed" for which in now}
+        assert not ran.exists(), now
+        for which, name in now.items():
+            (place / name).write_text(_LOADED[which][0][name])
     _forget(place)
     async with Interlock.open(home, housekeeping=False) as lock:
-        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        for which in _LOADED:
+            await _says(lock, which)
     assert [one.status for one in check_tools(Home(home))] == ["good"]
 
 
@@ -190,10 +213,10 @@ async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(ho
         word = importlib.import_module("closed.wor" + "ds").word
     except ModuleNotFoundError as error:
         return str(error)"""
-    (place / "closed/tools.py").write_text(_TOOL.format(imports="", lazily=lazily))
+    (place / "closed/tools.py").write_text(_tool("it", lazily=lazily))
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, *load("closed.tools")[1])
-        assert (await lock.call("pinned.say")).unwrap() == "`closed` did not come with this tool"
+        assert (await lock.call("pinned.say_it")).unwrap() == "`closed` did not come with this tool"
 
 
 @pytest.mark.parametrize("comment", ["# A word.\n{}", "{}\n# A word.\n", "{}  # A word."])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import sys
 import textwrap
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -295,10 +296,32 @@ class _Hostile(BaseHTTPRequestHandler):
 ELSEWHERE = [0]
 
 
+class _Listening(ThreadingHTTPServer):
+    """Ends its connections when it is closed, whoever waits for what on them, and then waits for their threads."""
+
+    daemon_threads = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Hostile)
+        self._accepted: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._accepted.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # the client hung up
+
+    def server_close(self) -> None:
+        for one in self._accepted:
+            with suppress(OSError):  # it has ended by itself
+                one.shutdown(socket.SHUT_RDWR)
+        super().server_close()
+
+
 @contextmanager
 def hostile_http() -> Generator[str]:
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), _Hostile)
-    listening.daemon_threads = True
+    listening = _Listening()
     thread = threading.Thread(target=listening.serve_forever)
     thread.start()
     try:

@@ -42,6 +42,7 @@ TIER_OF: dict[str, Tier] = {
     "store": "integration",
     "telemetry": "integration",
     "upstreams": "integration",
+    "window": "integration",
     "cli": "behavioural",
     "crash": "chaos",
     "faults": "chaos",

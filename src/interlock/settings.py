@@ -174,6 +174,15 @@ class Settings(pydantic.BaseModel):
         (), description="namespaces whose results are not redacted by patterns"
     )
 
+    counter: Annotated[str, pydantic.Field(pattern=r"^(estimate|o200k|cl100k|[^:]+:[A-Za-z_][A-Za-z0-9_]*)$")] = (
+        pydantic.Field(
+            "estimate",
+            description="how tokens of a context window are counted. estimate: from the text, with 10 % added."
+            " o200k and cl100k: exactly, for models of OpenAI; they need the package rs-bpe. FILE.py:NAME (relative to"
+            " the data directory) or MODULE:NAME: a function of your own that takes a text and returns a whole number",
+        )
+    )
+
     environment: str = pydantic.Field(
         "local", description="the environment: local, dev, test and staging are not production; every other name is"
     )

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from interlock.api import budgets, requests, waiting
@@ -26,6 +27,7 @@ from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 from interlock.store.home import Home
 
 if TYPE_CHECKING:
+    from interlock.api.window import Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
     from interlock.call.checkpoints import Checkpoint
@@ -347,6 +349,19 @@ class Interlock(Parts):
     async def charge(self, task: str, *, part: str, amount: float, session: str = "", key: str) -> None:
         """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""
         await budgets.charge(self, task, part=part, amount=amount, session=session, key=key, by=self.caller)
+
+    # The context window of a model
+
+    @cached_property
+    def windows(self) -> Windows:
+        """What the context window of a model holds. Most programs never ask, so it is made on first use."""
+        from interlock.api.window import Windows
+
+        return Windows(self)
+
+    async def token_costs(self, *, caller: Caller | None = None) -> Json:
+        """The tokens of every tool the caller can see: of its line in an index, of its full schema, and of all."""
+        return await self.windows.cost(caller or self.caller)
 
     # Tools
 

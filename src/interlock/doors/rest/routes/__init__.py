@@ -1,8 +1,21 @@
 """The operations of the wide API, by subject. They translate and do nothing else; the service says who may do what."""
 
-from interlock.doors.rest.routes import approvals, audit, budgets, calls, health, policy, tokens, tools, upstreams
+from interlock.doors.rest.routes import (
+    approvals,
+    audit,
+    budgets,
+    calls,
+    health,
+    policy,
+    tokens,
+    tools,
+    upstreams,
+    window,
+)
 
 __all__ = ["ROUTERS"]
 
 # In the order of the document. Of two operations that fit a path, the first answers.
-ROUTERS = tuple(one.router for one in (tools, calls, approvals, budgets, tokens, policy, audit, upstreams, health))
+ROUTERS = tuple(
+    one.router for one in (window, tools, calls, approvals, budgets, tokens, policy, audit, upstreams, health)
+)

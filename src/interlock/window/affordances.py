@@ -1,0 +1,225 @@
+"""Tools within a token budget.
+
+    tier 0   the index: one line for each tool a caller can see, by namespace
+    tier 1   full schemas of the most useful tools; of a large schema, the top level
+    tier 2   the nested parts of one schema, when a call is being written (`detail`)
+
+Which schemas are loaded is a 0-1 knapsack problem: each has a utility and a size. Taking them by utility per token is
+at least half as good as the best choice, provided that the result is compared with the single most useful schema that
+fits. A schema that does not fit is replaced by its signature.
+
+INVARIANT: the text never has more tokens than the budget by the counter in use, and `remaining` is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from interlock.contract.manifest import OWN_DESCRIPTION
+from interlock.core.errors import Failure
+from interlock.data.canonical import encode
+from interlock.data.schema import Json, Schema, properties_of, resolve_ref
+from interlock.window.tokens import Counter
+
+LINE_TOKENS: Final = 8
+FEWEST_WORDS, MOST_WORDS = 3, 10
+# A schema of more tokens is shown without its nested parts.
+FOLDED_ABOVE: Final = 400
+DETAIL: Final = "x-detail"
+_MARKS: Final = {"read_only": "?", "write_reversible": "+", "write_irreversible": "!"}
+_LEGEND: Final = "Tools by namespace (id: namespace.name). ? reads, + writes, can be undone, ! cannot be undone\n"
+_MOST_SAMPLES: Final = 3
+_WORD = re.compile(r"[^\W\d_][\w'-]*")
+_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
+# Words that say nothing in a line of ten tokens.
+_EMPTY: Final = frozenset(
+    (
+        "a", "an", "and", "are", "as", "at", "be", "by", "can", "for", "from", "given", "in", "into", "is", "it", "its",
+        "of", "on", "or", "that", "the", "this", "to", "tool", "use", "using", "which", "will", "with", "you", "your",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The sizes of a tool in a window, in tokens: of its line in the index, of its schema, and of its signature."""
+
+    id: str
+    version: str
+    mutation_class: str
+    line: str
+    line_tokens: int
+    schema_tokens: int
+    signature_tokens: int
+
+    @property
+    def namespace(self) -> str:
+        return self.id.partition(".")[0]
+
+
+def offer(tool: str, version: str, manifest: Json, count: Counter) -> Offer:
+    """Measure a tool. The manifest is the admitted document; it is not kept."""
+    mutation = str(manifest.get("mutation_class") or "write_irreversible")
+    line = _line(tool.partition(".")[2] or tool, _MARKS.get(mutation, "!"), manifest, count)
+    schema, signature = schema_text(tool, manifest, count), signature_text(tool, manifest)
+    return Offer(tool, version, mutation, line, count(line), count(schema), count(signature))
+
+
+def _line(name: str, mark: str, manifest: Json, count: Counter) -> str:
+    """The line of a tool in the index: as many words of its hint as ten tokens hold, and at least three."""
+    words = _hint(name, manifest)
+    for most in range(min(len(words), MOST_WORDS), FEWEST_WORDS, -1):
+        line = f"{name}{mark} {' '.join(words[:most])}\n"
+        if count(line) <= LINE_TOKENS:
+            return line
+    return f"{name}{mark} {' '.join(words[:FEWEST_WORDS])}".rstrip() + "\n"
+
+
+def _hint(name: str, manifest: Json) -> list[str]:
+    """The words that describe a tool: its search hint, or words of its description that its name does not have."""
+    stated = str(manifest.get("search_hint") or "")
+    if stated.strip():
+        return stated.split()
+    text = str(manifest.get("description") or "").strip()[:400]
+    words = [one for one in _WORD.findall(_SENTENCE_END.split(text)[0]) if one.lower() not in _EMPTY]
+    named = {part.lower().rstrip("s") for part in _PARTS.findall(name)}
+    new = [one for one in words if one.lower().rstrip("s") not in named]
+    return new if len(new) >= FEWEST_WORDS else words
+
+
+# Schemas
+
+
+def parameters_of(manifest: Json) -> Json:
+    """The schema of the input as callers may see it."""
+    stated: Any = manifest.get("parameters")
+    if not isinstance(stated, dict):
+        return {}
+    schema = Schema(cast("Json", stated), closed=manifest.get("protocol") == "native", shared=True)
+    return schema.model_facing if b'"x-internal"' in encode(schema.document) else schema.document
+
+
+def declaration(tool: str, manifest: Json, count: Counter) -> Json:
+    """A tool as it is loaded at tier 1: its nested parts left out where all of it would be large."""
+    words = _own_words(manifest) or str(manifest.get("description") or "")
+    whole = parameters_of(manifest)
+    document: Json = {"name": tool, "description": words, "parameters": whole}
+    if count(encode(document).decode()) <= FOLDED_ABOVE:
+        return document
+    return {**document, "parameters": folded(whole)}
+
+
+def _own_words(manifest: Json) -> str:
+    """The description of an upstream's tool in its own words, where a manifest cannot hold it."""
+    execution: Any = manifest.get("execution")
+    native: Any = cast("Json", execution).get("native") if isinstance(execution, dict) else None
+    return str(cast("Json", native).get(OWN_DESCRIPTION) or "") if isinstance(native, dict) else ""
+
+
+def schema_text(tool: str, manifest: Json, count: Counter) -> str:
+    """A tool as one line of JSON, as it is loaded at tier 1."""
+    return f"{encode(declaration(tool, manifest, count)).decode()}\n"
+
+
+def signature_text(tool: str, manifest: Json) -> str:
+    """The least that says how a tool is called: `demo.post(account: string, note?: string)`."""
+    schema = parameters_of(manifest)
+    required: Any = schema.get("required") or ()
+    parts = [
+        f"{name}{'' if name in required else '?'}: {_type(resolve_ref(schema, part))}"
+        for name, part in properties_of(schema).items()
+    ]
+    return f"{tool}({', '.join(parts)})\n"
+
+
+def _type(part: Json) -> str:
+    kind: Any = part.get("type")
+    return "|".join(map(str, cast("list[Any]", kind))) if isinstance(kind, list) else str(kind or "any")
+
+
+def folded(schema: Json) -> Json:
+    """A schema without the inner structure of its properties. What is left out is named with its pointer."""
+    shown = {name: part for name, part in schema.items() if name not in ("$defs", "definitions")}
+    properties: Any = schema.get("properties")
+    if not isinstance(properties, dict):
+        return schema
+    parts = cast("Json", properties).items()
+    shown["properties"] = {name: _folded_part(schema, name, part) for name, part in parts}
+    return shown
+
+
+def _folded_part(schema: Json, name: str, part: Any) -> Any:
+    if not isinstance(part, dict) or not _is_nested(cast("Json", part)):
+        return cast("Any", part)
+    known = resolve_ref(schema, cast("Json", part))
+    kept = {word: known[word] for word in ("type", "description", "default") if word in known}
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return {**kept, DETAIL: f"/properties/{escaped}"}
+
+
+def _is_nested(part: Json) -> bool:
+    """Whether a property has a structure of its own, here or behind a reference."""
+    if "$ref" in part or properties_of(part) or isinstance(part.get("additionalProperties"), dict):
+        return True
+    inner: list[Any] = [part.get("items"), *(one for word in ("anyOf", "oneOf", "allOf") for one in part.get(word, ()))]
+    return any(isinstance(one, dict) and _is_nested(cast("Json", one)) for one in inner)
+
+
+def detail(manifest: Json, pointer: str) -> Json:
+    """The part of a tool's input schema at a JSON pointer, with the definitions it refers to; E3004 if it has none."""
+    root = parameters_of(manifest)
+    node: Any = root
+    for step in _steps(pointer):
+        if isinstance(node, dict) and step in node:
+            node = cast("Json", node)[step]
+        elif isinstance(node, list) and step.isdecimal() and len(step) < 6 and int(step) < len(cast("Any", node)):
+            node = cast("list[Any]", node)[int(step)]
+        else:
+            words = "use a pointer that a schema names as x-detail, such as /properties/address"
+            raise Failure("E3004", f"the schema has nothing at `{pointer[:200]}`", resolution=words)
+    if not isinstance(node, dict):
+        return {"const": node} if pointer else {}
+    return {**cast("Json", node), **_definitions(root, cast("Json", node))}
+
+
+def _steps(pointer: str) -> list[str]:
+    if pointer and not pointer.startswith("/"):
+        raise Failure("E3004", "a pointer begins with /", resolution="write it like /properties/address")
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+_REFERENCE = re.compile(rb'"\$ref":"#/(\$defs|definitions)/([^"/]+)')
+
+
+def _definitions(root: Json, node: Json) -> Json:
+    """The definitions that a part of a schema refers to, directly or through others."""
+    found: dict[str, Json] = {}
+    waiting: list[Any] = [node]
+    while waiting:
+        for family, name in _REFERENCE.findall(encode(waiting.pop())):
+            group, key = family.decode(), name.decode().replace("~1", "/").replace("~0", "~")
+            known: Any = root.get(group)
+            if isinstance(known, dict) and key in known and key not in found.setdefault(group, {}):
+                found[group][key] = known[key]
+                waiting.append(known[key])
+    return {group: parts for group, parts in found.items() if parts}
+
+
+# Sizes
+
+
+def sizes(offers: Sequence[Offer]) -> Json:
+    """What all tools take in a window: as an index, and with their full schemas. N times the mean, for both."""
+    number = len(offers)
+    index, full = sum(one.line_tokens for one in offers), sum(one.schema_tokens for one in offers)
+    return {
+        "tools": number,
+        "index_tokens": index,
+        "index_mean": round(index / number, 1) if number else 0.0,
+        "full_tokens": full,
+        "full_mean": round(full / number, 1) if number else 0.0,
+    }

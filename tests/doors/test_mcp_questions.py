@@ -215,7 +215,9 @@ async def test_a_client_that_calls_again_is_asked_whatever_era_the_upstream_spea
     world: World, wire: str, era: str
 ) -> None:
     person = Person()
-    async with upstream(world, wire, protocol=era) as asking, world.client("2026-07-28", **person.options) as client:
+    mode = "auto" if era == "handshake" else "2026-07-28"  # `auto` chooses the same version
+    async with upstream(world, wire, protocol=era) as asking, world.client(mode, **person.options) as client:
+        assert client.protocol_version == "2026-07-28"
         tools = (
             ("ask", "ann:n-x 0"),
             ("ask_twice", "ann:n-x 0 ann:n-x 1"),
@@ -232,6 +234,27 @@ async def test_a_client_that_calls_again_is_asked_whatever_era_the_upstream_spea
         declined = Person(action="decline")
         async with world.client("2026-07-28", **declined.options) as other:
             assert text(await call(other, "ask", "no")) == "decline"
+
+
+@DOOR
+async def test_the_sdk_in_auto_mode_tells_questions_of_many_calls_at_once_apart(world: World) -> None:
+    """`auto` chooses 2026-07-28, and the upstream pushes its questions: 24 calls of two people, all of them waiting."""
+    people = {AGENT: Person("ann"), OTHER: Person("bob")}
+    names = [str(number) for number in range(8)]
+    async with upstream(world, "http", protocol="handshake") as asking, AsyncExitStack() as stack:
+        made: dict[tuple[str, str, str], Any] = {}
+        for agent, person in people.items():
+            token = await world.token(subject=agent)
+            client = await stack.enter_async_context(world.client("auto", token, **person.options))
+            assert client.protocol_version == "2026-07-28"
+            for tool, name in [*(("ask", name) for name in names), *(("sample", f"s{name}") for name in names[:4])]:
+                made[person.who, tool, name] = call(client, tool, f"{person.who}{name}")
+        asking.expected = len(made)
+        results = dict(zip(made, await asyncio.gather(*made.values()), strict=True))
+    for (who, tool, name), result in results.items():
+        assert text(result) == (f"{who}:n-{who}{name} 0" if tool == "ask" else who)
+    for person in people.values():
+        assert sorted(person.asked) == [f"n-{person.who}{name} 0" for name in names]
 
 
 @DOOR

@@ -143,3 +143,87 @@ async def test_an_upstream_is_removed_and_added_again_with_another_overlay(world
             result = await lock.call(f"diary.{stated.get('rename', 'list_days')}", {"count": 2})
             code = None if result.error is None else result.error.code
             assert code == (None if stated["mutation_class"] == "read_only" else "E3307")
+
+
+APP = "ui://days/view.html"
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+WITH_APP: list[Json] = [
+    {
+        "name": "show",
+        "description": "Shows the days.",
+        "inputSchema": {"type": "object"},
+        "annotations": {"readOnlyHint": True},
+        "_meta": {"ui": {"resourceUri": APP, "visibility": ["model"]}, "ui/resourceUri": APP},
+        "icons": [
+            {"src": "https://days.example/icon.svg", "mimeType": "image/svg+xml", "sizes": ["any"], "theme": "dark"},
+            {"src": PICTURE, "sizes": ["48x48", "large"]},
+            {"src": "http://days.example/icon.png"},
+            {"src": "javascript:alert(1)"},
+            {"src": f"data:image/png;base64,{'A' * 70_000}"},
+        ],
+    },
+    {
+        "name": "research",
+        "description": "Runs as a task, in the form of 2025-11-25.",
+        "inputSchema": {"type": "object"},
+        "execution": {"taskSupport": "required"},
+    },
+]
+
+
+@asynccontextmanager
+async def with_app(world: World, name: str, **config: Any) -> AsyncGenerator[dict[str, tuple[str, str]]]:
+    """A server of an MCP App. Its interface names the upstream that it is served by."""
+
+    async def listing(_: Any, __: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[types.Tool.model_validate(one) for one in WITH_APP])
+
+    async def resources(_: Any, __: Any) -> types.ListResourcesResult:
+        kind = "text/html;profile=mcp-app"
+        return types.ListResourcesResult(resources=[types.Resource(uri=APP, name="view", mime_type=kind)])
+
+    async def read(_: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        assert params.uri == APP
+        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=APP, text=f"<h1>{name}</h1>")])
+
+    server: Server[Any] = Server(
+        name, version="1", on_list_tools=listing, on_list_resources=resources, on_read_resource=read
+    )
+    app = server.streamable_http_app(stateless_http=False, json_response=False)
+    async with server.session_manager.run(), serving(app) as port:
+        place: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
+        said = {**place, "protocol": "handshake", **config}
+        report = await world.lock.upstreams.add(name, "mcp", said, by=world.lock.caller)
+        yield {one.name: (one.state, one.reason) for one in report.tools}
+
+
+@DOOR
+async def test_an_app_that_a_tool_names_is_read_under_that_address_from_the_server_of_the_tool(world: World) -> None:
+    """Hosts read it only under `ui://`. Servers have apps of the same address, and none is shown for another."""
+    async with with_app(world, "days"), with_app(world, "weeks"), with_app(world, "own", prefix=False):
+        async with world.client("auto") as client:
+            tools = {one.name: one for one in (await client.list_tools()).tools}
+            there = {str(one.uri) for one in (await client.list_resources()).resources}
+            named: dict[str, str] = {}
+            for tool, server in (("days-show", "days"), ("weeks-show", "weeks"), ("show", "own")):
+                meta: Any = tools[tool].meta
+                named[server] = meta["ui"]["resourceUri"]
+                assert meta["ui"] == {"resourceUri": named[server], "visibility": ["model"]}
+                assert meta["ui/resourceUri"] == named[server]
+                (content,) = (await client.read_resource(named[server])).contents
+                assert (content.uri, getattr(content, "text", "")) == (named[server], f"<h1>{server}</h1>")
+        assert named == {
+            "days": "ui://upstream.days/days/view.html", "weeks": "ui://upstream.weeks/days/view.html", "own": APP,
+        }  # fmt: skip
+        assert there == set(named.values())
+
+
+@DOOR
+async def test_icons_are_kept_and_a_tool_that_only_runs_as_an_old_task_is_refused(world: World) -> None:
+    async with with_app(world, "days") as states:
+        assert states["show"][0] == "admitted"
+        assert (states["research"][0], "taskSupport: required" in states["research"][1]) == ("refused", True)
+        tool = (await listed(world))["days-show"]
+    first: Json = WITH_APP[0]["icons"][0]
+    assert tool["icons"] == [first, {"src": PICTURE, "sizes": ["48x48"]}]
+    assert "execution" not in tool, "clients of 2025-11-25 take that for `taskSupport: forbidden`"

@@ -26,7 +26,7 @@ from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
 from interlock.data.schema import Json
-from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.names import UI, Names, served_uri
 from interlock.registry.catalog import Version
 
 PAGE = 250
@@ -135,6 +135,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
         **({"description": manifest.told} if manifest.told else {}),
         "inputSchema": input_schema(contract),
         **({} if output is None else {"outputSchema": output}),
+        **_icons(contract),
         "annotations": {
             "title": title,
             "readOnlyHint": not writes,
@@ -147,10 +148,31 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
 
 
 def _own_meta(contract: Contract) -> Json:
-    """What an MCP upstream adds to its tool for programs. It is not Interlock's word, and under no name of ours."""
-    execution = contract.manifest.execution
+    """What an MCP upstream adds to its tool for programs. It is not Interlock's word, and under no name of ours.
+
+    The interface of an MCP App that it names is named as it is served here.
+    """
+    manifest, execution = contract.manifest, contract.manifest.execution
     stated: Any = None if execution is None else execution.native.get("_meta")
-    return cast("Json", stated) if contract.manifest.protocol == "mcp" and isinstance(stated, dict) else {}
+    if execution is None or manifest.protocol != "mcp" or not isinstance(stated, dict):
+        return {}
+    bare = manifest.namespace != execution.target
+    return cast("Json", stated if bare else _with_apps(stated, execution.target))
+
+
+def _with_apps(stated: Any, upstream: str) -> Any:
+    if isinstance(stated, dict):
+        return {name: _with_apps(part, upstream) for name, part in cast("Json", stated).items()}
+    if isinstance(stated, list):
+        return [_with_apps(part, upstream) for part in cast("list[Any]", stated)]
+    return served_uri(upstream, stated) if isinstance(stated, str) and stated.startswith(UI) else stated
+
+
+def _icons(contract: Contract) -> Json:
+    """The icons of an upstream's tool, as they were admitted."""
+    execution = contract.manifest.execution
+    icons: Any = None if execution is None else execution.native.get("icons")
+    return {"icons": icons} if contract.manifest.protocol == "mcp" and icons else {}
 
 
 def form_of(contract: Contract) -> Form:

@@ -20,6 +20,7 @@ from interlock.core.clock import Clock
 from interlock.store import tools, upstreams
 from interlock.store.port import Reader, Store
 
+UI = "ui://"
 _KEPT, _LONG = 1000, 200
 _FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
@@ -59,6 +60,14 @@ class Names:
         self._own, long = loaded
         self._looked_up = {shown(address): address for address in long}
         self._looked_up |= {name: address for address, name in self._own.items()}
+
+
+def served_uri(upstream: str, own: str) -> str:
+    """The address here of a resource of an upstream whose names have a prefix.
+
+    Hosts of MCP Apps read an app only under `ui://`, so the address of one keeps that scheme.
+    """
+    return f"{UI}upstream.{upstream}/{own.removeprefix(UI)}" if own.startswith(UI) else f"upstream:{upstream}:{own}"
 
 
 def _own_and_long(reader: Reader) -> tuple[dict[str, str], list[str]]:

@@ -2,9 +2,9 @@
 
 They are read, watched and filled in, never run, so they do not pass through the gateway; but a token that names
 resources must name these, and each of those acts is in the journal before the upstream is asked. An upstream's own
-names are kept apart from others': a prompt is `UPSTREAM-NAME`, a resource `upstream:UPSTREAM:URI`; those of an upstream
-without a prefix keep the names they have. Upstreams that are reached with somebody's credentials offer only their
-tools.
+names are kept apart from others': a prompt is `UPSTREAM-NAME`, a resource `upstream:UPSTREAM:URI`, the interface of an
+MCP App (`ui://PATH`) is `ui://upstream.UPSTREAM/PATH`; those of an upstream without a prefix keep the names they have.
+Upstreams that are reached with somebody's credentials offer only their tools.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.doors.mcp.names import UI, served_uri
 from interlock.store import records
 from interlock.store.port import Transaction
 
@@ -36,10 +37,35 @@ class Source(NamedTuple):
     server: McpUpstream
 
     def uri(self, own: str) -> str:
-        return own if self.bare else f"{_SCHEME}{self.name}:{own}"
+        return own if self.bare else served_uri(self.name, own)
+
+    def own_uri(self, uri: str) -> str | None:
+        """The address at the upstream of a resource; None for one of another upstream."""
+        if self.bare:
+            return uri
+        for head, own in ((f"{_SCHEME}{self.name}:", ""), (f"{UI}upstream.{self.name}/", UI)):
+            if uri.startswith(head):
+                return own + uri.removeprefix(head)
+        return None
 
     def prompt(self, own: str) -> str:
         return own if self.bare else f"{self.name}-{own}"
+
+    def own_prompt(self, name: str) -> str | None:
+        """The name at the upstream of a prompt; None for one of another upstream."""
+        if self.bare:
+            return name
+        head = f"{self.name}-"
+        return name.removeprefix(head) if name.startswith(head) else None
+
+    def is_covered(self, own: str, caller: Caller) -> bool:
+        """Whether a caller's token covers a resource: under the address it has here, or the one in the journal."""
+        token = caller.capability
+        return (
+            token is None
+            or token.covers_resource(self.uri(own))
+            or (not self.bare and token.covers_resource(f"{_SCHEME}{self.name}:{own}"))
+        )
 
 
 class Offers:
@@ -56,8 +82,8 @@ class Offers:
     async def resources(self, caller: Caller) -> list[Json]:
         """Every resource that is listed."""
         found = await self._gather(caller, lambda source: source.server.list_resources())
-        named = [{**one, "uri": source.uri(str(one.get("uri")))} for source, one in found]
-        return [one for one in named if _covered(caller, one["uri"])]
+        owned = [(source, str(one.get("uri")), one) for source, one in found]
+        return [{**one, "uri": source.uri(own)} for source, own, one in owned if source.is_covered(own, caller)]
 
     async def templates(self, caller: Caller) -> list[Json]:
         """Forms of the addresses of further resources."""
@@ -106,11 +132,12 @@ class Offers:
 
     async def of_resource(self, uri: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
         """The answer of the upstream that has a resource, which is asked by the address it has there."""
-        sources = await self._sources(caller) if _covered(caller, uri) else []
-        return await self._first(f"no resource `{uri}`", _owners(sources, Source.uri, uri), caller, act, ask)
+        owners = _owners(await self._sources(caller), Source.own_uri, uri)
+        covered = [(source, own) for source, own in owners if source.is_covered(own, caller)]
+        return await self._first(f"no resource `{uri}`", covered, caller, act, ask)
 
     async def _of_prompt(self, name: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
-        owners = _owners(await self._sources(caller), Source.prompt, name)
+        owners = _owners(await self._sources(caller), Source.own_prompt, name)
         return await self._first(f"no prompt `{name}`", owners, caller, act, ask)
 
     async def _first(
@@ -180,11 +207,10 @@ class Offers:
         await self._service.lock.journal.commit(unit)
 
 
-def _owners(sources: list[Source], shown: Callable[[Source, str], str], name: str) -> list[tuple[Source, str]]:
-    """The upstream of a shown name, the name there, and the right to use it."""
-    owners = [(source, name.removeprefix(shown(source, ""))) for source in sources]
-    return [(source, own) for source, own in owners if source.bare or own != name]
+def _owners(sources: list[Source], own: Callable[[Source, str], str | None], name: str) -> list[tuple[Source, str]]:
+    """The upstreams that a name here may belong to, each with the name there.
 
-
-def _covered(caller: Caller, uri: str) -> bool:
-    return caller.capability is None or caller.capability.covers_resource(uri)
+    INVARIANT: what is named with the prefix of an upstream is asked of no other.
+    """
+    owners = [(source, there) for source in sources if (there := own(source, name)) is not None]
+    return [one for one in owners if not one[0].bare] or owners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Container, Iterator
 from itertools import islice
 from typing import Any, cast
@@ -24,6 +25,7 @@ from interlock.upstreams.mcp.protocol import (
     Listening,
     RpcError,
     members,
+    strings,
 )
 from interlock.upstreams.mcp.questions import Questions
 
@@ -32,6 +34,9 @@ MAX_ROUNDS = 10
 _LONGEST_DATA = 4096
 _MOST_PARTS = 100
 _LONGEST_META = 65_536
+# Icons of one tool, and the characters of their addresses, which may hold the images themselves.
+_MOST_ICONS, _LONGEST_ICONS = 8, 65_536
+_SIZE = re.compile(r"any|[0-9]{1,5}x[0-9]{1,5}", re.ASCII)
 
 
 def understood(descriptors: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
@@ -70,9 +75,14 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
     compile_validator(cast("Json", takes))
     if gives is not None:
         compile_validator(cast("Json", gives))
+    if members(fields.get("execution")).get("taskSupport") == "required":
+        words = "it runs only as a task of MCP 2025-11-25 (`taskSupport: required`), and Interlock makes none of these"
+        raise Failure("E3105", f"{words}; the tasks of 2026-07-28 it does follow")
     native: Json = {"protocol": "mcp", "name": name}
     if meta := _meta(fields.get("_meta")):
         native["_meta"] = meta
+    if icons := _icons(fields.get("icons")):
+        native["icons"] = icons
     if headers:
         from interlock.upstreams.mcp.headers import header_parameters
 
@@ -99,6 +109,29 @@ def _meta(stated: Any) -> Json:
         return said if said and len(orjson.dumps(said)) <= _LONGEST_META else {}
     except (orjson.JSONEncodeError, RecursionError):
         return {}
+
+
+def _icons(stated: Any) -> list[Json]:
+    """The icons of a tool that may be shown: of https addresses, or images in the text itself. Others are left out."""
+    icons: list[Json] = []
+    left = _LONGEST_ICONS
+    for one in cast("list[Any]", stated)[:_MOST_ICONS] if isinstance(stated, list) else ():
+        said = members(one)
+        source, kind, theme = said.get("src"), said.get("mimeType"), said.get("theme")
+        if not isinstance(source, str) or not source.startswith(("https://", "data:image/")):
+            continue
+        if len(source) > left or not source.isascii() or not source.isprintable():
+            continue
+        left -= len(source)
+        icon: Json = {"src": source}
+        if isinstance(kind, str) and len(kind) <= MAX_NAME and kind.isascii() and kind.isprintable():
+            icon["mimeType"] = kind
+        if sizes := [size for size in strings(said.get("sizes")) if _SIZE.fullmatch(size)][:_MOST_ICONS]:
+            icon["sizes"] = sizes
+        if theme in ("light", "dark"):
+            icon["theme"] = theme
+        icons.append(icon)
+    return icons
 
 
 async def rounds(

@@ -349,15 +349,17 @@ class Idempotency(RuleBasedStateMachine):
     def _leave_intent(self, key: str, owner: str) -> None:
         from interlock.data.canonical import digest, sealed_digest
         from interlock.gateway import idempotency
+        from interlock.store.idempotency import NewKey
 
         caller = self.lock.caller
-        wanted = idempotency.KeyRequest(
+        wanted = NewKey(
             scope=sealed_digest(caller.tenant, caller.id, "", "demo.increment#invoke", key), tool="demo.increment",
             version="1.0.0",
             key=key, caller=caller.id, input_hash=digest({"name": "x", "by": 1}), call=f"dead-{key}", owner=owner,
-            window_s=3600, intent=b'{"call":"dead-%s","kind":"intent"}' % key.encode(),
+            window_ms=3_600_000,
         )  # fmt: skip
-        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(wanted, lambda owner: False)))
+        intent = b'{"call":"dead-%s","kind":"intent"}' % key.encode()
+        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(wanted, intent, lambda owner: False)))
 
     @rule(hours=st.sampled_from([0.2, 0.9, 1.1]))
     def time_passes(self, hours: float) -> None:

@@ -81,10 +81,10 @@ async def test_a_caller_who_leaves_while_success_is_being_written_does_not_undo_
     await admit(lock, write(pay, restart_safe=restart_safe))
     real = lock.journal.submit
 
-    def submit(unit: Any) -> Any:
+    def submit(unit: Any, early: Any = None) -> Any:
         if world.runs:
             asyncio.get_running_loop().call_soon(caller.cancel)  # the closing is about to be queued
-        return real(unit)
+        return real(unit, early)
 
     monkeypatch.setattr(lock.journal, "submit", submit)
     caller = asyncio.create_task(lock.call("demo.pay", key="k"))

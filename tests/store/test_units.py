@@ -19,7 +19,7 @@ from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.home import Home
 from interlock.store.journal import Journal
-from interlock.store.port import Transaction, Unit
+from interlock.store.port import EarlyRow, Transaction, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Writer
 from tests import rehearsal
@@ -117,18 +117,48 @@ LATER: dict[str, Callable[[Transaction], Any] | None] = {
     "a row for later, a look, then an accident": lambda transaction: transaction.all("SELECT 1 FROM fact") and 1 / 0,
     "a row for later that is there already": _row_twice,
 }
-SUCCEED = ("", "a row for later")
+EARLY: dict[str, Callable[[Transaction], Any] | None] = {
+    "an early row": None,
+    "an early row, then a refusal": WAYS["a refusal"],
+}
+SUCCEED = ("", "a row for later", "an early row")
 
 # Where nothing has to be undone in a table, no savepoint is rolled back.
 WITHOUT_ROWS = {"a refusal after a look": False, "a refusal after a record": True}
 
 
-def unit_of(name: str, way: str) -> Unit[str]:
+def early_row(name: str, row_id: str) -> EarlyRow:
+    """A fact of this name, unless there is one."""
+    statement = (
+        "INSERT INTO fact (name, value) SELECT column1, column2 FROM (SELECT ? AS now_ms), (VALUES {rows})"
+        " WHERE now_ms > 0 ON CONFLICT (name) DO NOTHING RETURNING value"
+    )
+    return EarlyRow(statement, row_id, (name, row_id))
+
+
+def asking(row: EarlyRow, fail: Callable[[Transaction], Any] | None = None) -> Unit[str]:
+    """A unit that asks whether its early row was inserted, and returns an empty text if it was not."""
+
+    def unit(transaction: Transaction) -> str:
+        if not transaction.inserted(row):
+            return ""
+        transaction.append("authority", row.id, records.plain("authority", row.id, transaction.now_ms, act="noted"))
+        if fail is not None:
+            fail(transaction)
+        return row.id
+
+    return unit
+
+
+def submitted(journal: Journal, name: str, way: str) -> asyncio.Future[str]:
+    if way in EARLY:
+        row = early_row(name, name)
+        return journal.submit(asking(row, EARLY[way]), row)
     if way in WITHOUT_ROWS:
-        return refusing(name, records_first=WITHOUT_ROWS[way])
+        return journal.submit(refusing(name, records_first=WITHOUT_ROWS[way]))
     if way in LATER:
-        return handing_over(name, LATER[way])
-    return noting(name, WAYS.get(way))
+        return journal.submit(handing_over(name, LATER[way]))
+    return journal.submit(noting(name, WAYS.get(way)))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -142,7 +172,7 @@ async def test_a_unit_that_raises_leaves_nothing_in_the_tables_or_the_chain(jour
 
 
 @pytest.mark.parametrize("rehearsed", [True, False])
-@given(ways=st.lists(st.sampled_from([*SUCCEED, *WAYS, *WITHOUT_ROWS, *LATER]), min_size=2, max_size=12))
+@given(ways=st.lists(st.sampled_from([*SUCCEED, *WAYS, *WITHOUT_ROWS, *LATER, *EARLY]), min_size=2, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 async def test_in_a_batch_each_unit_gets_its_own_answer_and_nothing_of_another(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, rehearsed: bool, ways: list[str]
@@ -151,8 +181,8 @@ async def test_in_a_batch_each_unit_gets_its_own_answer_and_nothing_of_another(
         monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
     batch = f"{await journal.commit(lambda transaction: transaction.head[0])}"
     names = [f"{batch}.{number}" for number in range(len(ways))]
-    units = [unit_of(name, way) for name, way in zip(names, ways, strict=True)]
-    answers = await asyncio.gather(*map(journal.commit, units), return_exceptions=True)
+    sent = [submitted(journal, name, way) for name, way in zip(names, ways, strict=True)]
+    answers = await asyncio.gather(*sent, return_exceptions=True)
     for name, way, answer in zip(names, ways, answers, strict=True):
         assert answer == name if way in SUCCEED else isinstance(answer, Exception)
         assert present(journal, name) == ((1, 1) if way in SUCCEED else (0, 0))
@@ -179,6 +209,24 @@ async def test_rows_of_many_units_are_written_with_few_statements_and_found_by_t
         sum("'row " in one for one in statements if one.startswith("INSERT INTO fact")) == 3 + 4
     )  # 64 + 4 + 2, then 16 + 8 + 4 + 2
     journal.writer._connection.set_trace_callback(None)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_early_rows_of_many_units_are_inserted_with_few_statements_and_the_first_to_ask_gets_its_row(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "perform", staticmethod(run_once))
+    await journal.commit(noting("taken"))
+    statements: list[str] = []
+    journal.writer._connection.set_trace_callback(statements.append)  # pyright: ignore[reportPrivateUsage]
+    rows = [
+        early_row(name, f"row {number}") for number, name in enumerate(("a", "b", "taken", "a", *map(str, range(66))))
+    ]
+    answers = await asyncio.gather(*(journal.submit(asking(row), row) for row in rows))
+    journal.writer._connection.set_trace_callback(None)  # pyright: ignore[reportPrivateUsage]
+    assert answers == ["row 0", "row 1", "", "", *(f"row {number}" for number in range(4, 70))]
+    assert sum(one.startswith("INSERT INTO fact") for one in statements) == 3  # 64 + 4 + 2
+    assert await journal.commit(asking(rows[0])) == ""
+    assert await journal.commit(asking(early_row("alone", "alone"))) == "alone"
 
 
 async def test_a_record_that_cannot_be_stored_fails_alone(journal: Journal) -> None:

@@ -18,12 +18,11 @@ from interlock.approvals import tickets
 from interlock.call.phases import Call, Request
 from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.record import record
 from interlock.data.canonical import key_scope
 from interlock.data.schema import Json
 from interlock.store import facts, idempotency, ledger, records, timekeeping
 from interlock.store.idempotency import NewKey, Reservation
-from interlock.store.port import Transaction, Unit
+from interlock.store.port import EarlyRow, Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
 
@@ -44,24 +43,6 @@ def ticket_scope(request: Request, contract: Contract, input_hash: str) -> bytes
     The identity of a request does not do, because the call that is sent again is another request.
     """
     return scope_for(request, contract, input_hash, request.own_key)
-
-
-@record
-class KeyRequest:
-    """A request to run under an idempotency key."""
-
-    scope: bytes
-    tool: str
-    version: str
-    key: str  # empty for a call without a key, which no other call finds
-    caller: str
-    input_hash: str
-    call: str
-    owner: str
-    window_s: int
-    intent: bytes
-    # By which the call finds its ticket; the same as `scope` if that is the caller's key.
-    ticket_scope: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +70,26 @@ class Busy:
 
 
 def reserve(
-    wanted: KeyRequest,
+    wanted: NewKey,
+    intent: bytes,
     alive: Callable[[str], bool],
+    *,
+    ticket_scope: bytes | None = None,
+    early: EarlyRow | None = None,
     uses: Sequence[Callable[[Transaction], None]] = (),
-    quotas: Sequence[tuple[str, int]] = (),
     check: Callable[[Transaction], None] | None = None,
 ) -> Unit[Reserved | Replay | Busy]:
     """Return a unit that reserves the key. E3306 on other arguments, E3409 on an unknown outcome.
 
     Whatever else the call uses up (an approval, a budget, a rate limit) is used in the same transaction, all of it or
-    nothing. `check` may refuse a call that is to run; it is not asked about one that ran before. It refuses nothing as
-    long as the bytes stored for the scopes in `quotas` are fewer than the numbers beside them.
+    nothing. `check` may refuse a call that is to run; it is not asked about one that ran before. `early` is the row of
+    a call that uses nothing up: it is inserted where `check` would refuse nothing. `ticket_scope` is by what the call
+    finds its ticket, if that is not the key.
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
-        now = transaction.now_ms
-        key = NewKey(
-            wanted.scope, wanted.tool, wanted.version, wanted.key, wanted.caller, wanted.input_hash, wanted.call,
-            wanted.owner, now, now + wanted.window_s * 1000,
-        )  # fmt: skip
-        ticket_scope = wanted.ticket_scope or wanted.scope
-        if quotas and not uses and idempotency.reserve_new(transaction, key, ticket_scope, quotas):
-            transaction.append("intent", wanted.call, wanted.intent)
+        if early is not None and transaction.inserted(early):
+            transaction.append("intent", wanted.call, intent)
             return RESERVED
         row = idempotency.find(transaction, wanted.scope)
         if row is not None:
@@ -120,9 +99,9 @@ def reserve(
         if check is not None:
             check(transaction)
         run_all(transaction, uses)
-        tickets.pass_over(transaction, ticket_scope, wanted.call)
-        idempotency.reserve(transaction, key)
-        transaction.append("intent", wanted.call, wanted.intent)
+        tickets.pass_over(transaction, ticket_scope or wanted.scope, wanted.call)
+        idempotency.reserve(transaction, wanted)
+        transaction.append("intent", wanted.call, intent)
         return RESERVED
 
     return unit
@@ -134,9 +113,7 @@ def run_all(transaction: Transaction, uses: Sequence[Callable[[Transaction], Non
         use(transaction)
 
 
-def _existing(
-    tx: Transaction, wanted: KeyRequest, row: Reservation, alive: Callable[[str], bool]
-) -> Replay | Busy | None:
+def _existing(tx: Transaction, wanted: NewKey, row: Reservation, alive: Callable[[str], bool]) -> Replay | Busy | None:
     version, input_hash, state, call, owner, reserved_ms, expires_ms, result = row
     passed = state == "done" and tx.now_ms >= expires_ms
     if passed and tx.now_ms >= timekeeping.in_doubt_until(timekeeping.steps(tx), reserved_ms, expires_ms):
@@ -190,7 +167,7 @@ def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settle
         idempotency.finish(transaction, scope, call, settlement, result)
 
 
-def given_back(call: Call, wanted: KeyRequest, at_ms: int) -> bytes:
+def given_back(call: Call, wanted: NewKey, at_ms: int) -> bytes:
     """Return the record of a key that was reserved for a call whose caller was cancelled before it began."""
     return records.about(
         "settled", call, at_ms, toolId=wanted.tool, version=wanted.version, idempotencyKey=wanted.key or None,

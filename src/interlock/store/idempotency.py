@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import EarlyRow, Reader, Transaction
 
 
 class Reservation(NamedTuple):
@@ -105,34 +105,35 @@ class NewKey(NamedTuple):
     input_hash: str
     call: str
     owner: str
-    reserved_ms: int
-    expires_ms: int
+    window_ms: int
 
 
-def reserve_new(transaction: Transaction, key: NewKey, ticket_scope: bytes, quotas: Sequence[tuple[str, int]]) -> bool:
-    """Give a key to a call that is about to run, if nothing stands against it. Returns whether it was given.
+# Most calls ask for a new key, and nothing stands against it. One statement finds that out and reserves the keys of all
+# calls of a batch; a call that gets no row finds out why.
+_RESERVE_NEW = (
+    "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms, expires_ms,"
+    " state, result) SELECT column1, column2, column3, column4, column5, column6, column7, column8, now_ms,"
+    " now_ms + column9, 'executing', NULL FROM (SELECT ? AS now_ms), (VALUES {rows})"
+    " WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE scope = column10 AND state IN ('PENDING', 'APPROVED'))"
+    " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE (scope = column11 AND bytes >= column12)"
+    " OR (scope = column13 AND bytes >= column14) OR (scope = column15 AND bytes >= column16))"
+    " ON CONFLICT (scope) DO NOTHING RETURNING call"
+)
 
-    Nothing is written if the key has a row, if a ticket of `ticket_scope` is open, or if the bytes that are stored for
-    one of the three scopes in `quotas` have reached the number beside it. One statement does what several would do for
-    nearly every call; if it gives nothing, the caller finds out why.
+
+def new_key(key: NewKey, ticket_scope: bytes, quotas: Sequence[tuple[str, int]]) -> EarlyRow:
+    """Return the row of a key for a call that is about to run.
+
+    It is not inserted if the key has a row, if a ticket of `ticket_scope` is open, or if the bytes that are stored for
+    one of the three scopes in `quotas` have reached the number beside it.
     """
-    (one, most_one), (two, most_two), (three, most_three) = quotas
-    return (
-        transaction.execute(
-            "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms,"
-            " expires_ms, state, result) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'executing', NULL"
-            " WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED'))"
-            " AND NOT EXISTS (SELECT 1 FROM payload_use"
-            " WHERE (scope = ? AND bytes >= ?) OR (scope = ? AND bytes >= ?) OR (scope = ? AND bytes >= ?))"
-            " ON CONFLICT (scope) DO NOTHING",
-            (*key, ticket_scope, one, most_one, two, most_two, three, most_three),
-        ).rowcount
-        == 1
-    )
+    one, two, three = quotas
+    return EarlyRow(_RESERVE_NEW, key.call, (*key, ticket_scope, *one, *two, *three))
 
 
 def reserve(transaction: Transaction, key: NewKey) -> None:
     """Give a key to a call that is about to run, in place of a row whose window has passed."""
+    now_ms = transaction.now_ms
     transaction.execute(
         "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms,"
         " expires_ms, state, result) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'executing', NULL)"
@@ -140,7 +141,7 @@ def reserve(transaction: Transaction, key: NewKey) -> None:
         " caller = excluded.caller, input_hash = excluded.input_hash, state = excluded.state, call = excluded.call,"
         " owner = excluded.owner, reserved_ms = excluded.reserved_ms, expires_ms = excluded.expires_ms,"
         " result = excluded.result",
-        key,
+        (*key[:-1], now_ms, now_ms + key.window_ms),
     )
 
 

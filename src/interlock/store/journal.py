@@ -47,7 +47,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.home import Home, apply_log, connect, store_failure
-from interlock.store.port import Reader, Unit
+from interlock.store.port import EarlyRow, Reader, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer
 
@@ -150,14 +150,14 @@ class Journal:
         """Run a unit durably and return what it returned; raises what it raised, E3801 or E3803 when unwritable."""
         return await self.submit(unit)
 
-    def submit(self, unit: Unit[T]) -> asyncio.Future[T]:
-        """Queue a unit at once. The future has what `commit` returns.
+    def submit(self, unit: Unit[T], early: EarlyRow | None = None) -> asyncio.Future[T]:
+        """Queue a unit at once. The future has what `commit` returns. `early` is a row that the unit asks about.
 
         A queued unit runs even if the future is cancelled. A caller that needs its outcome although it may be
         cancelled awaits `asyncio.shield(future)`, which needs no task.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        self._enqueue(Waiting(unit, future))
+        self._enqueue(Waiting(unit, future, early=early))
         return future
 
     async def commit_large(self, unit: Unit[T]) -> T:

@@ -22,7 +22,7 @@ Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `byte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -55,6 +55,18 @@ class Changed(Protocol):
         ...
 
 
+class EarlyRow(NamedTuple):
+    """A row of a unit that is inserted before the units of its batch run, together with the rows of the others.
+
+    The statement inserts a row unless something stands against it, and returns the ids of the rows that it inserted.
+    Its first parameter is the time of the transaction; `{rows}` stands for the values of any number of rows.
+    """
+
+    statement: str
+    id: str
+    values: Sequence[Any]
+
+
 class Transaction(Reader, Protocol):
     """Reads and writes rows and appends records to the journal, all of it or nothing."""
 
@@ -78,6 +90,10 @@ class Transaction(Reader, Protocol):
         In the statement `{rows}` stands for the values of any number of rows: `(?, ?), (?, ?)`. Rows of different
         statements may be written in another order.
         """
+        ...
+
+    def inserted(self, row: EarlyRow, /) -> bool:
+        """Whether the early row of the unit that runs was inserted. If nothing has tried that so far, this does."""
         ...
 
     def append(self, kind: str, call: str, body: bytes) -> None:
@@ -179,8 +195,11 @@ class Store(Protocol):
         """The same for a unit that writes some hundred kilobytes. Other units have their turn between two of them."""
         ...
 
-    def submit(self, unit: Unit[T]) -> Future[T]:
-        """Queue a unit at once; the future has what `commit` returns. A queued unit runs, whatever becomes of it."""
+    def submit(self, unit: Unit[T], early: EarlyRow | None = None) -> Future[T]:
+        """Queue a unit at once; the future has what `commit` returns. A queued unit runs, whatever becomes of it.
+
+        `early` is a row that the unit asks its transaction about (`inserted`).
+        """
         ...
 
     def append(self, kind: str, call: str, body: bytes) -> Future[None]:

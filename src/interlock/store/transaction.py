@@ -5,6 +5,9 @@ It reads and writes the tables beside the ledger and appends records to the chai
 
 A row that nobody in the unit needs to see is handed over to `later`: such rows of all units are written together. They
 are written before the next statement of any unit, so that it finds them.
+
+A row that a unit depends on can be an early row: those of all units of a batch are inserted together, before the units
+run. So it is as if they had been inserted a moment earlier. Of two units that want the same row, the first one gets it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import orjson
 
 from interlock.store.connection import Connection, Rows
 from interlock.store.last_head import GENESIS, HEAD, PURGED_HEAD
-from interlock.store.port import Changed
+from interlock.store.port import Changed, EarlyRow
 
 T = TypeVar("T")
 
@@ -38,12 +41,21 @@ def _for_rows(statement: str, columns: int, count: int) -> str:
     return statement.replace("{rows}", ", ".join([row] * count))
 
 
+def _together(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The rows of one statement each. Counts are powers of two, so that there are few statements to compile."""
+    start = 0
+    while start < len(rows):
+        count = min(_ROWS_AT_ONCE, 1 << (len(rows) - start).bit_length() - 1)
+        yield rows[start : start + count]
+        start += count
+
+
 class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
     __slots__ = (
-        "_changes", "_connection", "_first_later", "_head", "_later", "_seq", "_written", "now_ms", "rows", "soiled",
-        "torn",
+        "_changes", "_connection", "_first_later", "_head", "_later", "_seq", "_written", "early", "now_ms", "rows",
+        "soiled", "torn",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
@@ -52,6 +64,8 @@ class Transaction(Rows):
         self._head = head
         self.now_ms = now_ms
         self.rows: list[tuple[int, str, str, bytes, bytes]] = []
+        # Whether the early row of each unit of a batch was inserted, by its id.
+        self.early: dict[str, bool] = {}
         # Rows that are written together, each with its statement, and how many of them have been written.
         self._later: list[tuple[str, Sequence[Any]]] = []
         self._written = 0
@@ -84,25 +98,41 @@ class Transaction(Rows):
 
     def write_later(self) -> None:
         """Write the rows of `later`. One that cannot be written may be that of any unit, so nothing may stay."""
-        rows, self._later = self._later, []
-        self._written += len(rows)
+        later, self._later = self._later, []
+        self._written += len(later)
         by_statement: dict[str, list[Sequence[Any]]] = {}
-        for statement, row in rows:
+        for statement, row in later:
             by_statement.setdefault(statement, []).append(row)
         try:
             for statement, some in by_statement.items():
-                start = 0
-                while start < len(some):
-                    # Counts are powers of two, so that there are few statements to compile.
-                    count = min(_ROWS_AT_ONCE, 1 << (len(some) - start).bit_length() - 1)
-                    values = list(chain.from_iterable(some[start : start + count]))
-                    self._connection.execute(_for_rows(statement, len(some[start]), count), values)
-                    start += count
+                for rows in _together(some):
+                    values = list(chain.from_iterable(rows))
+                    self._connection.execute(_for_rows(statement, len(rows[0]), len(rows)), values)
         except BaseException:
             self.torn = True
             raise
         if self._written <= self._first_later:  # the unit that runs has written nothing so far
             self._changes = self._connection.total_changes
+
+    def insert_early(self, rows: Sequence[EarlyRow]) -> None:
+        """Insert the early rows of a batch, before its units run."""
+        by_statement: dict[str, list[EarlyRow]] = {}
+        for row in rows:
+            by_statement.setdefault(row.statement, []).append(row)
+        for statement, some in by_statement.items():
+            done = self._insert_early(statement, some)
+            self.early.update((row.id, row.id in done) for row in some)
+
+    def inserted(self, row: EarlyRow, /) -> bool:
+        known = self.early.get(row.id)
+        return row.id in self._insert_early(row.statement, (row,)) if known is None else known
+
+    def _insert_early(self, statement: str, rows: Sequence[EarlyRow]) -> set[str]:
+        done: set[str] = set()
+        for some in _together(rows):
+            values = [self.now_ms, *chain.from_iterable(row.values for row in some)]
+            done.update(row_id for (row_id,) in self.all(_for_rows(statement, len(some[0].values), len(some)), values))
+        return done
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""

@@ -21,7 +21,7 @@ from interlock.store import last_head, records
 from interlock.store.anchors import Anchors
 from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.last_head import anchor_line
-from interlock.store.port import Unit
+from interlock.store.port import EarlyRow, Unit
 from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 from interlock.store.transaction import Transaction, head_of, insert
@@ -43,6 +43,7 @@ class Waiting(Generic[T]):
     work: Unit[T] | tuple[str, str, bytes]
     future: asyncio.Future[T] | None
     large: bool = False
+    early: EarlyRow | None = None
     value: Any = None
     error: BaseException | None = None
 
@@ -133,7 +134,7 @@ class Writer:
             self._anchors.note(anchor)
 
     def _run_all(self, batch: list[Waiting[Any]], transaction: Transaction) -> None:
-        """Run the units of a batch. One that refuses leaves nothing behind.
+        """Insert the early rows of a batch, then run its units. One that refuses leaves nothing behind.
 
         Nearly all that refuse have only read, and there is nothing to undo. So one savepoint holds all units; if one
         refuses after it has written, all are undone and run again, each in a savepoint of its own.
@@ -141,9 +142,13 @@ class Writer:
         execute, mark = self._cursor.execute, transaction.mark()
         if any(callable(waiting.work) for waiting in batch):
             execute("SAVEPOINT units")
+        early = [waiting.early for waiting in batch if waiting.early is not None]
+        if early:
+            transaction.insert_early(early)
         if not self._run_units(batch, transaction, transaction.run):
             execute("ROLLBACK TO units")
             transaction.rewind(mark)
+            transaction.early.clear()
             transaction.soiled = False
             self._run_units(batch, transaction, transaction.apart)
 
@@ -159,7 +164,7 @@ class Writer:
             except Exception as error:
                 if transaction.torn:
                     raise
-                if transaction.soiled:
+                if transaction.soiled or (waiting.early is not None and transaction.early.get(waiting.early.id)):
                     return False
                 waiting.value, waiting.error = None, _answer(error)
         return True

@@ -19,6 +19,7 @@ from interlock.gateway.results.unrecorded import UnrecordedOutcomes
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
+from interlock.store.idempotency import NewKey, new_key
 
 if TYPE_CHECKING:
     from interlock.store.port import Store, Transaction
@@ -69,26 +70,20 @@ class Reservations:
             window_s = max(window_s, self._settings.undo_days * 86_400)
         # Whether the key is the caller's own, by which a ticket is found as well.
         theirs = request.key and request.key != request.identity and more.collects is None
-        wanted = idempotency.KeyRequest(
-            scope=call.more.collects or idempotency.scope_for(request, contract, call.input_hash, request.key, call.id),
-            ticket_scope=None if theirs else idempotency.ticket_scope(request, contract, call.input_hash),
-            tool=contract.address,
-            version=contract.version,
-            key=request.key or "",
-            caller=request.caller.id,
-            input_hash=call.input_hash,
-            call=call.id,
-            owner=self._instance.id,
-            window_s=window_s,
-            intent=records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s),
-        )
+        ticket_scope = None if theirs else idempotency.ticket_scope(request, contract, call.input_hash)
+        scope = more.collects or idempotency.scope_for(request, contract, call.input_hash, request.key, call.id)
+        wanted = NewKey(
+            scope, contract.address, contract.version, request.key or "", request.caller.id, call.input_hash, call.id,
+            self._instance.id, window_s * 1000,
+        )  # fmt: skip
+        intent = records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s)
         # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
         self._storage.outcomes.check_key()
         if self._unrecorded.waiting:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
             await asyncio.shield(self._unrecorded.write_all())
         while True:
-            found = await self._committed(call, wanted)
+            found = await self._committed(call, wanted, intent, ticket_scope)
             if isinstance(found, idempotency.Reserved):
                 more.scope = wanted.scope
                 more.noted = more.used = True
@@ -118,30 +113,27 @@ class Reservations:
             holder.set_result(None)
 
     async def _committed(
-        self, call: Call, wanted: idempotency.KeyRequest
+        self, call: Call, wanted: NewKey, intent: bytes, ticket_scope: bytes | None
     ) -> idempotency.Reserved | idempotency.Replay | idempotency.Busy:
         """Ask for the key. If the caller is cancelled meanwhile and the key was reserved, it is given back."""
-        caller = call.request.caller
+        caller, uses = call.request.caller, call.more.uses or ()
         assert caller is not None
-        # INVARIANT: a quota stops neither a replay nor an undo.
-        undoes = call.request.operation == "compensate"
-        payloads, uses = self._storage.payloads, call.more.uses or ()
-        unit = (
-            idempotency.reserve(wanted, self._instance.alive, uses)
-            if undoes
-            else idempotency.reserve(
-                wanted, self._instance.alive, uses, payloads.quotas(caller),
-                partial(payloads.check_room, caller=caller, size=1),
-            )
-        )  # fmt: skip
+        payloads, early, check = self._storage.payloads, None, None
+        if call.request.operation != "compensate":  # INVARIANT: a quota stops neither a replay nor an undo.
+            check = partial(payloads.check_room, caller=caller, size=1)
+            if not uses:
+                early = new_key(wanted, ticket_scope or wanted.scope, payloads.quotas(caller))
+        unit = idempotency.reserve(
+            wanted, intent, self._instance.alive, ticket_scope=ticket_scope, early=early, uses=uses, check=check
+        )
         try:
-            return await self._journal.submit(unit)
+            return await self._journal.submit(unit, early)
         except asyncio.CancelledError:
             # The unit runs nevertheless, and before the one that is submitted now.
             self._give_back_key(call, wanted)
             raise
 
-    def _give_back_key(self, call: Call, wanted: idempotency.KeyRequest) -> None:
+    def _give_back_key(self, call: Call, wanted: NewKey) -> None:
         """Give back the key and the budget of a call whose caller was cancelled, if it got them. Its approval stays
         used.
         """

@@ -64,7 +64,7 @@ def _expression(value: str) -> str:
 class RedactionPattern(pydantic.BaseModel):
     """A pattern of the operator's. Its matches are replaced by the marker; without one, by [NAME_REDACTED]."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     pattern: Annotated[str, pydantic.Field(max_length=1000), pydantic.AfterValidator(_expression)]
@@ -78,7 +78,7 @@ class RedactionPattern(pydantic.BaseModel):
 class HookSetting(pydantic.BaseModel):
     """A hook of every process on the data directory: the server and each command."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     id: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     when: Literal["pre", "post", "failure"]
@@ -95,7 +95,7 @@ PostgresAddress = Annotated[str, pydantic.AfterValidator(_address)]
 class Settings(pydantic.BaseModel):
     """Every setting with its default. Unknown names are refused: a misspelt safety setting must not be ignored."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     audit: Literal["durable", "batched"] = pydantic.Field(
         "durable",

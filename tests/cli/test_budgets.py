@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from interlock import Interlock
 from interlock.authority import budgets
-from interlock.call.allowances import millionths
+from interlock.core.amounts import millionths
 from tests.cli.conftest import Cli
 
 SETTINGS = """

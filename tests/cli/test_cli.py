@@ -394,6 +394,7 @@ def test_a_tool_is_shown_with_its_contract(cli: Cli) -> None:
     document = cli.ask("tools", "show", "post")
     assert document["tool"] == "demo.post"
     assert document["input_schema"]["required"] == ["account", "cents"]
+    assert json.dumps(document).count("ledger account") == 1  # every fact once
     assert document["digest"] in ended.out
     assert cli("tools", "show", "demo.pots").code == 1
     assert "did you mean" in cli("tools", "show", "demo.pots").err
@@ -563,6 +564,8 @@ def test_a_refused_call_answers_with_the_error_envelope(cli: Cli) -> None:
     assert error["error_class"] == "schema_validation_failed"
     assert error["retryable"] is False
     assert "cents" in error["humanMessage"]
+    # Once for people, once more under the standard's second name for it, and once with its place.
+    assert ended.out.count("is not a whole number") == 3
 
 
 def test_a_refused_call_tells_a_person_what_to_send_instead(cli: Cli) -> None:
@@ -798,7 +801,8 @@ def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fiel
     added = fresh("tools", "add", write(fresh, "mine.py", STATED))
     assert added.code == 0, added.out + added.err
     shown = fresh.ask("tools", "show", "own.stated")
-    declared = shown["declaration"]
+    standard = fresh.ask("tools", "show", "own.stated", "--standard")
+    declared = standard["declaration"]
     takes, gives = declared["input_contract"], declared["output_contract"]
     assert (takes["strict"], takes["argument_mode"], takes["media_mode"]) == (True, "object", "none")
     assert (takes["defaults"], takes["examples"]) == ({"mail": "nobody"}, [{"text": "a"}])
@@ -809,7 +813,7 @@ def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fiel
     assert gives["rendering_boundary"] == "model_facing_content"
     assert "tenant_hint" not in str(declared)
     assert "tenant_hint" not in str(shown["input_schema"])
-    assert "tenant_hint" in shown["interface"]["schemas"]["runtime_input_schema"]["properties"]
+    assert "tenant_hint" in standard["interface"]["schemas"]["runtime_input_schema"]["properties"]
     for words in (("list",), ("search", "contract"), ("export", "--format", "anthropic")):
         for form in ((), ("--json",)):
             ended = fresh("tools", *words, *form)

@@ -5,7 +5,9 @@ These tests hold the packages that are loaded, not the time that it takes.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import orjson
 import pytest
+
+from tests.cli.conftest import Cli
 
 _LOADED = """
 import sys
@@ -61,7 +65,9 @@ def server() -> Iterator[str]:
 
 def loaded(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
     """Run a command: its output, the packages of others that it loaded, and those of Interlock."""
-    environment = {**os.environ, "INTERLOCK_HOME": str(home), "INTERLOCK_TOKEN": "token"}
+    environment = {**os.environ, "INTERLOCK_HOME": str(home)}
+    if "--server" in words:
+        environment["INTERLOCK_TOKEN"] = "token"
     done = subprocess.run(
         [sys.executable, "-c", _LOADED, *words], env=environment, capture_output=True, text=True, check=True
     )
@@ -87,10 +93,48 @@ def test_a_list_of_calls_of_a_server_loads_no_model_and_no_part_of_the_gateway(t
     assert own == BARE | {"interlock.core", "interlock.data"}
 
 
-@pytest.mark.parametrize("words", [("calls", "list"), ("tools", "list")], ids=" ".join)
-def test_lists_of_a_data_directory_read_the_database_alone(
-    tmp_path: Path, admitted: Path, words: tuple[str, ...]
-) -> None:
-    _, others, own = loaded(admitted, *words)
-    assert others == {"click", "orjson", "rich"}
-    assert own <= BARE | {f"interlock.{name}" for name in ("api", "contract", "core", "data", "registry", "store")}
+# What answers these commands is the database alone: no model of a contract and no part of the gateway is loaded.
+READS = (
+    "calls list", "calls top", "calls show CALL", "tools list", "tools quarantine", "approvals list",
+    "approvals show TICKET", "approvals standing", "identities list", "upstream list", "audit verify",
+)  # fmt: skip
+GATEWAY = {f"interlock.{name}" for name in ("doors", "effects", "executors", "gateway", "http", "resilience", "trials")}
+# Of what Interlock depends on, these serve endpoints, migrate databases, send messages and connect to upstreams.
+SELDOM = {
+    "alembic", "apprise", "fastapi", "google", "grpc", "httpx", "jwt", "keyring", "mcp", "opentelemetry", "sqlalchemy",
+    "starlette", "uvicorn", "yaml",
+}  # fmt: skip
+
+
+def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -> None:
+    cli("call", "demo.mail_statement", '{"account": "cash", "to": "a@b.example"}', "--key", "k")
+    (ticket,) = cli.ask("approvals", "list")["tickets"]
+    for words in READS:
+        asked = words.replace("CALL", ticket["invocation_id"]).replace("TICKET", ticket["id"])
+        _, others, own = loaded(cli.home, *asked.split())
+        assert others <= {"click", "cryptography", "orjson", "rich"}, words
+        assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"}), words
+
+
+@pytest.mark.parametrize("words", ["tools show demo.post", "tools diff demo.post 1.2.0 1.2.0"])
+def test_contracts_are_shown_without_the_gateway(admitted: Path, words: str) -> None:
+    _, others, own = loaded(admitted, *words.split())
+    assert not others & SELDOM
+    assert not own & GATEWAY
+
+
+def test_a_call_loads_neither_endpoints_nor_what_admits_tools(admitted: Path) -> None:
+    _, others, own = loaded(admitted, "call", "demo.balance", '{"account": "cash"}')
+    assert not others & SELDOM
+    assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+
+
+def test_a_forged_signature_is_refused_by_commands_that_only_read(tmp_path: Path, admitted: Path) -> None:
+    shutil.copytree(admitted, tmp_path / "home")
+    kept = tmp_path / "home" / "keys" / "journal.head"
+    head = json.loads(kept.read_bytes())
+    head["signature"] = "00" * 64
+    kept.write_text(json.dumps(head))
+    ended = Cli(tmp_path)("tools", "list")
+    assert ended.code == 1
+    assert "the signature of keys/journal.head does not verify" in ended.err

@@ -8,8 +8,8 @@ from typing import Any
 
 from interlock.api.service import Service
 from interlock.authority import budgets
-from interlock.call.allowances import millionths
 from interlock.call.context import Caller
+from interlock.core.amounts import millionths
 from tests.doors.test_rest import World, did, refused, serving
 
 SETTINGS = """

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interlock.api.scratch import Open, scratch_home, try_in
 from interlock.core.errors import Failure
-from interlock.registry import admission
 from interlock.registry.catalog import contract_digest
 from interlock.registry.source import load, source_of
 
+# Calls do without admission: what judges and tries tools is loaded when a tool is offered.
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.api.scratch import Open
     from interlock.call.context import Caller
     from interlock.contract.declare import Tool
     from interlock.registry.admission import Evidence, Verdict
@@ -46,6 +46,8 @@ class Admissions:
 
     async def offer(self, tool: Tool[..., Any], origin: str, *, by: Caller) -> Admission:
         """Judge a tool and publish it if all eight conditions hold. Needs `tools:admin` (E3206)."""
+        from interlock.registry import admission
+
         parts = self._parts
         if not by.governs("tools:admin"):
             raise Failure("E3206", "adding tools needs the scope tools:admin")
@@ -80,18 +82,23 @@ class Admissions:
 
     async def evidence(self, digest: str) -> Evidence | None:
         """The contract tests that passed on exactly this content; None if they failed or never ran."""
+        from interlock.registry import admission
+
         found = await self._parts.journal.read(lambda reader: admission.stored_evidence(reader, digest))
         return found if found is not None and found.passed else None
 
     async def try_out(self, tool: Tool[..., Any], *, by: Caller, live: bool = False) -> Trial:
         """Run a tool's contract tests. With `live`, write tools really run and the evidence is kept (tools:admin)."""
+        from interlock.api.scratch import scratch_home, try_in
+        from interlock.registry.admission import record_evidence
+
         if live and not by.governs("tools:admin"):
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
         async with scratch_home(self._open_home, self._parts) as scratch:
             trial = await try_in(scratch, tool, live=live)
         if live:
             evidence = trial.evidence(contract_digest(tool))
-            await self._parts.journal.commit(lambda tx: admission.record_evidence(tx, evidence))
+            await self._parts.journal.commit(lambda tx: record_evidence(tx, evidence))
         return trial
 
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
@@ -99,6 +106,8 @@ class Admissions:
 
         What a data directory compiles of its tools takes memory until it is closed.
         """
+        from interlock.api.scratch import scratch_home, try_in
+
         found: list[Evidence] = []
         for first in range(0, len(tools), _TRIED_TOGETHER):
             async with scratch_home(self._open_home, self._parts) as scratch:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from interlock.api.audit import Audit
 from interlock.authority import budgets
 from interlock.authority.budgets import Use, task_cost
-from interlock.call.allowances import MILLION, Budget, millionths
+from interlock.call.allowances import Budget
 from interlock.call.context import Caller
+from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import iso
 from interlock.data.schema import Json
 from interlock.store.connection import StoreError

@@ -19,7 +19,6 @@ from interlock.api.call_records import CallRecords
 from interlock.api.client import CallOptions, Client
 from interlock.api.opening import Opening
 from interlock.api.parts import Parts
-from interlock.api.registration import lift_quarantine
 from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
@@ -338,6 +337,8 @@ class Interlock(Parts):
 
     async def lift_quarantine(self, tool: str, *, reason: str, by: Caller | None = None) -> None:
         """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
+        from interlock.api.registration import lift_quarantine
+
         await lift_quarantine(self, tool, reason=reason, by=by or self.caller)
 
     # Costs

@@ -1,8 +1,9 @@
-"""Every registered version of every tool, for a person at the data directory itself. It needs the database alone."""
+"""The registered versions of tools, for a person at the data directory itself. It needs the database alone."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -10,25 +11,29 @@ from interlock.core.clock import iso
 from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
+if TYPE_CHECKING:
+    from interlock.registry.catalog import Catalog, Version
+    from interlock.registry.latency import Latencies
+    from interlock.store.port import Store
+
 Json = dict[str, Any]
 
 
 def every_version(reader: Reader) -> list[Json]:
     """Every version, in order of name, with its state and availability."""
     held = {one.digest for one in quarantine.entries(reader) if one.lifted_ms is None}
-    available = {f"upstream:{one.name}" for one in upstreams.every(reader) if one.state == "available"}
+    available = _available(reader)
     return [_document(row, held, available) for row in tools.all_versions(reader)]
 
 
 def _document(row: tools.Row, held: set[str], available: set[str]) -> Json:
     manifest: Json = orjson.loads(row.manifest or "{}")
-    answers = not row.origin.startswith("upstream:") or row.origin in available
     return {
         "tool": row.address,
         "version": row.version,
         "mutation_class": manifest.get("mutation_class"),
         "state": "quarantined" if row.digest in held else row.state,
-        "availability": "AVAILABLE" if answers else "UNAVAILABLE",
+        "availability": _availability(row.origin, available),
         "description": next(iter(str(manifest.get("description", "")).splitlines()), ""),
         "digest": row.digest,
         "origin": row.origin,
@@ -36,3 +41,65 @@ def _document(row: tools.Row, held: set[str], available: set[str]) -> Json:
         "known_pairs": len(manifest.get("known_pairs") or ()),
         "deprecation": None if row.notice is None else tools.Notice(**orjson.loads(row.notice)).document(),
     }
+
+
+def _available(reader: Reader) -> set[str]:
+    """The origins of tools whose upstream answers."""
+    return {f"upstream:{one.name}" for one in upstreams.every(reader) if one.state == "available"}
+
+
+def _availability(origin: str, available: set[str]) -> str:
+    return "AVAILABLE" if not origin.startswith("upstream:") or origin in available else "UNAVAILABLE"
+
+
+def catalog_at_rest(reader: Reader) -> Catalog:
+    """The catalog of a data directory that is not open. It finds versions, and loads none of their functions."""
+    from pathlib import Path
+
+    from interlock.core.clock import Clock
+    from interlock.registry.catalog import Catalog
+    from interlock.store.at_rest import StoreAtRest
+
+    return Catalog(cast("Store", StoreAtRest(reader)), Clock(), Path(os.devnull))
+
+
+async def any_version(catalog: Catalog, name: str, spec: str | None) -> Version:
+    """A version to look at, also one that can no longer be called. Checks no rights."""
+    if spec:
+        found = (await catalog.versions(await catalog.address(name))).get(spec.lstrip("=v "))
+        if found is not None:
+            return found
+    return await catalog.resolve(name, spec)
+
+
+def contract_at_rest(reader: Reader, version: Version) -> Json:
+    """A version with its contract, its state, and its time limits as measured. See `contract_document`."""
+    from interlock.registry.latency import Latencies, measure
+
+    latencies = Latencies()
+    latencies.measured = measure(reader)
+    return contract_document(version, _availability(version.row.origin, _available(reader)), latencies)
+
+
+def contract_document(version: Version, availability: str, latencies: Latencies) -> Json:
+    """A version with its contract, its state and its time limits. Every fact is in it once."""
+    row, contract = version.row, version.contract
+    manifest = contract.document()
+    return {
+        "tool": row.address,
+        "version": row.version,
+        "digest": row.digest,
+        "state": row.state,
+        "availability": availability,
+        "origin": row.origin,
+        "deprecation": None if row.notice is None else row.notice.document(),
+        "input_schema": contract.input.model_facing,
+        "output_schema": contract.output.document,
+        "manifest": {name: value for name, value in manifest.items() if name not in BESIDE_MANIFEST},
+        "known_pairs": len(contract.manifest.known_pairs),
+        "timeout": latencies.describe(contract),
+    }
+
+
+# Parts of a manifest that have a place of their own beside it. The input schema is there as callers may use it.
+BESIDE_MANIFEST = frozenset({"version", "parameters", "result_schema", "known_pairs"})

@@ -160,15 +160,6 @@ class Tools:
         return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
 
 
-async def any_version(parts: Parts, name: str, spec: str | None) -> Version:
-    """A version to look at, also one that can no longer be called. Checks no rights."""
-    if spec:
-        found = (await parts.catalog.versions(await parts.catalog.address(name))).get(spec.lstrip("=v "))
-        if found is not None:
-            return found
-    return await parts.catalog.resolve(name, spec)
-
-
 def compare_versions(before: Version, after: Version) -> Json:
     """The changes for callers between two versions, and the step up in version that they need."""
     found = classify(_surface(before), _surface(after))

@@ -94,16 +94,12 @@ class Upstreams:
 
 async def list_upstreams(parts: Parts) -> Json:
     """Every upstream with its tools, and the breakers of other services that tools name (`external_service`)."""
-    known = await parts.upstreams.list()
-    names = {one.name for one in known}
+    from interlock.upstreams.repository import documents
+
+    known = await parts.journal.read(documents)
+    names = {one["name"] for one in known}
     services = parts.gateway.services.snapshot()
-    return {
-        "upstreams": [
-            {**one.document(), "tools": [tool.document() for tool in await parts.upstreams.offers(one.name)]}
-            for one in known
-        ],
-        "services": [one.document() for one in services if one.name not in names],
-    }
+    return {"upstreams": known, "services": [one.document() for one in services if one.name not in names]}
 
 
 async def show_upstream(parts: Parts, name: str) -> Json:

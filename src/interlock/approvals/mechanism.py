@@ -11,10 +11,11 @@ and in the details of a refusal. Calls that need no approval, such as reads that
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from interlock.call.phases import Decision
-from interlock.data.schema import Json
+if TYPE_CHECKING:
+    from interlock.call.phases import Decision
+    from interlock.data.schema import Json
 
 Mechanism = Literal["auto", "standing", "human_review", "timeout"]
 

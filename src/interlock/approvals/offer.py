@@ -7,12 +7,14 @@ same directory, amounts up to this one, and everything else as it is. The review
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.approvals.standing import is_open
-from interlock.approvals.ticket import Ticket
+
+if TYPE_CHECKING:
+    from interlock.approvals.ticket import Ticket
 
 USES, SPAN = 10, "1d"
 # Characters of a text that can be a bound; a longer one is content, which is left open.

@@ -11,14 +11,16 @@ state that once, on record, and may then decide on their own calls. The journal'
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import orjson
 
-from interlock.call.context import Caller
-from interlock.data.schema import Json
 from interlock.store import ledger, records
-from interlock.store.port import Reader, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader, Transaction, Unit
 
 FourEyes = Literal["irreversible", "always", "never"]
 

@@ -20,19 +20,21 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
-from interlock.call.context import Caller
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.data.canonical import canonical, decode, digest, encode
-from interlock.data.schema import Json
 from interlock.store import records
 from interlock.store import standing as stored
-from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.standing import StandingRow
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader, Transaction, Unit
 
 # Converts patterns and arguments to the form in which they are compared; None if an argument has no such form.
 Normal = Callable[[Mapping[str, Any], Mapping[str, Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
 from interlock.approvals import mechanism
-from interlock.contract.manifest import Approval
 from interlock.core.clock import iso, new_id
-from interlock.data.schema import Json
-from interlock.store.sealing import Box
-from interlock.store.tickets import TicketRow
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import Approval
+    from interlock.data.schema import Json
+    from interlock.store.sealing import Box
+    from interlock.store.tickets import TicketRow
 
 TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
 

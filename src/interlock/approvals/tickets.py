@@ -20,22 +20,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from interlock.approvals.mechanism import Mechanism
-from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
-from interlock.approvals.ticket import Sealed, Ticket, TicketState, from_row
-from interlock.call.context import Caller
-from interlock.contract.standard.states import State
+from interlock.approvals.reviewers import behind, is_alone, is_person, signature, speaks_for
+from interlock.approvals.ticket import Sealed, from_row
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
-from interlock.data.schema import Json
 from interlock.store import facts, idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
-from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.tickets import TicketRow
+
+if TYPE_CHECKING:
+    from interlock.approvals.mechanism import Mechanism
+    from interlock.approvals.reviewers import FourEyes
+    from interlock.approvals.ticket import Ticket, TicketState
+    from interlock.call.context import Caller
+    from interlock.contract.standard.states import State
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader, Transaction, Unit
 
 Channels = Callable[[str], Sequence[str]]
 

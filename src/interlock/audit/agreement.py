@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.core.clock import iso
-from interlock.data.schema import Json
 from interlock.store import verify_reads
 from interlock.store.connection import StoreError
-from interlock.store.port import Reader
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader
 
 _VOIDS = {"token.revoked": "jti", "key.revoked": "key", "identity.revoked": "did"}
 _MOVES = {

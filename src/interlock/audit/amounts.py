@@ -11,13 +11,15 @@ version and are ignored.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.audit import agreement
-from interlock.call.allowances import millionths
-from interlock.data.schema import Json
+from interlock.core.amounts import millionths
 from interlock.store import verify_reads
-from interlock.store.port import Reader
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader
 
 
 def disagreements(reader: Reader, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:

@@ -26,20 +26,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.audit import agreement, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
 from interlock.store import last_head, layout, verify_reads
-from interlock.store.home import Home
 from interlock.store.last_head import GENESIS, SignedHead, anchor_line
-from interlock.store.port import Reader
 from interlock.store.sealing import Box, is_sealed, key_id_of
 from interlock.store.signing import signed_by
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
 
 MAX_FAULTS = 20
 _PROGRESS_EVERY = verify_reads.AT_A_TIME * 500

@@ -19,11 +19,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, Verdict, records_words
+from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, records_words
+
+if TYPE_CHECKING:
+    from interlock.audit.chain import Verdict
 
 _HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,13}"  # times below END_MS
 

@@ -15,18 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.audit import agreement, amounts
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, digest, key_scope, sealed_digest
-from interlock.data.schema import Json
 from interlock.store import timekeeping, verify_reads
 from interlock.store.connection import StoreError
-from interlock.store.port import Reader
-from interlock.store.verify_reads import KeyRow
+
+if TYPE_CHECKING:
+    from interlock.data.schema import Json
+    from interlock.store.port import Reader
+    from interlock.store.verify_reads import KeyRow
 
 # Opens a value sealed for a purpose and a place. None if its sealing key is absent; a Failure if it was changed.
 Open = Callable[[bytes, str, str], bytes | None]

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from interlock.call.allowances import MAX_AMOUNT, MILLION, Budget, millionths
+from interlock.call.allowances import Budget
 from interlock.call.context import Caller
 from interlock.call.cost import TASK_PARTS, Cost
+from interlock.core.amounts import MAX_AMOUNT, MILLION, millionths
 from interlock.core.errors import Failure
 from interlock.core.formatting import quantity, wait
 from interlock.store import budgets as table

@@ -15,24 +15,57 @@ reads a missing attribute would allow what it guards.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import orjson
 
-from interlock.authority.comparisons import Compared, Comparison, comparisons, together
+from interlock.authority.comparisons import comparisons, together
 from interlock.authority.rule_warnings import cautions
-from interlock.call.phases import Behavior
-from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
-from interlock.data.schema import Json, properties_of, resolve_ref
+from interlock.data.schema import properties_of, resolve_ref
 
 if TYPE_CHECKING:
     from cedarpy import Entities, PolicySet
+
+    from interlock.authority.comparisons import Compared, Comparison
+    from interlock.call.phases import Behavior
+    from interlock.contract.contract import Contract
+    from interlock.data.schema import Json
+
+
+class _Deferred(ModuleType):
+    """A module that is executed when something of it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        spec = self.__spec__
+        if name.startswith("__") or spec is None or spec.loader is None:
+            raise AttributeError(name)
+        spec.loader.exec_module(self)
+        return self.__dict__[name]
+
+
+def _defer_syntax_tree() -> None:
+    """Let cedarpy load the classes of its syntax tree on first use. They take longer than all the rest of it, and
+    nothing here uses them.
+    """
+    package = None if "cedarpy" in sys.modules else importlib.util.find_spec("cedarpy")
+    found = package and PathFinder.find_spec("cedarpy.pst", package.submodule_search_locations)
+    if found is not None:
+        tree = _Deferred(found.name)
+        tree.__spec__, tree.__file__ = found, found.origin
+        sys.modules[found.name] = tree
+
+
+_defer_syntax_tree()
 
 Effect = Literal["permit", "forbid"]
 # An entity's type and id.

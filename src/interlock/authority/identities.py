@@ -13,16 +13,18 @@ that was delegated through it. Every change raises `identity_epoch`, so that eac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import orjson
 
 from interlock.call.capability import is_did, scope_fault
-from interlock.call.context import CallerKind
 from interlock.core.errors import Failure
 from interlock.store import epochs, records, tokens
 from interlock.store import identities as table
-from interlock.store.port import Store, Transaction
+
+if TYPE_CHECKING:
+    from interlock.call.context import CallerKind
+    from interlock.store.port import Store, Transaction
 
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
 
@@ -54,7 +56,7 @@ class LocalIdentities:
 
     async def look_up(self, did: str) -> Identity | None:
         row = await self._journal.read(lambda reader: table.find(reader, did))
-        return None if row is None else _identity(row)
+        return None if row is None else identity_of(row)
 
     async def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
         """Find an identity by its DID, in any tenant, or the tenant's active one of this name.
@@ -64,11 +66,11 @@ class LocalIdentities:
         rows = await self._journal.read(lambda reader: table.search(reader, name_or_did, tenant))
         if len(rows) > 1:
             raise Failure("E3004", f"several identities are named `{name_or_did}`; say which by its DID")
-        return _identity(rows[0]) if rows else None
+        return identity_of(rows[0]) if rows else None
 
     async def all(self) -> list[Identity]:
         """Return all identities, in the order of registration."""
-        return [_identity(row) for row in await self._journal.read(table.all_identities)]
+        return [identity_of(row) for row in await self._journal.read(table.all_identities)]
 
     async def register(self, identity: Identity, *, by: str) -> Identity:
         """Register an identity; E3004 if it is invalid, E3103 if the DID is known already."""
@@ -165,7 +167,7 @@ def _row(identity: Identity) -> table.Row:
     )
 
 
-def _identity(row: table.Row) -> Identity:
+def identity_of(row: table.Row) -> Identity:
     did, kind, name, tenant, trust, groups, state = row
     return Identity(
         did=did, kind=kind, name=name, tenant=tenant, trust=trust, groups=frozenset(orjson.loads(groups)), state=state

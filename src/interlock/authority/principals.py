@@ -39,7 +39,7 @@ scopes = [
 class Principal(pydantic.BaseModel):
     """One entry: the statements about everybody whose id matches."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     id: str = pydantic.Field(min_length=1)
     kind: CallerKind | None = None
@@ -49,7 +49,7 @@ class Principal(pydantic.BaseModel):
 
 
 class _File(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     principal: tuple[Principal, ...] = ()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from interlock.authority.comparisons import LIKE, Comparison, normal_pattern, wild
+from interlock.authority.comparisons import LIKE, normal_pattern, wild
 from interlock.authority.normalize import written_path
-from interlock.contract.contract import Contract
-from interlock.data.subschemas import COMMAND, HOST, PATH, URL, Place
+from interlock.data.subschemas import COMMAND, HOST, PATH, URL
+
+if TYPE_CHECKING:
+    from interlock.authority.comparisons import Comparison
+    from interlock.contract.contract import Contract
+    from interlock.data.subschemas import Place
 
 Json = dict[str, Any]
 

@@ -17,16 +17,8 @@ from typing import Literal, Self
 
 import pydantic
 
+from interlock.core.amounts import MAX_AMOUNT
 from interlock.core.formatting import quantity, span
-
-MILLION = 1_000_000
-# A larger amount does not fit the store's integers.
-MAX_AMOUNT = 1_000_000_000.0
-
-
-def millionths(amount: float) -> int:
-    """Convert an amount of currency to millionths, rounded to the nearest."""
-    return round(amount * MILLION)
 
 
 @lru_cache(maxsize=4096)
@@ -35,7 +27,7 @@ def _covers(pattern: str, tool: str) -> bool:
 
 
 class _Rule(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Budget(_Rule):

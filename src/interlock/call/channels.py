@@ -20,7 +20,7 @@ class Channel(pydantic.BaseModel):
     """One channel, and the groups of approvers that it reaches."""
 
     # The refusal of an address must not repeat it.
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
     groups: tuple[str, ...] = pydantic.Field(

@@ -19,11 +19,14 @@ import time
 import types
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from interlock.call.allowances import MAX_AMOUNT, MILLION, Prices, millionths
+from interlock.core.amounts import MAX_AMOUNT, MILLION, millionths
 from interlock.core.errors import Failure
 from interlock.core.record import record
+
+if TYPE_CHECKING:
+    from interlock.call.allowances import Prices
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from interlock.call.context import Attestation, Caller, Context
 from interlock.call.cost import Meter
 from interlock.call.prepared import Prepared
 from interlock.contract.effects import Change
-from interlock.contract.standard.states import State, Trail
+from interlock.contract.standard.states import FAST_PATH_STATES, Trail
 from interlock.core.clock import Deadline
 from interlock.core.record import record, step
 from interlock.data.schema import Json
@@ -101,10 +101,6 @@ class Mutated(NamedTuple):
     pointer: str
     before: Any
     after: Any
-
-
-# The states of a fast-path read.
-FAST_PATH_STATES: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
 
 
 class More:

@@ -163,12 +163,12 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
 
 async def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
     """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
-    from interlock.api.tools import any_version
+    from interlock.api.tool_listing import any_version
     from interlock.registry.source import load
 
     name, at, spec = target.partition("@")
     if "/" not in target and await lock.catalog.versions(await lock.catalog.address(name)):
-        return [(await any_version(lock, name, spec if at else None)).bound]
+        return [(await any_version(lock.catalog, name, spec if at else None)).bound]
     return load(target)[1]
 
 

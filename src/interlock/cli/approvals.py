@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, at_server, over_home, parse_json, parse_span, refuse_token
+from interlock.cli.command import (
+    Output,
+    acting,
+    as_holder,
+    at_rest,
+    at_server,
+    over_home,
+    parse_json,
+    parse_span,
+    refuse_token,
+)
 from interlock.cli.tickets import (
     asker,
     concerns,
@@ -25,7 +35,7 @@ from interlock.cli.tickets import (
     show_edit,
     show_ticket,
 )
-from interlock.cli.viewer import Local, Remote, Viewer
+from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -34,6 +44,9 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
+    from interlock.store.sealing import Box
 
 Json = dict[str, Any]
 
@@ -72,8 +85,34 @@ async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
     return _answer_list(out, await Remote.of(server), found, _NONE[every, True])
 
 
+def _list_at_rest(reader: Reader, out: Output, /, every: bool) -> int | None:
+    from interlock.approvals.tickets import listing
+    from interlock.store.home import Home
+
+    home = Home(out.session.path)
+    found = listing(reader, every=every)
+    if found:
+        box = _box(home)
+        if box is None:
+            return None
+        found = [one.opened(box) for one in found]
+    return _answer_list(out, AtRest(reader, home), found, _NONE[every, False])
+
+
+def _box(home: Home) -> Box | None:
+    """What opens the sealed parts of tickets; None if the settings may name another place for its keys."""
+    import os
+
+    if home.settings.exists() or "INTERLOCK_SECRETS_KEY" in os.environ:
+        return None
+    from interlock.store.sealing import Box
+
+    return Box(home.keys)
+
+
 @approvals.command("list")
 @at_server(_list_at_server)
+@at_rest(_list_at_rest)
 @click.option("--all", "every", is_flag=True, help="Those that were decided too, newest first.")
 @as_holder
 @over_home
@@ -141,8 +180,23 @@ async def _whole_id(server: Server, given: str) -> str:
     return fitting[0] if given not in ids and len(fitting) == 1 else given
 
 
+def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
+    from interlock.approvals.tickets import load
+    from interlock.store.home import Home
+
+    home = Home(out.session.path)
+    box = _box(home)
+    if box is None:
+        return None
+    ticket = load(reader, ticket_id).opened(box)
+    viewer = AtRest(reader, home, ticket)
+    out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
+    return 0
+
+
 @approvals.command()
 @at_server(_show_at_server)
+@at_rest(_show_at_rest)
 @click.argument("ticket_id", metavar="ID")
 @as_holder
 @over_home
@@ -490,8 +544,16 @@ async def _standings_at(server: Server) -> list[Standing]:
     return [standing_of(one) for one in (await server.get("/v1/approvals/standing"))["standing"]]
 
 
+def _standing_at_rest(reader: Reader, out: Output, /) -> int:
+    from interlock.approvals.standing import listing
+    from interlock.store.home import Home
+
+    return _answer_standing(out, AtRest(reader, Home(out.session.path)), listing(reader))
+
+
 @approvals.command("standing")
 @at_server(_standing_at_server)
+@at_rest(_standing_at_rest)
 @as_holder
 @over_home
 async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> int:

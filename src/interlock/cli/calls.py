@@ -20,7 +20,7 @@ from interlock.cli.command import (
 )
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
-from interlock.cli.viewer import Local, Remote, Viewer, with_names
+from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -261,8 +261,8 @@ async def _entries(server: Server, about: str) -> list[Entry]:
 @calls.command()
 @at_server(_show_at_server)
 @click.argument("call_id", metavar="ID")
-@looking
-async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
+@reading
+def show(reader: Reader, out: Output, /, call_id: str) -> int:
     """Everything the journal knows of one call. ID may be shortened while it stays unique.
 
     With --server: the whole ID, and of the journal what the scope audit:read lets you see; without it, how the call
@@ -271,9 +271,10 @@ async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
     \b
     interlock calls show 01JCXK2M4Q8Z
     """
-    from interlock.cli.history import find
+    from interlock.cli.history import find_in
+    from interlock.store.home import Home
 
-    return _answer_history(out, await Local.of(lock), await find(lock.journal, call_id))
+    return _answer_history(out, AtRest(reader, Home(out.session.path)), find_in(reader, call_id))
 
 
 def _answer_history(out: Output, viewer: Viewer, history: History) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.approvals.tickets import of_call
 from interlock.core.errors import CODES, Failure
 from interlock.store import ledger
 
@@ -151,13 +150,16 @@ async def find(
 ) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
 
-    INVARIANT: whoever is of another tenant learns of that tenant's calls only.
+    INVARIANT: a caller of another tenant learns of that tenant's calls only.
     """
     tenant = None if by is None or by.tenant == "local" else by.tenant
-    return await journal.read(lambda reader: _find(reader, name, tenant, opened))
+    return await journal.read(lambda reader: find_in(reader, name, tenant, opened))
 
 
-def _find(reader: Reader, name: str, tenant: str | None, opened: Callable[[Ticket], Ticket] | None) -> History:
+def find_in(
+    reader: Reader, name: str, tenant: str | None = None, opened: Callable[[Ticket], Ticket] | None = None
+) -> History:
+    """The same from a database, for a caller who sees the calls of every tenant, or of one."""
     rows = ledger.placed_of_call(reader, name)
     if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
         rows = []
@@ -169,13 +171,17 @@ def _find(reader: Reader, name: str, tenant: str | None, opened: Callable[[Ticke
         if len(found) > 1:
             raise Failure("E3702", f"`{name}` is the beginning of {', '.join(found)} and maybe more")
         if found:
-            return _find(reader, found[0], tenant, opened)
+            return find_in(reader, found[0], tenant, opened)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)
     for ticket in tickets_in(entries):
         entries += _entries(ledger.placed_of_call(reader, ticket))
-    asked = [] if opened is None else [opened(ticket) for ticket in of_call(reader, name)]
+    asked: list[Ticket] = []
+    if opened is not None:
+        from interlock.approvals.tickets import of_call
+
+        asked = [opened(ticket) for ticket in of_call(reader, name)]
     return History(
         name,
         in_order(name, entries),

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, require
+from interlock.cli.command import Output, over_home, reading, require
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.authority.identities import Identity
     from interlock.call.context import CallerKind
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 
 @click.group()
@@ -89,10 +90,13 @@ async def named_here(lock: Interlock, name: str, kind: CallerKind) -> Identity:
 
 
 @identities.command("list")
-@looking
-async def list_identities(lock: Interlock, out: Output, /) -> int:
+@reading
+def list_identities(reader: Reader, out: Output, /) -> int:
     """All identities, revoked ones included."""
-    documents = [_document(one) for one in await lock.identities.all()]
+    from interlock.authority.identities import identity_of
+    from interlock.store.identities import all_identities
+
+    documents = [_document(identity_of(row)) for row in all_identities(reader)]
 
     def show(page: Page) -> None:
         rows = [

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, looking, over_home, require
+from interlock.cli.command import Output, at_rest, looking, over_home, require
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from interlock.api.interlock import Interlock
     from interlock.authority.keys import Algorithm, SigningKey
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 _algorithm = click.Choice(["RS256", "EdDSA", "ES256"])
 
@@ -63,13 +66,28 @@ def _made(out: Output, key: SigningKey) -> int:
     return 0
 
 
+def _list_at_rest(_: Reader, out: Output, /) -> int | None:
+    from interlock.authority.keys import IssuerKeys
+    from interlock.core.clock import Clock
+    from interlock.store.home import Home
+
+    held = IssuerKeys(Home(out.session.path).keys / "issuer", clock=Clock()).all()
+    # Whether a data directory without keys has lost them, an open one tells.
+    return _answer_list(out, held) if held else None
+
+
 @keys.command("list")
+@at_rest(_list_at_rest)
 @looking
 async def list_keys(lock: Interlock, out: Output, /) -> int:
     """Every key that verifies, oldest first, and which one signs."""
     held = lock.issuer_keys.all()
     if not held:
         await lock.tokens.check_signer()
+    return _answer_list(out, held)
+
+
+def _answer_list(out: Output, held: Sequence[SigningKey]) -> int:
     documents = [_document(key, signs=key is held[-1]) for key in held]
 
     def show(page: Page) -> None:

@@ -72,10 +72,12 @@ def default(out: Output, /, principals: bool) -> int:
     interlock policy default > first.cedar
     interlock policy apply first.cedar
     """
-    from interlock.authority import cedar
-    from interlock.authority import principals as people
+    if principals:
+        from interlock.authority.principals import DEFAULT as TEXT
+    else:
+        from interlock.authority.cedar import DEFAULT as TEXT
 
-    name, text = ("principals.toml", people.DEFAULT) if principals else ("policy.cedar", cedar.DEFAULT)
+    name, text = "principals.toml" if principals else "policy.cedar", TEXT
     out.answer({"file": name, "text": text}, lambda page: click.echo(text, nl=False))
     return 0
 

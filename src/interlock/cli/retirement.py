@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, at_server, looking, over_home
+from interlock.cli.command import Output, acting, as_holder, at_server, over_home, reading
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 
@@ -82,8 +83,8 @@ async def _quarantine_at_server(server: Server, out: Output, /) -> int:
 
 @click.command()
 @at_server(_quarantine_at_server)
-@looking
-async def quarantine(lock: Interlock, out: Output, /) -> int:
+@reading
+def quarantine(reader: Reader, out: Output, /) -> int:
     """Versions whose behaviour differed from their contract, each with the reason.
 
     Calls of them are refused until a person has reviewed them: interlock tools release
@@ -91,9 +92,9 @@ async def quarantine(lock: Interlock, out: Output, /) -> int:
     \b
     interlock tools quarantine
     """
-    from interlock.api.registration import quarantine_entries
+    from interlock.registry.quarantine import every_entry
 
-    return _answer_quarantine(out, {"quarantine": await quarantine_entries(lock)})
+    return _answer_quarantine(out, {"quarantine": [one.document() for one in every_entry(reader)]})
 
 
 def _answer_quarantine(out: Output, document: Json) -> int:

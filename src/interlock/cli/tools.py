@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, window
-from interlock.cli.command import Output, acting, as_holder, at_server, looking, over_home, reading
+from interlock.cli.command import Output, acting, as_holder, at_rest, at_server, looking, over_home, reading
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -192,62 +192,79 @@ def _answer_search(out: Output, documents: list[Json]) -> int:
     return 0
 
 
-async def _show_at_server(server: Server, out: Output, /, tool: str) -> int:
+async def _show_at_server(server: Server, out: Output, /, tool: str, standard: bool) -> int:
+    from interlock.api.tool_listing import BESIDE_MANIFEST
     from interlock.cli.remote import part
 
     name, at, spec = tool.partition("@")
     told = await server.get(f"/v1/tools/{part(name)}", version=spec if at else None)
     profiles = {name: told.pop(name) for name in ("execution_profile", "permission_profile", "interface")}
+    if standard:
+        return _answer_objects(out, profiles)
     document: Json = {
-        "tool": told["tool_id"],
-        **{name: told.pop(name) for name in ("state", "availability", "deprecation", "timeout")},
-        "version": told["version"],
+        "tool": told.pop("tool_id"),
+        **{name: told.pop(name) for name in ("state", "availability", "deprecation", "timeout", "version")},
         "input_schema": told["parameters"],
         "output_schema": told["result_schema"],
-        "manifest": told,
-        **profiles,
+        "manifest": {name: value for name, value in told.items() if name not in BESIDE_MANIFEST},
         "known_pairs": told["known_pairs"],
     }
-    out.answer(document, lambda page: _show_version(page, document))
-    return 0
+    return _answer_version(out, document)
+
+
+def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> int | None:
+    if standard:
+        return None
+    import asyncio
+
+    from interlock.api.tool_listing import any_version, catalog_at_rest, contract_at_rest
+
+    name, at, spec = tool.partition("@")
+    version = asyncio.run(any_version(catalog_at_rest(reader), name, spec if at else None))
+    return _answer_version(out, contract_at_rest(reader, version))
 
 
 @tools.command()
 @at_server(_show_at_server)
+@at_rest(_show_at_rest)
 @click.argument("tool", metavar="TOOL[@RANGE]")
+@click.option("--standard", is_flag=True, help="The objects of the Agent Tool standard instead, as JSON.")
 @looking
-async def show(lock: Interlock, out: Output, /, tool: str) -> int:
+async def show(lock: Interlock, out: Output, /, tool: str, standard: bool) -> int:
     """The contract of a version: its input and output, its effects, its time limits and its state.
 
     \b
     interlock tools show demo.post
     interlock tools show demo.post@^1
+    interlock tools show demo.post --standard
     """
-    from interlock.api.tools import any_version
-    from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
+    from interlock.api.tool_listing import any_version, contract_document
 
     name, at, spec = tool.partition("@")
-    version = await any_version(lock, name, spec if at else None)
+    version = await any_version(lock.catalog, name, spec if at else None)
+    if standard:
+        from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
+
+        contract = version.contract
+        objects: Json = {
+            "declaration": declaration(contract, version.row.state).document(),
+            "execution_profile": execution_profile(contract).document(),
+            "permission_profile": permission_profile(contract).document(),
+            "interface": interface(contract, enabled=lock.enabled(version)).document(),
+        }
+        return _answer_objects(out, objects)
     await lock.measure()
-    row, contract = version.row, version.contract
-    document: Json = {
-        "tool": row.address,
-        "version": row.version,
-        "digest": row.digest,
-        "state": row.state,
-        "availability": lock.availability(row),
-        "origin": row.origin,
-        "deprecation": None if row.notice is None else row.notice.document(),
-        "input_schema": contract.input.model_facing,
-        "output_schema": contract.output.document,
-        "manifest": contract.document(),
-        "declaration": declaration(contract, row.state).document(),
-        "execution_profile": execution_profile(contract).document(),
-        "permission_profile": permission_profile(contract).document(),
-        "interface": interface(contract, enabled=lock.enabled(version)).document(),
-        "known_pairs": len(contract.manifest.known_pairs),
-        "timeout": lock.latencies.describe(contract),
-    }
+    return _answer_version(out, contract_document(version, lock.availability(version.row), lock.latencies))
+
+
+def _answer_objects(out: Output, objects: Json) -> int:
+    import json
+
+    out.answer(objects, lambda _: click.echo(json.dumps(objects, indent=2, ensure_ascii=False)))
+    return 0
+
+
+def _answer_version(out: Output, document: Json) -> int:
     out.answer(document, lambda page: _show_version(page, document))
     return 0
 
@@ -330,8 +347,20 @@ async def _diff_at_server(server: Server, out: Output, /, tool: str, old: str, n
     return _answer_diff(out, await server.get(f"/v1/tools/{part(tool)}/diff", old=old, new=new))
 
 
+def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str) -> int:
+    import asyncio
+
+    from interlock.api.tool_listing import any_version, catalog_at_rest
+    from interlock.api.tools import compare_versions
+
+    catalog = catalog_at_rest(reader)
+    before, after = [asyncio.run(any_version(catalog, tool, f"={version}")) for version in (old, new)]
+    return _answer_diff(out, compare_versions(before, after))
+
+
 @tools.command()
 @at_server(_diff_at_server)
+@at_rest(_diff_at_rest)
 @click.argument("tool")
 @click.argument("old")
 @click.argument("new")
@@ -342,9 +371,10 @@ async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -
     \b
     interlock tools diff demo.post 1.2.0 2.0.0
     """
-    from interlock.api.tools import any_version, compare_versions
+    from interlock.api.tool_listing import any_version
+    from interlock.api.tools import compare_versions
 
-    before, after = [await any_version(lock, tool, f"={version}") for version in (old, new)]
+    before, after = [await any_version(lock.catalog, tool, f"={version}") for version in (old, new)]
     return _answer_diff(out, compare_versions(before, after))
 
 

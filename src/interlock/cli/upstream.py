@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_server, looking, over_home
+from interlock.cli.command import Output, at_rest, at_server, looking, over_home
 from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay
 from interlock.cli.upstream_import import import_
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -46,8 +47,22 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
     return _answer_list(out, await server.get("/v1/upstreams"))
 
 
+def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
+    from interlock.store import breakers, upstreams
+
+    if breakers.impaired(reader):
+        return None  # how long they are left alone, open parts tell
+    known: list[Json] = []
+    if upstreams.every(reader):
+        from interlock.upstreams.repository import documents
+
+        known = documents(reader)
+    return _answer_list(out, {"upstreams": known, "services": []})
+
+
 @upstream.command("list")
 @at_server(_list_at_server)
+@at_rest(_list_at_rest)
 @looking
 async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     """Every upstream with its state and its tools; then the breakers of other services that tools name."""

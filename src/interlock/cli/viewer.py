@@ -1,6 +1,7 @@
 """Facts that pages need beside what they show: names of callers, the time, and the state of the place.
 
-`Local` reads them from an open data directory, `Remote` from a server, as far as its REST interface tells them.
+`Local` reads them from an open data directory, `AtRest` from its database alone, and `Remote` from a server, as far as
+its REST interface tells them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.cli.remote import Server
+    from interlock.store.home import Home
+    from interlock.store.notifications import Undelivered
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 _DID = r"did:[a-z0-9]+:[\w.:%-]*\w"
@@ -97,13 +101,56 @@ class Local:
         return self._undelivered
 
 
+class AtRest:
+    """The facts of a data directory that is read without being opened."""
+
+    def __init__(self, reader: Reader, home: Home, ticket: Ticket | None = None) -> None:
+        from interlock.store import identities, notifications
+
+        self._reader = reader
+        self._home = home
+        rows = identities.all_identities(reader)
+        self._names = {one.did: _called({"name": one.name, "tenant": one.tenant}) for one in rows if one.name}
+        self._told = [] if ticket is None else notifications.sent_channels(reader, ticket.id)
+        self._late = [] if ticket is None else _late(notifications.undelivered(reader, ticket.id, 50))
+
+    def name_of(self, who: str) -> str:
+        return self._names.get(who, who)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def must_leave(self, ticket: Ticket) -> bool:
+        from interlock.api.authority import local_user
+        from interlock.approvals.reviewers import is_alone
+        from interlock.call.context import Caller
+
+        person = Caller(id=f"local:{local_user()}")
+        return ticket.requester == person.id and not is_alone(self._reader, person)
+
+    def continues(self) -> bool:
+        return self._home.alive() > 0
+
+    def told(self) -> list[str]:
+        return self._told
+
+    def undelivered(self) -> list[Json]:
+        return self._late
+
+
 async def _messages(lock: Interlock, ticket: Ticket) -> tuple[list[str], list[Json]]:
     """The channels by which people were notified of a ticket, and the notifications that did not arrive."""
     from interlock.api.approvals import notified_channels
     from interlock.approvals.notify import undelivered
+
+    late = _late(await undelivered(lock.journal, ticket=ticket.id))
+    return await notified_channels(lock.journal, ticket), late
+
+
+def _late(rows: list[Undelivered]) -> list[Json]:
     from interlock.core.clock import iso
 
-    late: list[Json] = [
+    return [
         {
             "channel": one.channel,
             "step": one.step,
@@ -112,9 +159,8 @@ async def _messages(lock: Interlock, ticket: Ticket) -> tuple[list[str], list[Js
             "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
             "error": one.error,
         }
-        for one in await undelivered(lock.journal, ticket=ticket.id)
+        for one in rows
     ]
-    return await notified_channels(lock.journal, ticket), late
 
 
 class Remote:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-_CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+_CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants", defer_build=True)
 
 
 class KnownPair(BaseModel):

@@ -90,7 +90,7 @@ else:
 class Part(BaseModel, metaclass=_Kind):
     """A piece of a manifest: closed, immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants", defer_build=True)
 
 
 class RetryPolicy(Part):

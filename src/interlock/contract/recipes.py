@@ -42,7 +42,7 @@ Within = Annotated[str, StringConstraints(pattern="^" + _STEPS, max_length=500)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants", defer_build=True)
 
 
 class InText(_Part):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Allowance, Booked, Overrun
-from interlock.call.allowances import MILLION, Budget, millionths
+from interlock.call.allowances import Budget
 from interlock.call.capability import Capability
 from interlock.call.context import Caller
 from interlock.call.cost import FREE, Cost, Meter
 from interlock.call.phases import Call, Checked
+from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json

@@ -15,7 +15,6 @@ from interlock.contract import permissions
 from interlock.contract.contract import Contract, class_faults, contract_of, infer_class
 from interlock.contract.effects import manifest_faults
 from interlock.contract.manifest import Manifest
-from interlock.contract.standard.export import permission_profile
 from interlock.contract.versions import predecessor
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
@@ -228,6 +227,8 @@ def publish(
 
     `source`: the digest of the text that is executed when the tool is loaded.
     """
+    from interlock.contract.standard.export import permission_profile  # the models of the standard, for publishing only
+
     contract: Contract = contract_of(manifest)
     address, version, ref = contract.address, contract.version, contract.ref
     state, aliases = manifest.lifecycle_state, [f"{manifest.namespace}.{alias}" for alias in manifest.aliases]

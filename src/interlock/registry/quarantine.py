@@ -7,15 +7,16 @@ do not release it. Every process on a home notices it within moments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.call.context import Caller
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.registry.catalog import bump_epoch
 from interlock.store import quarantine as table
 from interlock.store import records
-from interlock.store.port import Store, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.store.port import Reader, Store, Transaction, Unit
 
 DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # the beginning of such a reason
 
@@ -58,7 +59,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
 
     def unit(transaction: Transaction) -> None:
         table.impose(transaction, digest, tool, call, reason, transaction.now_ms)
-        bump_epoch(transaction)
+        _bump_epoch(transaction)
         body = records.plain(
             "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
         )  # fmt: skip
@@ -82,7 +83,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
             raise Failure("E3101", f"`{tool}` is not in quarantine")
         entry = Quarantined._make(row)
         table.lift(transaction, entry.digest, transaction.now_ms)
-        bump_epoch(transaction)
+        _bump_epoch(transaction)
         body = records.plain(
             "registry", entry.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=entry.tool,
             digest=entry.digest, by=by.acting, reason=reason,
@@ -91,6 +92,17 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
         return entry._replace(lifted_ms=transaction.now_ms)
 
     return unit
+
+
+def _bump_epoch(transaction: Transaction) -> None:
+    from interlock.registry.catalog import bump_epoch  # with every model of a contract, which a list does not need
+
+    bump_epoch(transaction)
+
+
+def every_entry(reader: Reader) -> list[Quarantined]:
+    """Everything that is or was in quarantine, by time."""
+    return [Quarantined._make(row) for row in table.entries(reader)]
 
 
 class Quarantine:
@@ -128,4 +140,4 @@ class Quarantine:
 
     async def all(self) -> list[Quarantined]:
         """Return everything that ever was in quarantine."""
-        return [Quarantined._make(row) for row in await self._journal.read(table.entries)]
+        return await self._journal.read(every_entry)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from interlock.core.errors import Failure
 from interlock.store import last_head
 from interlock.store.home import Home
 from interlock.store.last_head import ANCHOR_EVERY, GENESIS, SignedHead, anchor_line, note_anchor
 from interlock.store.port import Reader, Transaction
-from interlock.store.signing import Signer, signed_by
+from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 
 ANCHOR_AFTER_S = 1.0
@@ -62,20 +61,12 @@ class Anchors:
             # There from the first day, so that a file that is missing later shows.
             self._home.anchors.touch(mode=0o600)
         self._signer.check(None if ends.signed is None else ends.signed.key_id)
-        self._refuse_forged(ends)
+        last_head.refuse_forged(self._signer.public, ends)  # makes the pair where there is none
         last_head.refuse_rewritten(reader, ends)
         if ends.signed is not None:
             self._anchored_through, self._anchored_ms = ends.signed.seq, ends.signed.at_ms
         self._unanchored = ends.unsigned
         return ends
-
-    def _refuse_forged(self, ends: last_head.Ends) -> None:
-        """Refuse (E3804) a signed head whose signature this home's key did not make."""
-        public = self._signer.public  # makes the pair where there is none
-        for one, where in ((ends.last, "keys/journal.head"), (ends.anchor, "the newest anchor")):
-            if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
-                advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
-                raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
     def first(self, now_ms: int) -> SignedHead:
         """The signed head of a journal without records."""

@@ -5,12 +5,16 @@ calls needs the database alone.
 
 INVARIANT: what is read is what an opened data directory shows. If opening would change something first, such as calls
 of dead processes that it closes, or tickets that it ends because their time is up, there is nothing to read with. Nor
-is there if the journal was cut back or goes on unsigned, for which opening refuses it.
+is there if the journal was cut back, goes on unsigned, or has a signature that its key did not make, for which opening
+refuses it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TypeVar
 
 from interlock.core.errors import Failure
 from interlock.store import facts, idempotency, last_head
@@ -19,7 +23,10 @@ from interlock.store.connection import StoreError
 from interlock.store.home import SCHEMA_HEAD, Home, refuse_behind
 from interlock.store.inspection import opened, schema
 from interlock.store.port import Reader
+from interlock.store.signing import Signer
 from interlock.store.tickets import any_due
+
+T = TypeVar("T")
 
 
 def reader_at_rest(home: Home, now_ms: int, within: ExitStack) -> Reader | None:
@@ -32,11 +39,41 @@ def reader_at_rest(home: Home, now_ms: int, within: ExitStack) -> Reader | None:
         if schema(reader) != SCHEMA_HEAD:
             return None
         refuse_behind(reader, anchored)
-        last_head.refuse_rewritten(reader, last_head.ends(reader, last))
+        ends = last_head.ends(reader, last)
+        signer = Signer(home.keys)
+        if not signer.published:
+            return None
+        signer.check(None if ends.signed is None else ends.signed.key_id)
+        last_head.refuse_forged(signer.public, ends)
+        last_head.refuse_rewritten(reader, ends)
         in_order = all(map(home.runs, _owners(reader))) and not any_due(reader, now_ms)
         return reader if in_order else None
     except (Failure, StoreError, OSError):
         return None  # opening it says what is wrong
+
+
+class StoreAtRest:
+    """A store that only reads, in one read transaction, for parts that are built on a store."""
+
+    fresh_until = math.inf
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def changes(self) -> StoreAtRest:
+        """What is read stays as it is, so no cache has to be told of anything."""
+        return self
+
+    async def read(self, work: Callable[[Reader], T]) -> T:
+        return work(self._reader)
+
+    def watch(
+        self, families: tuple[str, ...], load: Callable[[Reader], T], apply: Callable[[T], None], **_: object
+    ) -> Callable[[], None]:
+        """Fill a cache, once."""
+        apply(load(self._reader))
+        return lambda: None
 
 
 def _owners(reader: Reader) -> set[str]:

@@ -28,6 +28,7 @@ import orjson
 from interlock.core.errors import Failure
 from interlock.store.home import RESTORE, Home
 from interlock.store.port import Reader
+from interlock.store.signing import signed_by
 
 GENESIS = bytes(32)
 ANCHOR_EVERY = 1000
@@ -147,6 +148,14 @@ def ends(reader: Reader, last: SignedHead | None) -> Ends:
     head = reader.one(HEAD) or reader.one(PURGED_HEAD) or (0, GENESIS)
     row = reader.one(_NEWEST)
     return Ends(head, None if row is None else SignedHead(*row), last)
+
+
+def refuse_forged(public: bytes, ends_: Ends) -> None:
+    """Refuse (E3804) a signed head whose signature the key of the data directory did not make."""
+    for one, where in ((ends_.last, "keys/journal.head"), (ends_.anchor, "the newest anchor")):
+        if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
+            advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
+            raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
 
 def refuse_rewritten(reader: Reader, ends_: Ends) -> None:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
-from interlock.call.context import Caller
-from interlock.call.phases import FAST_PATH_STATES, Call, Decision, Verified
-from interlock.call.prepared import Prepared
-from interlock.call.results import Persistence, without_private_fields
-from interlock.contract.effects import Change
-from interlock.contract.standard.states import HISTORY, State
+from interlock.contract.standard.states import FAST_PATH_STATES, HISTORY
 from interlock.core.clock import iso
 from interlock.core.errors import ErrorCode, Failure
 from interlock.data.canonical import canonical
-from interlock.data.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Call, Decision, Verified
+    from interlock.call.prepared import Prepared
+    from interlock.call.results import Persistence
+    from interlock.contract.effects import Change
+    from interlock.contract.standard.states import State
+    from interlock.data.schema import Json
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
@@ -262,6 +265,8 @@ def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, ve
     summary = summarize(verified.value, len(verified.encoded))
     extra: Json = {}
     if verified.more.redacted:
+        from interlock.call.results import without_private_fields
+
         extra["persistence"] = persistence(without_private_fields(len(verified.encoded)))
     return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary, extra=extra)
 

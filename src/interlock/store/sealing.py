@@ -18,7 +18,6 @@ that writes what was sealed: `seal` looks at the ring each time, and units of al
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import os
@@ -414,6 +413,8 @@ class _Question:
 
 
 def _on_event_loop() -> bool:
+    import asyncio  # a command that only reads does without it
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -58,13 +58,18 @@ class Signer:
         self._private = directory / "journal.ed25519"
         self._public = directory / "journal.pub"
 
+    @property
+    def published(self) -> bool:
+        """Whether the public half is there, which is made last."""
+        return self._public.exists()
+
     def check(self, signed_by: str | None) -> None:
         """Refuse (E3804) a key that cannot go on with the chain, which the key of this id has signed; makes nothing.
 
         That is one that is damaged, open to others or gone, or is not the one that has signed until now.
         """
-        # Looked at first: whoever makes the pair makes this half last.
-        published = self._public.exists()
+        # Looked at first: a process that makes the pair makes this half last.
+        published = self.published
         if not self._private.exists():
             if signed_by is not None or published:
                 raise _unfit("the journal's signing key is missing")

@@ -203,6 +203,13 @@ def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
     return tuple(_seen(row, overlay, accept_hints=hints) for row in store.tools(reader, name))
 
 
+def documents(reader: Reader) -> list[Json]:
+    """Return every upstream with its tools, for people and programs."""
+    return [
+        {**one.document(), "tools": [tool.document() for tool in offers(reader, one.name)]} for one in upstreams(reader)
+    ]
+
+
 def _seen(row: store.ToolRow, overlay: Overlay, *, accept_hints: bool) -> Offered:
     definition = _defined(orjson.loads(row.definition))
     judged = None if definition is None else classify(definition, overlay, accept_hints=accept_hints)

@@ -111,7 +111,7 @@ _READING = object()  # the validation context of a document being read, as oppos
 class Part(BaseModel):
     """A piece of a document: frozen, and open to fields it does not know."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, defer_build=True)
 
     def model_post_init(self, context: Any, /) -> None:
         # INVARIANT: reading adds no defaults. Only an object made here writes its defaults out.

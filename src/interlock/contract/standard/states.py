@@ -36,6 +36,8 @@ State = Literal[
     "blocked",
 ]
 STATES: tuple[State, ...] = get_args(State)
+# The states of a fast-path read.
+FAST_PATH_STATES: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
 
 _ENDS_EARLY: tuple[State, ...] = ("blocked", "failed", "canceled", "timed_out")
 _AFTER_RUN: tuple[State, ...] = ("post_hooks_running", "succeeded", "failed", "canceled", "timed_out", "blocked")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from interlock.call.allowances import MAX_AMOUNT, MILLION
 from interlock.call.artifacts import File
 from interlock.call.cost import CALL_PARTS
+from interlock.core.amounts import MAX_AMOUNT, MILLION
 from interlock.data.bounds import TooManyValues, parse, plain_text
 from interlock.data.schema import Json
 from interlock.executors.sandbox import frames

@@ -17,12 +17,15 @@ import importlib
 import json
 import os
 import pkgutil
+import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -61,6 +64,30 @@ def run(
         out.seek(0)
         err.seek(0)
         return code, out.read(), err.read()
+
+
+def at_terminal(
+    words: Sequence[str], environment: Mapping[str, str], directory: Path, columns: int = 100
+) -> tuple[int, str]:
+    """Run one command on a terminal of so many columns: its exit code, and all that it wrote there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    written = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # nobody has the terminal open any more
+            while piece := os.read(ours, 65_536):
+                written.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        code = _ask(_task_of(words, {**environment, "TERM": "xterm"}, directory), (theirs, theirs, theirs))
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    return code, written.decode().replace("\r\n", "\n")
 
 
 class Started:

@@ -248,6 +248,14 @@ def test_a_call_ends_alike_here_and_there(place: Place, words: tuple[str, ...]) 
     assert codes[0] == codes[1]
 
 
+def test_a_call_at_a_server_says_on_a_terminal_that_it_runs(place: Place) -> None:
+    words = ("--server", place.url, "--token-file", place.token("ann"), "call", "demo.balance", '{"account": "cash"}')
+    code, shown = warm.at_terminal(words, place.cli.environment, place.cli.path)
+    assert code == 0
+    assert f"demo.balance runs at {place.url} …" in shown
+    assert "demo.balance@1.0.0" in shown.rpartition("\x1b[K")[2]
+
+
 def test_a_key_sent_twice_is_answered_with_the_first_result(place: Place) -> None:
     words = ("call", "demo.post", '{"account": "cash", "cents": 1}', "--key", "once", "--json")
     first, again, local = (

@@ -149,11 +149,14 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     from interlock.trials import Outcome, Trial
 
     trials: list[Trial] = []
-    for tool in await _tools_of(lock, target):
-        try:
-            trials.append(await lock.try_out(tool, live=live))
-        except Failure as failure:
-            trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
+    with out.working("looking for tools …"):
+        found = await _tools_of(lock, target)
+        for number, tool in enumerate(found):
+            out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
+            try:
+                trials.append(await lock.try_out(tool, live=live))
+            except Failure as failure:
+                trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
 
     passed = all(trial.passed for trial in trials)
     document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -170,10 +170,11 @@ async def _export_at_server(server: Server, out: Output, /, target: Path | None,
     if not replace:
         _refuse_taken(target)
     count, last = 0, b""
-    with _staged(target, replace=replace) as file:
+    with out.working("waiting for records …"), _staged(target, replace=replace) as file:
         async for piece in server.stream("/v1/audit/export"):
             file.write(piece)
             count += piece.count(b"\n")
+            out.progress(f"writing: {count:,} records")
             last += piece
             last = last[last.rfind(b"\n", 0, -1) + 1 :]
     return _exported(out, target, count, int(decode(last)["seq"]))
@@ -204,8 +205,8 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
         await _export(journal, out.stdout, upto)
         out.stdout.flush()
         return 0
-    with _staged(target, replace=replace) as file:
-        count = await _export(journal, file, upto)
+    with out.working(f"writing: 0 of {upto:,} records"), _staged(target, replace=replace) as file:
+        count = await _export(journal, file, upto, lambda done: out.progress(f"writing: {done:,} of {upto:,} records"))
     return _exported(out, target, count, upto)
 
 
@@ -249,11 +250,12 @@ def _staged(target: Path, *, replace: bool) -> Generator[IO[bytes]]:
         raise Failure("E3004", f"`{target.name}` cannot be written: {error.strerror}") from None
 
 
-async def _export(journal: Audit, file: IO[bytes], upto: int) -> int:
+async def _export(journal: Audit, file: IO[bytes], upto: int, tell: Callable[[int], None] = lambda done: None) -> int:
     count = 0
     async for records, lines in journal.lines(upto):
         file.write(lines)
         count += records
+        tell(count)
     return count
 
 

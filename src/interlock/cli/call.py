@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +75,8 @@ async def _call_at_server(
         told = await server.post("/v1/tools/invoke", body)
         out.answer(told, lambda page: page.line(told["invocation_id"]))
         return 0
-    result = await send(server, "/v1/tools/invoke", body)
+    with out.working(f"{name} runs at {server.url} …"):
+        result = await send(server, "/v1/tools/invoke", body)
     if result.pending and wait_s is not None:
         result = await _wait_at_server(server, out, body, result, wait_s)
     return await answer_from(server, out, result)
@@ -200,7 +200,7 @@ async def call(
         arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
         caller=caller,
         door="cli",
-        on_progress=out.report if sys.stderr.isatty() else None,
+        on_progress=out.report if out.shows_progress else None,
         **given,
     )
     clear_credentials(lock.settings)

@@ -65,9 +65,14 @@ class Output:
 
         return Page(sys.stderr if error else sys.stdout)
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether somebody sees progress: on a terminal, and not beside JSON, which programs read."""
+        return not self.as_json and sys.stderr.isatty()
+
     def progress(self, words: str, percent: float | None = None) -> None:
         """Show progress on a terminal. Each text replaces the last one; an empty text clears the line."""
-        if not sys.stderr.isatty():
+        if not self.shows_progress:
             return
         import shutil
 

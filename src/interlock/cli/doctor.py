@@ -5,7 +5,7 @@ A check is a function in one of the modules `doctor_…`, and a row in one of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +57,10 @@ def doctor(out: Output, /) -> int:
     from interlock.store.home import Home
 
     home = Home(out.session.path)
-    findings = examine(home)
+    try:
+        findings = examine(home, begin=out.progress)
+    finally:
+        out.progress("")
     healthy = all(finding.status != "broken" for finding in findings)
     document = {
         "healthy": healthy,
@@ -79,10 +82,16 @@ def doctor(out: Output, /) -> int:
     return 0 if healthy else 1
 
 
-def examine(home: Home, *, machine: bool = True) -> list[Finding]:
-    """Everything that was found, in order; without `machine`, of the home alone."""
+def examine(
+    home: Home, *, machine: bool = True, begin: Callable[[str, float], None] = lambda words, percent: None
+) -> list[Finding]:
+    """Everything that was found, in order; without `machine`, of the home alone. `begin` is told of each check."""
     checks = {**MACHINE, **CHECKS, **ISOLATION} if machine else CHECKS
-    return [finding for name, check in checks.items() for finding in _run(name, check, home)]
+    found: list[Finding] = []
+    for number, (name, check) in enumerate(checks.items()):
+        begin(f"looking at: {name}", 100 * number / len(checks))
+        found += _run(name, check, home)
+    return found
 
 
 def _run(name: str, check: Check, home: Home) -> Iterator[Finding]:

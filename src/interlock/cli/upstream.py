@@ -160,7 +160,9 @@ async def _refresh_at_server(server: Server, out: Output, /, name: str, overlay:
     from interlock.cli.remote import part
 
     said = {} if overlay is None else {"overlay": read_overlay(overlay)}
-    return answer_report(out, await server.post(f"/v1/upstreams/{part(name)}/refresh", said, timeout_s=LOOK_S))
+    with out.working(f"the server asks {name} for its tools …"):
+        report = await server.post(f"/v1/upstreams/{part(name)}/refresh", said, timeout_s=LOOK_S)
+    return answer_report(out, report)
 
 
 @upstream.command()
@@ -173,7 +175,9 @@ async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | No
     from interlock.api.upstreams import Upstreams
 
     said = None if overlay is None else read_overlay(overlay)
-    return answer_report(out, await Upstreams(lock).refresh(name, by=lock.caller, overlay=said))
+    with out.working(f"asking {name} for its tools, and trying out what is new …"):
+        report = await Upstreams(lock).refresh(name, by=lock.caller, overlay=said)
+    return answer_report(out, report)
 
 
 async def _accept_at_server(
@@ -182,7 +186,9 @@ async def _accept_at_server(
     from interlock.cli.remote import part
 
     said = {"tools": list(tools), "reason": reason, "shown": _digests(shown)}
-    return answer_report(out, await server.post(f"/v1/upstreams/{part(name)}/accept", said, timeout_s=LOOK_S))
+    with out.working(f"the server tries out the tools of {name} …"):
+        report = await server.post(f"/v1/upstreams/{part(name)}/accept", said, timeout_s=LOOK_S)
+    return answer_report(out, report)
 
 
 @upstream.command()
@@ -204,7 +210,8 @@ async def accept(
     from interlock.api.upstreams import Upstreams
 
     upstreams = Upstreams(lock)
-    report = await upstreams.accept(name, by=lock.caller, tools=tools, reason=reason, shown=_digests(shown))
+    with out.working(f"trying out the tools of {name} …"):
+        report = await upstreams.accept(name, by=lock.caller, tools=tools, reason=reason, shown=_digests(shown))
     return answer_report(out, report)
 
 
@@ -215,7 +222,9 @@ def _digests(shown: tuple[str, ...]) -> dict[str, str]:
 async def _probe_at_server(server: Server, out: Output, /, name: str) -> int:
     from interlock.cli.remote import part
 
-    return _answer_probe(out, await server.post(f"/v1/upstreams/{part(name)}/probe", {}, timeout_s=120.0))
+    with out.working(f"the server asks {name} whether it answers …"):
+        told = await server.post(f"/v1/upstreams/{part(name)}/probe", {}, timeout_s=120.0)
+    return _answer_probe(out, told)
 
 
 @upstream.command()
@@ -226,7 +235,9 @@ async def probe(lock: Interlock, out: Output, /, name: str) -> int:
     """Check now whether it answers."""
     from interlock.api.upstreams import Upstreams
 
-    return _answer_probe(out, await Upstreams(lock).probe(name, by=lock.caller))
+    with out.working(f"asking {name} whether it answers …"):
+        told = await Upstreams(lock).probe(name, by=lock.caller)
+    return _answer_probe(out, told)
 
 
 def _answer_probe(out: Output, document: Json) -> int:

@@ -38,13 +38,14 @@ from interlock.cli.tickets import (
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.interlock import Interlock
     from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
     from interlock.cli.remote import Server
     from interlock.cli.render import Cell, Page
-    from interlock.store.home import Home
     from interlock.store.port import Reader
     from interlock.store.sealing import Box
 
@@ -87,22 +88,23 @@ async def _list_at_server(server: Server, out: Output, /, every: bool) -> int:
 
 def _list_at_rest(reader: Reader, out: Output, /, every: bool) -> int | None:
     from interlock.approvals.tickets import listing
-    from interlock.store.home import Home
 
-    home = Home(out.session.path)
     found = listing(reader, every=every)
     if found:
-        box = _box(home)
+        box = _box(out.session.path)
         if box is None:
             return None
         found = [one.opened(box) for one in found]
-    return _answer_list(out, AtRest(reader, home), found, _NONE[every, False])
+    return _answer_list(out, AtRest(reader, out.session.path), found, _NONE[every, False])
 
 
-def _box(home: Home) -> Box | None:
+def _box(path: Path) -> Box | None:
     """What opens the sealed parts of tickets; None if the settings may name another place for its keys."""
     import os
 
+    from interlock.store.home import Home
+
+    home = Home(path)
     if home.settings.exists() or "INTERLOCK_SECRETS_KEY" in os.environ:
         return None
     from interlock.store.sealing import Box
@@ -182,14 +184,12 @@ async def _whole_id(server: Server, given: str) -> str:
 
 def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
     from interlock.approvals.tickets import load
-    from interlock.store.home import Home
 
-    home = Home(out.session.path)
-    box = _box(home)
+    box = _box(out.session.path)
     if box is None:
         return None
     ticket = load(reader, ticket_id).opened(box)
-    viewer = AtRest(reader, home, ticket)
+    viewer = AtRest(reader, out.session.path, ticket)
     out.answer(document(viewer, ticket), lambda page: show_ticket(viewer, page, ticket))
     return 0
 
@@ -546,9 +546,8 @@ async def _standings_at(server: Server) -> list[Standing]:
 
 def _standing_at_rest(reader: Reader, out: Output, /) -> int:
     from interlock.approvals.standing import listing
-    from interlock.store.home import Home
 
-    return _answer_standing(out, AtRest(reader, Home(out.session.path)), listing(reader))
+    return _answer_standing(out, AtRest(reader, out.session.path), listing(reader))
 
 
 @approvals.command("standing")

@@ -272,9 +272,8 @@ def show(reader: Reader, out: Output, /, call_id: str) -> int:
     interlock calls show 01JCXK2M4Q8Z
     """
     from interlock.cli.history import find_in
-    from interlock.store.home import Home
 
-    return _answer_history(out, AtRest(reader, Home(out.session.path)), find_in(reader, call_id))
+    return _answer_history(out, AtRest(reader, out.session.path), find_in(reader, call_id))
 
 
 def _answer_history(out: Output, viewer: Viewer, history: History) -> int:

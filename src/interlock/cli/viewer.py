@@ -11,10 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.cli.remote import Server
-    from interlock.store.home import Home
     from interlock.store.notifications import Undelivered
     from interlock.store.port import Reader
 
@@ -104,11 +105,11 @@ class Local:
 class AtRest:
     """The facts of a data directory that is read without being opened."""
 
-    def __init__(self, reader: Reader, home: Home, ticket: Ticket | None = None) -> None:
+    def __init__(self, reader: Reader, path: Path, ticket: Ticket | None = None) -> None:
         from interlock.store import identities, notifications
 
         self._reader = reader
-        self._home = home
+        self._path = path
         rows = identities.all_identities(reader)
         self._names = {one.did: _called({"name": one.name, "tenant": one.tenant}) for one in rows if one.name}
         self._told = [] if ticket is None else notifications.sent_channels(reader, ticket.id)
@@ -129,7 +130,9 @@ class AtRest:
         return ticket.requester == person.id and not is_alone(self._reader, person)
 
     def continues(self) -> bool:
-        return self._home.alive() > 0
+        from interlock.store.home import Home
+
+        return Home(self._path).alive() > 0
 
     def told(self) -> list[str]:
         return self._told

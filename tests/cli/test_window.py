@@ -12,3 +12,15 @@ def test_the_command_line_shows_what_tools_take(cli: Cli) -> None:
     shown = cli("tools", "cost").out
     assert f"full schemas: {told['tools']} x {told['full_mean']:g} = {told['full_tokens']:,} tokens" in shown
     assert "demo.post" in shown
+
+
+def test_the_command_line_writes_what_a_model_is_offered(cli: Cli) -> None:
+    told = cli.ask("tools", "affordances", "--budget", "3000", "balance")
+    assert told["tokens"] + told["remaining"] == 3000
+    assert told["loaded"][0]["name"] == "demo.balance"
+    shown = cli("tools", "affordances", "--budget", "3000", "balance")
+    assert shown.out == told["text"]
+    assert f"{told['tokens']} of 3,000 tokens: index of tools" in shown.err
+    part = cli("tools", "schema", "demo.balance", "/properties/account")
+    assert '"type": "string"' in part.out
+    assert cli("tools", "schema", "demo.balance", "/nowhere").code == 1

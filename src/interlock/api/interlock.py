@@ -23,7 +23,6 @@ from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
-from interlock.store.home import Home
 
 if TYPE_CHECKING:
     from interlock.api.window import Windows
@@ -41,7 +40,9 @@ if TYPE_CHECKING:
     from interlock.registry.admission import Evidence
     from interlock.registry.retirement import Milestone
     from interlock.settings import Settings
+    from interlock.store.home import Home
     from interlock.trials import Trial
+    from interlock.window.affordances import Affordances
 
 __all__ = ["Admission", "Interlock"]
 
@@ -100,7 +101,7 @@ class Interlock(Parts):
         `clock` is this process's time, `store_clock` the store's; tests set them. `registry` says which identities are
         known, instead of the home itself. Further arguments override settings.
         """
-        return Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
+        return Opening(cls, home, clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
     def act_as(self, caller: Caller) -> None:
         """Make somebody else the caller where none is named."""
@@ -363,6 +364,25 @@ class Interlock(Parts):
     async def token_costs(self, *, caller: Caller | None = None) -> Json:
         """The tokens of every tool the caller can see: of its line in an index, of its full schema, and of all."""
         return await self.windows.cost(caller or self.caller)
+
+    async def affordances(
+        self,
+        *,
+        budget: int,
+        query: str = "",
+        ranking: Mapping[str, float] | None = None,
+        caller: Caller | None = None,
+    ) -> Affordances:
+        """Tools for a model within a budget of tokens: a line for each, and the full schemas of the most useful.
+
+        Useful is what `ranking` says (a number above 0 by tool), or what a search for `query` finds, or what the caller
+        called most of late.
+        """
+        return await self.windows.affordances(caller or self.caller, budget, query=query, ranking=ranking)
+
+    async def schema_part(self, tool: str, pointer: str = "", *, caller: Caller | None = None) -> Json:
+        """The part of a tool's input schema that `affordances` left out under `x-detail`; without a pointer, all."""
+        return await self.windows.detail(tool, pointer, caller or self.caller)
 
     # Tools
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -39,7 +40,7 @@ class Opening(Generic[T]):
     def __init__(
         self,
         make: Callable[..., T],
-        home: Home,
+        home: str | os.PathLike[str],
         clock: Clock,
         store_clock: Clock,
         caller: str | None,
@@ -47,7 +48,7 @@ class Opening(Generic[T]):
         settings: Mapping[str, Any],
     ) -> None:
         self._make = make
-        self._home = home
+        self._home = Home(home)
         self._clock = clock
         self._store_clock = store_clock
         self._caller = caller

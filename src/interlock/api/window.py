@@ -5,27 +5,36 @@ Only tools that the caller can see are counted, listed or loaded, by the same ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from interlock.api.tools import Tools
+from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
+from interlock.data.canonical import encode
 from interlock.registry.source import function
+from interlock.store import calls
 from interlock.window import tokens
-from interlock.window.affordances import Offer, offer, sizes
+from interlock.window.affordances import Affordances, Offer, compile_affordances, detail, offer, sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
     from interlock.registry.catalog import Version
+    from interlock.store.port import Reader
     from interlock.window.tokens import Counter
 
 # How many tools are measured in one piece of work on a thread. One takes about 0.3 ms, once.
 _AT_ONCE = 50
+MOST_TOKENS: Final = 100_000_000
+# Tools whose schemas are considered for a window, and records in which it is looked up what a caller used.
+MOST_CANDIDATES: Final = 500
+_LOOKED_THROUGH: Final = 5000
 
 
 class Windows:
@@ -71,6 +80,44 @@ class Windows:
         ]
         return {"counter": self._parts.settings.counter, **sizes(offers), "of": lines}
 
+    async def affordances(
+        self, caller: Caller, budget: int, *, query: str = "", ranking: Mapping[str, float] | None = None
+    ) -> Affordances:
+        """Tools of the caller within a budget of tokens: an index of all, and the most useful schemas.
+
+        Useful is what `ranking` says, tools by name with a number above 0; else what a search for `query` finds; else
+        what the caller called most of late, and then tools in order of name.
+        """
+        if not 0 <= budget <= MOST_TOKENS:
+            raise Failure("E3004", f"a budget has between 0 and {MOST_TOKENS:,} tokens")
+        visible = {one.row.address: one for one in await self._tools.visible(caller)}
+        offers = await self.offers(caller)
+        if ranking is None:
+            ranking = await self._found(query, caller) if query.strip() else await self._used(visible, caller)
+        best = dict(sorted(ranking.items(), key=lambda one: -one[1])[:MOST_CANDIDATES])
+
+        def manifest_of(tool: str) -> Json:
+            return orjson.loads(visible[tool].row.manifest)
+
+        return await DEFINITIONS.run(compile_affordances, offers, best, budget, manifest_of, await self.counter())
+
+    async def _found(self, query: str, caller: Caller) -> dict[str, float]:
+        found = await self._tools.search(query, caller, MOST_CANDIDATES)
+        return {one.row.address: 1 / (1 + place) for place, one in enumerate(found)}
+
+    async def _used(self, visible: Iterable[str], caller: Caller) -> dict[str, float]:
+        """The tools that the caller called most among the last records, and behind them all others in order."""
+        used = await self._parts.readers.read(partial(_most_called, caller))
+        return {tool: 1 / (2 + place) for place, tool in enumerate(sorted(visible))} | used
+
+    async def detail(self, tool: str, pointer: str, caller: Caller) -> Json:
+        """A part of the input schema of a tool that the caller can see, for the call that is being written."""
+        version = await self._tools.find(tool, None, caller)
+        schema = await DEFINITIONS.run(detail, orjson.loads(version.row.manifest), pointer)
+        size = await self.count(encode(schema).decode())
+        row = version.row
+        return {"tool": row.address, "version": row.version, "at": pointer, "schema": schema, "tokens": size}
+
     async def offers(self, caller: Caller) -> list[Offer]:
         """The sizes of every tool the caller can see, in order of name."""
         visible = await self._tools.visible(caller)
@@ -83,6 +130,14 @@ class Windows:
         if len(self._measured) > 2 * len(known) + 1000:
             self._measured = known  # versions that were replaced are forgotten
         return list(known.values())
+
+
+def _most_called(caller: Caller, reader: Reader) -> dict[str, float]:
+    first, last = calls.ends(reader)
+    wanted = calls.Filter(tenant=caller.tenant, owner=caller.id)
+    least = max(first, last - _LOOKED_THROUGH + 1)
+    found = calls.sums(reader, least, last, wanted, of="toolId", order="calls", most=MOST_CANDIDATES)
+    return {one.name: float(one.calls) for one in found}
 
 
 def _key(version: Version) -> tuple[str, str]:

@@ -34,7 +34,7 @@ def tools() -> None:
 
 for _command in (
     admission.add, admission.test, retirement.deprecate, retirement.quarantine, retirement.release,
-    window.cost,
+    window.cost, window.affordances, window.schema,
 ):  # fmt: skip
     tools.add_command(_command)
 

@@ -1,4 +1,4 @@
-"""`interlock tools cost`: what tools take in the context window of a model."""
+"""`interlock tools cost`, `affordances` and `schema`: tools in the context window of a model."""
 
 from __future__ import annotations
 
@@ -50,4 +50,69 @@ def _answer_cost(out: Output, document: Json) -> int:
             page.line(f"{words}: {document['tools']:,} x {mean:g} = {total:,} tokens ({document['counter']})")
 
     out.answer(document, show)
+    return 0
+
+
+async def _affordances_at_server(server: Server, out: Output, /, words: tuple[str, ...], budget: int) -> int:
+    return _answer_affordances(out, await server.get("/v1/tools/affordances", budget=budget, q=" ".join(words)))
+
+
+@click.command()
+@at_server(_affordances_at_server)
+@click.argument("words", nargs=-1)
+@click.option("--budget", type=click.IntRange(0, 100_000_000), required=True, help="How many tokens at most.")
+@as_holder
+@over_home
+async def affordances(lock: Interlock, out: Output, /, words: tuple[str, ...], budget: int, token: str | None) -> int:
+    """The text that offers tools to a model within a budget: a line for each, and the most useful schemas.
+
+    WORDS say what the tools are for. Without them, those that you called most come first.
+
+    \b
+    interlock tools affordances --budget 2000 balance
+    interlock tools affordances --budget 500 --json
+    """
+    found = await lock.affordances(budget=budget, query=" ".join(words), caller=await acting(lock, token))
+    return _answer_affordances(out, found.document())
+
+
+def _answer_affordances(out: Output, document: Json) -> int:
+    def show(page: Page) -> None:
+        click.echo(document["text"], nl=False)
+        loaded, named = len(document["loaded"]), len(document["signatures"])
+        words = f"{document['tokens']:,} of {document['budget']:,} tokens: index of {document['index']},"
+        out.page(error=True).line(f"{words} {loaded:,} schemas, {named:,} signatures")
+
+    out.answer(document, show)
+    return 0
+
+
+async def _schema_at_server(server: Server, out: Output, /, tool: str, pointer: str) -> int:
+    from interlock.cli.remote import part
+
+    return _answer_schema(out, await server.get(f"/v1/tools/{part(tool)}/schema", at=pointer))
+
+
+@click.command()
+@at_server(_schema_at_server)
+@click.argument("tool")
+@click.argument("pointer", default="")
+@as_holder
+@over_home
+async def schema(lock: Interlock, out: Output, /, tool: str, pointer: str, token: str | None) -> int:
+    """The input schema of a tool, or the part of it at a JSON pointer.
+
+    Large schemas are offered to models without their nested parts; `x-detail` says where each one is.
+
+    \b
+    interlock tools schema demo.post
+    interlock tools schema shop.order /properties/address
+    """
+    return _answer_schema(out, await lock.schema_part(tool, pointer, caller=await acting(lock, token)))
+
+
+def _answer_schema(out: Output, document: Json) -> int:
+    import json
+
+    out.answer(document, lambda _: click.echo(json.dumps(document["schema"], indent=2, ensure_ascii=False)))
     return 0

@@ -14,9 +14,10 @@ INVARIANT: the text never has more tokens than the budget by the counter in use,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from itertools import groupby
+from typing import Any, Final, Literal, cast
 
 from interlock.contract.manifest import OWN_DESCRIPTION
 from interlock.core.errors import Failure
@@ -223,3 +224,137 @@ def sizes(offers: Sequence[Offer]) -> Json:
         "full_tokens": full,
         "full_mean": round(full / number, 1) if number else 0.0,
     }
+
+
+# Choosing
+
+
+def knapsack(items: Sequence[tuple[float, int]], capacity: int) -> list[int]:
+    """Choose items, each with a utility and a size, that fit together. At least half as useful as the best choice.
+
+    Items are taken by utility per token. That alone may end far below the best choice: a small item can keep out a
+    large one that is worth much more. So the most useful single item is tried as the first one too.
+    """
+    usable = [place for place, (utility, size) in enumerate(items) if utility > 0 and size <= capacity]
+    if not usable:
+        return []
+    usable.sort(key=lambda place: (-items[place][0] / max(items[place][1], 1e-9), place))
+    best = max(usable, key=lambda place: items[place][0])
+    choices = [_filled(items, usable, capacity), _filled(items, [best, *usable], capacity)]
+    return max(choices, key=lambda choice: sum(items[place][0] for place in choice))
+
+
+def _filled(items: Sequence[tuple[float, int]], order: Iterable[int], room: int) -> list[int]:
+    taken: list[int] = []
+    for place in dict.fromkeys(order):
+        if items[place][1] <= room:
+            taken.append(place)
+            room -= items[place][1]
+    return taken
+
+
+Index = Literal["tools", "categories", "count", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Affordances:
+    """Tools within a budget. `text` is what the model gets; `loaded` has the schemas in it as data."""
+
+    text: str
+    tokens: int
+    budget: int
+    index: Index
+    loaded: tuple[Json, ...]
+    signatures: tuple[str, ...]
+    left_out: tuple[str, ...]
+    sizes: Json
+
+    @property
+    def remaining(self) -> int:
+        """The tokens of the budget that are left."""
+        return self.budget - self.tokens
+
+    def document(self) -> Json:
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "budget": self.budget,
+            "remaining": self.remaining,
+            "index": self.index,
+            "loaded": list(self.loaded),
+            "signatures": list(self.signatures),
+            "left_out": list(self.left_out),
+            **self.sizes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of the text: the index, a schema or a signature."""
+
+    kind: Literal["index", "schema", "signature"]
+    text: str
+    tool: str = ""
+
+
+def compile_affordances(
+    offers: Sequence[Offer],
+    utilities: Mapping[str, float],
+    budget: int,
+    manifest_of: Callable[[str], Json],
+    count: Counter,
+) -> Affordances:
+    """Choose what a model gets of the tools in order of name: an index of all, and the most useful schemas that fit.
+
+    `utilities` names the candidates for their schemas; tools without a utility are in the index alone.
+    """
+    index, text = next(one for one in _indexes(offers) if count(one[1]) <= budget)
+    room = budget - count(text)
+    ranked = sorted((one for one in offers if utilities.get(one.id, 0) > 0), key=lambda one: -utilities[one.id])
+    items = [(utilities[one.id], one.schema_tokens) for one in ranked]
+    chosen = set(knapsack(items, room)) if index != "none" else set[int]()
+    pieces = [_Piece("index", text)]
+    for place in sorted(chosen):
+        one = ranked[place]
+        pieces.append(_Piece("schema", schema_text(one.id, manifest_of(one.id), count), one.id))
+        room -= one.schema_tokens
+    for place, one in enumerate(ranked):
+        if place in chosen:
+            continue
+        if one.signature_tokens > room or index == "none":
+            break
+        pieces.append(_Piece("signature", signature_text(one.id, manifest_of(one.id)), one.id))
+        room -= one.signature_tokens
+    # The pieces were counted one by one. A counter by which the whole has more tokens than its parts costs the last.
+    while (tokens := count("".join(one.text for one in pieces))) > budget:
+        pieces.pop()
+    placed = {one.tool for one in pieces}
+    return Affordances(
+        text="".join(one.text for one in pieces),
+        tokens=tokens,
+        budget=budget,
+        index=index,
+        loaded=tuple(declaration(one.tool, manifest_of(one.tool), count) for one in pieces if one.kind == "schema"),
+        signatures=tuple(one.tool for one in pieces if one.kind == "signature"),
+        left_out=tuple(one.id for one in ranked if one.id not in placed),
+        sizes=sizes(offers),
+    )
+
+
+def _indexes(offers: Sequence[Offer]) -> Iterator[tuple[Index, str]]:
+    """The index and what takes its place where it is too large: categories, then their number, then nothing."""
+    groups = {name: list(group) for name, group in groupby(offers, key=lambda one: one.namespace)}
+    yield "tools", _LEGEND + "".join(f"{name}:\n{''.join(one.line for one in group)}" for name, group in groups.items())
+    yield (
+        "categories",
+        "Tools by namespace; search for one by what it does\n"
+        + "".join(
+            f"{name}: {len(group)} tools, such as {', '.join(_names(group))}\n" for name, group in groups.items()
+        ),
+    )
+    yield "count", f"{len(offers)} tools; search for one by what it does\n"
+    yield "none", ""
+
+
+def _names(group: Sequence[Offer]) -> list[str]:
+    return [one.id.partition(".")[2] for one in group[:_MOST_SAMPLES]]

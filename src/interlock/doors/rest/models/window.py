@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from interlock.doors.rest.models.common import Answer
+from interlock.doors.rest.models.common import Answer, Json, Query
 
 
 class TokenCost(Answer):
@@ -26,3 +28,37 @@ class TokenCosts(Answer):
     full_tokens: int
     full_mean: float
     of: list[TokenCost]
+
+
+class AffordancesQuery(Query):
+    budget: int = Field(ge=0, le=100_000_000, description="the tokens that all of it may take")
+    q: str = Field(
+        "", max_length=1000, description="what the tools are for; else those that you called most come first"
+    )
+
+
+class Affordances(Answer):
+    """Tools within a budget of tokens. `text` is for the model; `loaded` has the schemas in it as data."""
+
+    text: str
+    tokens: int
+    budget: int
+    remaining: int
+    index: Literal["tools", "categories", "count", "none"] = Field(
+        description="a line for each tool; where that is too much, one for each namespace, their number, or nothing"
+    )
+    loaded: list[Json] = Field(description="name, description and parameters")
+    signatures: list[str] = Field(description="tools whose full schema did not fit")
+    left_out: list[str] = Field(description="tools that were considered and are in the index alone")
+
+
+class SchemaQuery(Query):
+    at: str = Field("", max_length=1000, description="a JSON pointer, such as /properties/address; empty: all of it")
+
+
+class SchemaPart(Answer):
+    tool: str
+    version: str
+    at: str
+    schema_: Json = Field(alias="schema")
+    tokens: int

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from interlock.doors.rest.models import window as models
-from interlock.doors.rest.operation import Ask, json, says
+from interlock.doors.rest.operation import Ask, Id, json, says
 
 router = APIRouter(prefix="/v1")
 
@@ -15,3 +17,16 @@ router = APIRouter(prefix="/v1")
 async def count_tokens(ask: Ask) -> Response:
     """The tokens that the tools you can use take in a model's context window: as an index, and with full schemas."""
     return json(await ask.service.lock.token_costs(caller=ask.caller))
+
+
+@router.get("/tools/affordances", tags=["tools"], **says(models.Affordances))
+async def fit_tools(ask: Ask, query: Annotated[models.AffordancesQuery, Query()]) -> Response:
+    """The tools you can use within a budget of tokens: a line for each, and full schemas of the most useful."""
+    found = await ask.service.lock.affordances(budget=query.budget, query=query.q, caller=ask.caller)
+    return json(found.document())
+
+
+@router.get("/tools/{tool_id}/schema", tags=["tools"], **says(models.SchemaPart))
+async def show_schema(tool_id: Id, ask: Ask, query: Annotated[models.SchemaQuery, Query()]) -> Response:
+    """A part of a tool's input schema, by its JSON pointer: what `affordances` left out under `x-detail`."""
+    return json(await ask.service.lock.schema_part(tool_id, query.at, caller=ask.caller))

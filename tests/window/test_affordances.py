@@ -1,0 +1,220 @@
+"""Tools within a budget: the index is always there, the best schemas that fit are loaded, and nothing goes over."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from interlock import Failure, Field, Interlock, tool
+from interlock.call.capability import ToolGrant
+from interlock.data.schema import Json
+from interlock.window.affordances import (
+    DETAIL,
+    Affordances,
+    compile_affordances,
+    detail,
+    folded,
+    knapsack,
+    offer,
+    schema_text,
+    signature_text,
+)
+from interlock.window.tokens import Counter, estimate
+from tests.conftest import TOOLS
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.servers import place
+from tests.window.test_tokens import catalog_tools
+
+CATALOG = dict(sorted(catalog_tools(), key=lambda one: one[0].partition(".")[::2]))
+NAMES = list(CATALOG)
+
+
+def fitted(names: list[str], utilities: dict[str, float], budget: int, count: Counter = estimate) -> Affordances:
+    offers = [offer(name, "1.0.0", CATALOG[name], count) for name in names]
+    return compile_affordances(offers, utilities, budget, CATALOG.__getitem__, count)
+
+
+# Items of the knapsack: a utility and a size.
+items = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 60)), max_size=20)
+
+
+@pytest.mark.part_of("SURF-06", rest="the time it takes for 500 tools, which no test measures")
+@given(items, st.integers(0, 200))
+def test_the_greedy_choice_fits_and_is_at_least_half_as_useful_as_the_best_one(
+    given_items: list[tuple[float, int]], capacity: int
+) -> None:
+    chosen = knapsack(given_items, capacity)
+    assert len(set(chosen)) == len(chosen)
+    assert sum(given_items[place][1] for place in chosen) <= capacity
+    # The best choice of all, by the sizes that can be reached.
+    best = {0: 0.0}
+    for utility, size in given_items:
+        for used, value in list(best.items()):
+            if used + size <= capacity:
+                best[used + size] = max(best.get(used + size, 0.0), value + utility)
+    assert sum(given_items[place][0] for place in chosen) >= max(best.values()) / 2 - 1e-9
+
+
+def test_the_exact_solver_of_the_property_agrees_with_trying_every_choice() -> None:
+    few = [(3.0, 4), (5.0, 7), (4.0, 5), (1.0, 1)]
+    choices = [choice for size in range(5) for choice in combinations(few, size)]
+    best = max(sum(one[0] for one in choice) for choice in choices if sum(one[1] for one in choice) <= 10)
+    assert sum(few[place][0] for place in knapsack(few, 10)) >= best / 2
+    # A small item that is worth more per token does not keep out a large one that is worth far more.
+    assert knapsack([(2.0, 1), (100.0, 100)], 100) == [1]
+
+
+def doubling(text: str) -> int:
+    """A counter by which the whole has more tokens than its parts."""
+    return len(text) // 4 + (len(text) // 1000) ** 2
+
+
+@pytest.mark.proves("SURF-05")
+@pytest.mark.parametrize("count", [estimate, doubling, len])
+@given(st.data())
+def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count: Counter, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(NAMES)))
+    names = NAMES[start : start + data.draw(st.integers(0, 25))]
+    utilities = {name: data.draw(st.floats(0, 10)) for name in names if data.draw(st.booleans())}
+    budget = data.draw(st.integers(0, 6000))
+    found = fitted(names, utilities, budget, count)
+    assert count(found.text) == found.tokens <= budget
+    assert found.remaining == budget - found.tokens
+    loaded = [one["name"] for one in found.loaded]
+    wanted = {name for name, utility in utilities.items() if utility > 0}
+    assert sorted([*loaded, *found.signatures, *found.left_out]) == sorted(wanted)
+    for name in loaded:
+        assert schema_text(name, CATALOG[name], count) in found.text
+    for name in found.signatures:
+        assert signature_text(name, CATALOG[name]) in found.text
+
+
+@pytest.mark.proves("SURF-04")
+def test_every_visible_tool_has_exactly_one_line_and_the_compiler_reports_both_costs() -> None:
+    found = fitted(NAMES, {}, 5000)
+    assert found.index == "tools"
+    namespace, listed = "", list[str]()
+    for line in found.text.splitlines()[1:]:
+        if line.endswith(":"):
+            namespace = line[:-1]
+        else:
+            listed.append(f"{namespace}.{line.partition('? ')[0]}")
+    assert listed == NAMES
+    assert found.tokens <= 10 * len(NAMES)
+    told = found.document()
+    assert told["index_tokens"] <= 10 * len(NAMES)
+    assert told["full_tokens"] == round(sum(estimate(schema_text(name, CATALOG[name], estimate)) for name in NAMES))
+    assert fitted(NAMES[:100], {}, 5000).document()["full_tokens"] > 15_000
+
+
+@pytest.mark.proves("SURF-05")
+def test_what_does_not_fit_gives_way_step_by_step() -> None:
+    names = [name for name in NAMES if name.startswith("server-github.")]
+    ranking = {name: 1 / (1 + place) for place, name in enumerate(names)}
+    full = fitted(names, ranking, 100_000)
+    assert [one["name"] for one in full.loaded] == names
+    assert full.signatures == ()
+    some = fitted(names, ranking, 1200)
+    assert some.loaded
+    assert some.signatures
+    assert some.left_out == tuple(name for name in names if name not in some.text.partition("\n{")[2])
+    assert fitted(names, ranking, 100).index == "categories"
+    assert "server-github: 26 tools" in fitted(names, ranking, 100).text
+    assert fitted(names, ranking, 15).text == "26 tools; search for one by what it does\n"
+    nothing = fitted(names, ranking, 3)
+    assert (nothing.index, nothing.text, nothing.remaining) == ("none", "", 3)
+
+
+class Street(BaseModel):
+    name: Annotated[str, Field(description="name of the street", examples=["Main Street"])]
+    number: Annotated[int, Field(description="number of the house", examples=[5])]
+
+
+class Address(BaseModel):
+    street: Annotated[Street, Field(description="the street", examples=[{"name": "Main Street", "number": 5}])]
+    city: Annotated[str, Field(description="the city", examples=["Oslo"])]
+    notes: Annotated[str, Field(description="what a driver should know. " * 40, examples=["ring twice"])] = ""
+
+
+EXAMPLE: Json = {"street": {"name": "Main Street", "number": 5}, "city": "Oslo"}
+
+
+@tool(namespace="shop", version="1.0.0", mutation_class="read_only")
+async def quote(
+    address: Annotated[Address, Field(description="where it goes", examples=[EXAMPLE])],
+    grams: Annotated[int, Field(description="how heavy it is", examples=[250])],
+) -> int:
+    """Price of a delivery."""
+    return grams
+
+
+@pytest.mark.proves("SURF-05")
+async def test_nested_parts_of_a_large_schema_are_loaded_when_a_call_is_written(lock: Interlock) -> None:
+    await admit(lock, quote)
+    found = await lock.affordances(budget=2000, ranking={"shop.quote": 1.0})
+    (loaded,) = found.loaded
+    properties = loaded["parameters"]["properties"]
+    assert properties["grams"]["type"] == "integer"
+    assert properties["address"] == {"type": "object", "description": "where it goes", DETAIL: "/properties/address"}
+    assert "driver" not in found.text
+    part = await lock.schema_part("shop.quote", properties["address"][DETAIL])
+    assert "driver" in json.dumps(part["schema"])
+    assert part["tokens"] > 0
+    # Nothing is lost: with the definitions it refers to, the part is the schema of the contract.
+    whole = await lock.schema_part("shop.quote")
+    contract = (await lock.catalog.resolve("shop.quote")).contract
+    assert whole["schema"] == contract.input.model_facing
+    assert part["schema"]["$defs"] == whole["schema"]["$defs"]
+    with pytest.raises(Failure) as raised:
+        await lock.schema_part("shop.quote", "/properties/nothing")
+    assert raised.value.code == "E3004"
+
+
+def test_every_part_that_is_left_out_of_a_real_schema_can_be_read() -> None:
+    left_out = 0
+    for manifest in CATALOG.values():
+        schema: Json = manifest["parameters"]
+        for key, part in folded(schema).get("properties", {}).items():
+            if DETAIL in part:
+                assert detail(manifest, part[DETAIL]).items() >= schema["properties"][key].items()
+                left_out += 1
+    assert left_out > 20
+
+
+async def test_tools_that_a_caller_used_come_first_unless_a_query_says_what_is_wanted(lock: Interlock) -> None:
+    for _ in range(2):
+        await lock.call("demo.shout", text="a")
+    await lock.call("demo.add", a=1)
+    found = await lock.affordances(budget=100_000)
+    assert [one["name"] for one in found.loaded][:2] == ["demo.shout", "demo.add"]
+    assert len(found.loaded) == len(TOOLS)
+    searched = await lock.affordances(budget=100_000, query="capitals")
+    assert searched.loaded[0]["name"] == "demo.shout"
+    ranked = await lock.affordances(budget=100_000, ranking={"demo.send": 2.0, "demo.echo": 1.0, "demo.unknown": 5.0})
+    assert [one["name"] for one in ranked.loaded] == ["demo.send", "demo.echo"]
+    with pytest.raises(Failure):
+        await lock.affordances(budget=-1)
+
+
+async def test_a_server_answers_with_the_tools_of_the_holder_and_no_others(home: Path) -> None:
+    async with place(home) as here, httpx.AsyncClient(base_url=here.base, headers=here.bearer, timeout=60) as http:
+        asked = await http.get("/v1/tools/affordances", params={"budget": 2000, "q": "capitals"})
+        assert asked.json()["loaded"][0]["name"] == "demo.shout"
+        assert (await http.get("/v1/tools/demo.add/schema", params={"at": "/properties/a"})).json()["schema"]
+        assert (await http.get("/v1/tools/affordances")).status_code == 400
+        token = await here.lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("demo.add")], by=here.lock.caller)
+        http.headers["authorization"] = f"Bearer {token}"
+        narrow = (await http.get("/v1/tools/affordances", params={"budget": 2000})).json()
+        assert [one["name"] for one in narrow["loaded"]] == ["demo.add"]
+        assert narrow["tools"] == 1
+        assert "shout" not in json.dumps(narrow)
+        assert (await http.get("/v1/tools/demo.shout/schema")).status_code == 404

@@ -21,9 +21,10 @@ from interlock import Interlock
 from interlock.data import canonical
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
-from tests.support import surroundings
+from tests.support import surroundings, zygotes
 
 surroundings.settle()
+zygotes.share()
 LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.

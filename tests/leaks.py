@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import surroundings
+from tests.support import surroundings, zygotes
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 20.0
@@ -33,6 +33,7 @@ LIBRARY_THREADS = {
     "interlock-ready": "threads of the process that check whether the server is ready",
     "interlock-disk": "threads of the process that read and write files and databases",
     "interlock-intake": "two threads of the process, shared by all links, that parse large answers of upstreams",
+    zygotes.THREAD: "starts the zygotes that tests share",
 }
 # gRPC keeps a thread of this name and a pair of sockets for as long as any of its objects is alive.
 GRPC_POLLER = "(_poll_wrapper)"
@@ -114,9 +115,8 @@ def watch(places: tuple[Path, ...]) -> Callable[[], list[str]]:
             if name not in known
         )
         sockets = [name for name in found if ": socket:[" in name]
-        shared = [
-            name for name in found if name.startswith("process ") and any(one in name for one in SHARED_PROCESSES)
-        ]
+        ours = (*SHARED_PROCESSES, *(f"process {pid}:" for pid in zygotes.kept()))
+        shared = [name for name in found if name.startswith("process ") and any(one in name for one in ours)]
         kept = 2 * sum(GRPC_POLLER in one.name for one in threading.enumerate()) + len(shared)
         spared = {*shared, *sockets[:kept]}
         return [name for name in found if name not in spared]

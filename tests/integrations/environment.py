@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.upstreams.mcp_servers.real import (
     ROOT,
     _once,  # pyright: ignore[reportPrivateUsage]
-    _run,  # pyright: ignore[reportPrivateUsage]
+    install_python,
+    make_environment,
 )
 
 LOCK = ROOT / "requirements" / "integrations.txt"
@@ -26,9 +27,8 @@ def libraries_python() -> str:
 
 
 def _install(folder: Path) -> None:
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)], ROOT)
+    make_environment(folder)
     below = sysconfig.get_path("purelib")
     packages = folder / os.path.relpath(below, sys.prefix)
     (packages / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--no-compile", "--require-hashes", "-r", str(LOCK)], ROOT)
+    install_python(folder, LOCK)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from interlock.executors.sandbox import pool
 from interlock.executors.sandbox.allowance import Allowance
 from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
 from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests import leaks, processes
 from tests.needs import need
+from tests.support.zygotes import Zygote
 
 ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
 PROGRAMS = {"bubblewrap": ("bwrap", "bubblewrap"), "gvisor": ("runsc", "runsc")}
@@ -39,9 +41,14 @@ def has_cgroups() -> bool:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
 async def sandboxes_leave_nothing_behind(own_places: tuple[Path, ...]) -> AsyncGenerator[None]:
-    """The tests here are checked together, when the sandbox that they share is closed (see tests/leaks.py)."""
+    """The tests here are checked together, when the sandbox that they share is closed (see tests/leaks.py).
+
+    Their zygotes are their own: tests look at when those start and end.
+    """
     left = leaks.watch(own_places)  # on the loop of the session, which outlives the sandbox
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "Zygote", Zygote)
+        yield
     leaks.fail(left())
 
 

@@ -1231,8 +1231,9 @@ def test_what_is_broken_is_found_with_advice(cli: Cli, file: str, text: str, nam
     for stale in cli.home.glob(f"{file}-*"):
         stale.unlink()
     (cli.home / file).write_text(text)
-    assert cli("doctor").code == 1
-    found = findings(cli)[name]
+    ended = cli("doctor", "--json")
+    assert ended.code == 1
+    (found,) = [one for one in ended.json["findings"] if one["name"] == name]
     assert found["status"] == "broken"
     assert found["advice"]
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,10 @@ import pytest
 from interlock import Caller, Interlock, demo_tools
 from interlock.api import demonstration
 from tests.cli.conftest import Cli
+from tests.support import forked
 
 Json = dict[str, Any]
+PATIENCE_S = 540.0
 
 
 def records(home: Path) -> list[Json]:
@@ -55,12 +56,19 @@ async def test_what_the_demonstration_did_in_one_home_does_not_show_in_another(
         assert os.environ["INTERLOCK_DEMO_LEDGER"] == "elsewhere"
 
 
+def tour(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that takes the tour."""
+    python = forked.python()
+    return subprocess.run(
+        [*python, *words], env={**cli.environment, "TOUR_PYTHON": "\n".join(python)}, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(600)
 def test_the_tour_runs_to_its_end_and_its_journal_proves_that_it_happened(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.cli.warm_tour", "demo", "--keep"],
-        env=cli.environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+    ended = tour(cli, "-m", "tests.cli.warm_tour", "demo", "--keep")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     place = re.search(r"its home is (\S+?)\. ", ended.stdout)
     assert place is not None
@@ -123,11 +131,11 @@ def nothing_was_staged(journal: list[Json], ledger: Path) -> None:
 
 def test_a_tour_in_which_something_goes_wrong_says_so_and_exits_1(tmp_path: Path) -> None:
     # Without its first steps nothing is registered, so calls that should succeed do not.
-    program = "from interlock.cli import demo, main; demo.STEPS = demo.STEPS[1:3]; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "demo", "--json"],
-        env=Cli(tmp_path).environment, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    program = (
+        "from interlock.cli import demo; from tests.cli import warm_tour;"
+        " demo.STEPS = demo.STEPS[1:3]; warm_tour.tour()"
+    )
+    ended = tour(Cli(tmp_path), "-c", program, "demo", "--json")
     assert ended.returncode == 1
     document: Json = json.loads(ended.stdout)
     assert document["finished"] is False

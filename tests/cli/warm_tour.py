@@ -1,36 +1,34 @@
-"""Run `interlock demo` with commands that need not load the program anew (see tests/warm.py).
+"""Run `interlock demo` with commands that need not load the program anew (see tests/support/forked.py).
 
-Those of the tour that are killed, wait or serve load it anew all the same.
+Those of the tour that are killed, wait or serve load it anew all the same. `TOUR_PYTHON` begins the commands of the
+others.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from interlock.cli import main
-from tests import warm
 
 INTERLOCK = [sys.executable, "-m", "interlock.cli"]
 _run: Any = subprocess.run
 
 
-def run(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, stderr: int, **options: Any
-) -> subprocess.CompletedProcess[bytes]:
+def run(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a command of the tour."""
-    if list(arguments[:3]) != INTERLOCK:
-        return _run(arguments, env=env, cwd=cwd, stderr=stderr, **options)
-    code, out, err = warm.run(arguments[3:], env, cwd, merged=stderr == subprocess.STDOUT)
-    if options["stdout"] is None:
-        sys.stdout.write(out.decode())
-        sys.stdout.flush()
-    return subprocess.CompletedProcess(arguments, code, out, err)
+    if list(arguments[:3]) == INTERLOCK:
+        arguments = [*os.environ["TOUR_PYTHON"].split("\n"), *arguments[1:]]
+    return _run(arguments, **options)
+
+
+def tour() -> None:
+    subprocess.run = run  # pyright: ignore[reportAttributeAccessIssue] - as far as the tour uses it
+    main()
 
 
 if __name__ == "__main__":
-    subprocess.run = run  # pyright: ignore[reportAttributeAccessIssue] - as far as the tour uses it
-    main()
+    tour()

@@ -1,4 +1,7 @@
-"""Runs every attack at once on one back end, as whoever starts it. Prints what went wrong, or that nothing did."""
+"""Runs every attack at once on one back end, as whoever starts it. Prints what went wrong, or that nothing did.
+
+`siege.py BACKEND FIRST STEP PATHS`: every STEP-th attack, from the one with number FIRST.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import sys
 
 
-async def siege(backend: str) -> int:
+async def siege(backend: str, first: int, step: int) -> int:
     from interlock.executors.sandbox.pool import Host
     from interlock.executors.sandbox.supervisor import Sandbox
     from tests.sandbox.attacks import ATTACKS, Attack
@@ -24,7 +27,7 @@ async def siege(backend: str) -> int:
             async with free:
                 return await attack.fault(sandbox)
 
-        faults = [fault for fault in await asyncio.gather(*map(one, ATTACKS)) if fault]
+        faults = [fault for fault in await asyncio.gather(*map(one, ATTACKS[first::step])) if fault]
     faults += [f"left behind: {one}" for one in (*strays(), *groups_left(), *bundles_left())]
     print("\n\n".join(faults) or "every attack failed")
     return bool(faults)
@@ -32,5 +35,5 @@ async def siege(backend: str) -> int:
 
 if __name__ == "__main__":
     # The interpreter may be another of the same version: of the test run's path only its packages are for it.
-    sys.path.extend(one for one in sys.argv[2:] if one.endswith(("site-packages", "src")) or "lib/python" not in one)
-    raise SystemExit(asyncio.run(siege(sys.argv[1])))
+    sys.path.extend(one for one in sys.argv[4:] if one.endswith(("site-packages", "src")) or "lib/python" not in one)
+    raise SystemExit(asyncio.run(siege(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -13,6 +13,7 @@ import pytest
 from mcp.server import Server
 
 from interlock.data.schema import Json
+from interlock.doors.mcp import calling
 from tests.doors.test_mcp import DOOR, World, serving, text
 from tests.doors.test_mcp import world as world
 
@@ -45,7 +46,9 @@ ODD: list[Json] = [
 
 
 @asynccontextmanager
-async def served(world: World, name: str, tools: list[Json], answers: list[Json]) -> AsyncGenerator[None]:
+async def served(
+    world: World, name: str, tools: list[Json], answers: list[Json], overlay: Json | None = None
+) -> AsyncGenerator[None]:
     """A server with these tools as an upstream whose hints are believed. It notes the arguments of its calls."""
     offered = [types.Tool.model_validate(one) for one in tools]
     taken: list[Json] = answers
@@ -62,7 +65,7 @@ async def served(world: World, name: str, tools: list[Json], answers: list[Json]
     app = server.streamable_http_app(stateless_http=False, json_response=False)
     async with server.session_manager.run(), serving(app) as port:
         config: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
-        report = await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller)
+        report = await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller, overlay=overlay)
         assert report.count("admitted") == len(tools), report
         yield
 
@@ -120,6 +123,35 @@ async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_ow
         await client.list_tools()
         waits = await client.call_tool("diary-listDays", {})
     assert (waits.is_error, "waits for a person" in text(waits), sent) == (True, True, [])
+
+
+@DOOR
+async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(world: World, monkeypatch: Any) -> None:
+    """Where a person is asked for each call, that answer is an ordinary one, and the schema says so."""
+    monkeypatch.setattr(calling, "LARGEST", 1000)
+    world.lock.home.policy.write_text("permit(principal, action, resource);")
+    tools: list[Json] = [
+        {"name": name, "description": "Writes a day.", "inputSchema": ODD[0]["inputSchema"], "outputSchema": DAY}
+        for name in ("writeDay", "burnDay")
+    ]
+    undo: Json = {"tool": "writeDay", "arguments": {}, "example": {"count": 1}}
+    stated: Json = {"mutation_class": "write_reversible", "undo": undo, "idempotency": "each"}
+    overlay: Json = {"tools": {"writeDay": stated}}
+    async with served(world, "diary", tools, [], overlay):
+        schemas = {name: one["outputSchema"] for name, one in (await listed(world)).items()}
+        assert schemas["diary-writeDay"] == DAY
+        assert [*schemas["diary-burnDay"]] == ["$defs", "type", "anyOf"]
+        async with world.client("auto") as client:
+            await client.list_tools()
+            for count, notes in ((7, 1), (8, 1000)):
+                done = await client.call_tool("diary-writeDay", {"count": count})
+                assert (done.is_error, len(cast("Json", done.structured_content)["notes"])) == (False, notes)
+            waits = await client.call_tool("diary-burnDay", {"idempotency_key": "one"})
+            assert (waits.is_error, "interlock" in cast("Json", waits.structured_content)) == (False, True)
+            forbids = "forbid(principal, action, resource) unless { context.approved };"
+            world.lock.home.policy.write_text(f"permit(principal, action, resource); {forbids}")
+            asked = await client.call_tool("diary-writeDay", {})
+            assert (asked.is_error, "waits for a person" in text(asked)) == (True, True)
 
 
 async def test_an_upstream_is_removed_and_added_again_with_another_overlay(world: World) -> None:

@@ -369,7 +369,8 @@ def _stored(result: Result, form: Form) -> Json:
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
     shown = [one for one in media if len(data_of(one) or "") <= LARGEST]
     answer["content"] += [{**link, "size": size}, *shown, *_items(result)]
-    if form.exact and "structuredContent" in rest and size <= LARGEST:
+    # INVARIANT: a write that was done is never told as an error, whatever the size of its result.
+    if form.exact and "structuredContent" in rest and (form.writes or size <= LARGEST):
         return {**answer, "structuredContent": rest["structuredContent"]}
     return _checked(answer, form)
 

@@ -5,8 +5,9 @@ first needed and kept. Which of them a caller gets is asked anew every time.
 
 A call may end in something other than the tool's result: it waits for a person, its result is kept to be read apart, or
 it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it. The output
-schema of an upstream's tool that only reads is the upstream's own (`Form.exact`): its results are sent whole, and the
-rare answer that is none is an error to clients, which they do not check.
+schema of an upstream's tool that reads, or writes what can be undone, is the upstream's own (`Form.exact`): its results
+are sent whole, and the rare answer that is none is an error to clients, which they do not check. A person is asked for
+each call of an irreversible tool, so that answer is an ordinary one, and its schema says so.
 
 A tool whose calls need an idempotency key has one more argument here (`KEY`): the protocol has no place for keys, and
 nobody but the caller can say which two calls are one action. The operator of an upstream may have decided otherwise.
@@ -77,6 +78,7 @@ class Form:
     keyed: bool
     # Whether its output schema is the upstream's own, which allows nothing but the tool's result.
     exact: bool
+    writes: bool = False
 
 
 class Listing:
@@ -185,9 +187,10 @@ def form_of(contract: Contract) -> Form:
         keyed=contract.idempotency.key_required
         and contract.idempotency.key_from == "caller"
         and KEY not in contract.input.document.get("properties", {}),
-        exact=not contract.mutation.writes
+        exact=contract.mutation.mutation_class != "write_irreversible"
         and not contract.manifest.private_output
         and _structured(contract) is not None,
+        writes=contract.mutation.writes,
     )
 
 

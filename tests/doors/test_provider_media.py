@@ -16,11 +16,12 @@ from interlock import Context, tool
 from interlock.upstreams.formats import Provider
 from tests import sample
 from tests.doors.test_mcp import serving
-from tests.doors.test_providers import PROVIDERS, asked
+from tests.doors.test_providers import PROVIDERS, asked, name_of
 from tests.doors.test_rest import World, refused
 from tests.doors.test_rest import world as world
 from tests.support.calls import admit
 from tests.upstreams.mcp_servers.real import environment
+from tests.upstreams.test_functions import declared
 
 Json = dict[str, Any]
 EXEC_12 = pytest.mark.proves("EXEC-12")
@@ -175,6 +176,12 @@ async def test_the_providers_own_libraries_make_the_calls_and_take_the_tools_and
     world: World, sdks: str
 ) -> None:
     await admit(world.lock, gallery)
+    config: Json = {
+        "declarations": [declared("anthropic", "get-user", {"type": "object"})],
+        "urls": ["http://192.0.2.1"],
+    }
+    overlay: Json = {"tools": {"get-user": {"result_schema": {}}}}
+    await world.lock.upstreams.add("fns", "functions", config, by=world.lock.caller, overlay=overlay)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sdks, str(SDKS), stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdout is not None
@@ -190,6 +197,7 @@ async def test_the_providers_own_libraries_make_the_calls_and_take_the_tools_and
         tools: list[Json] = []
         for strict in ("true", "false"):
             tools += (await world.get("/v1/tools/declarations", provider=provider, strict=strict)).json()["tools"]
+        assert "fns__get-user" in {name_of(one) for one in tools}, "a name that is legal everywhere is kept"
         made[provider] = {"tools": tools, "messages": messages}
     _, err = await process.communicate(json.dumps(made).encode())
     assert process.returncode == 0, err.decode()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -13,6 +15,8 @@ from interlock.upstreams.formats import Provider
 from tests import sample
 from tests.doors.test_rest import World, refused
 from tests.doors.test_rest import world as world
+from tests.upstreams.servers import HttpServer, json_answer
+from tests.upstreams.test_functions import declared
 
 Json = dict[str, Any]
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
@@ -166,3 +170,39 @@ async def test_function_schemas_are_registered_over_rest_and_declared_again_with
     flat = (await world.get("/v1/tools/declarations", "root", provider="openai-responses", limit="500")).json()["tools"]
     (told,) = [one for one in flat if one["name"] == "fns__forecast"]
     assert (told["strict"], told["defer_loading"]) == (True, True)
+
+
+ODD = ("getUser", "get-user", "get_user", "get.user", "user:get")
+
+
+@EXEC_12
+@pytest.mark.parametrize("prefix", [True, False])
+async def test_functions_of_an_upstream_are_offered_to_models_under_their_own_names(world: World, prefix: bool) -> None:
+    """Where all providers allow the name. Names that become one id are told apart, and each leads to its function."""
+    said: Json = {"mutation_class": "read_only", "result_schema": {"type": "string"}}
+    async with HttpServer.open() as server:
+        server.otherwise = lambda got: json_answer(unquote(got.path).strip("/"))
+        takes = {"type": "object", "properties": {"name": {"type": "string"}}}
+        functions = [declared("anthropic", name, takes) for name in ODD]
+        config = {"declarations": functions, "urls": [server.url], "allow_private": True, "prefix": prefix}
+        overlay: Json = {"defaults": {"mutation_class": "read_only"}, "tools": dict.fromkeys(ODD, said)}
+        report = await world.lock.upstreams.add("fns", "functions", config, by=world.lock.caller, overlay=overlay)
+        assert report.count("admitted") == len(ODD), report
+        head = "fns__" if prefix else ""
+        kept = {f"{head}{name}": name for name in ("getUser", "get-user", "get_user")}
+        called: set[str] = set()
+        for provider in PROVIDERS:
+            offered = (await world.get("/v1/tools/declarations", provider=provider, limit="500")).json()["tools"]
+            names = [name_of(one) for one in offered if "Says something" in json.dumps(one)]
+            assert len(set(names)) == len(ODD)
+            assert kept.keys() <= set(names)
+            assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,63}", name) for name in names)
+            for name in names:
+                answer = (await world.post("/v1/tools/calls", {"call": asked(provider, name, {"name": "a"})})).json()
+                assert answer["state"] == "succeeded", (name, answer)
+                (path,) = [one for one in ODD if f'"{one}"' in json.dumps(answer["message"], ensure_ascii=False)] or [
+                    ""
+                ]
+                called.add(path)
+                assert kept.get(name, path) == path
+        assert called == set(ODD), "and every function was reached"

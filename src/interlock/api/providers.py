@@ -7,7 +7,7 @@ tool call of the model on as it came, and puts the message it gets back into the
 from __future__ import annotations
 
 import mimetypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.schema import Json
 from interlock.registry.catalog import Version
-from interlock.upstreams import formats
+from interlock.upstreams import formats, own_names
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.provider_answers import NATIVE, answer
 
@@ -62,16 +62,24 @@ class Providers:
         """A page of the tools that the caller may use, or of those named, declared for a provider; and its cursor."""
         if not names:
             page = await self._tools.page(caller, cursor, limit)
-            return self.declared(page.versions, provider, strict=strict), page.cursor
+            return await self._declared(page.versions, provider, strict=strict), page.cursor
         named = [await self._tools.find(name, None, caller) for name in names]
         found = {one.row.address: one for one in named}
         after = sorted(address for address in found if address > (cursor or ""))
         shown = [found[address] for address in after[:limit]]
-        return self.declared(shown, provider, strict=strict), after[limit - 1] if len(after) > limit else None
+        declared = await self._declared(shown, provider, strict=strict)
+        return declared, after[limit - 1] if len(after) > limit else None
 
-    def declared(self, versions: Sequence[Version], provider: Provider, *, strict: bool = False) -> list[Json]:
+    async def names(self) -> Mapping[str, str]:
+        """The names of tools that are offered under their upstreams' own, by address."""
+        return await self._parts.journal.read(own_names.for_providers)
+
+    async def _declared(self, versions: Sequence[Version], provider: Provider, *, strict: bool) -> list[Json]:
         """Tools declared for a provider, in the strict form where it is asked for and their schema has one."""
-        return [formats.declare(one.contract, provider, strict=strict) for one in versions]
+        own = await self.names()
+        return [
+            formats.declare(one.contract, provider, name=own.get(one.row.address), strict=strict) for one in versions
+        ]
 
     async def call(
         self,
@@ -127,8 +135,12 @@ class Providers:
             except Failure as failure:
                 if failure.code != "E3101":
                     raise
+        own = await self.names()
+        address = next((address for address, kept in own.items() if kept == name), None)
+        if address is not None:
+            return await self._tools.find(address, None, caller)
         visible = {one.row.address: one for one in await self._tools.visible(caller)}
-        return visible[formats.address_of(name, visible)]
+        return visible[formats.address_of(name, visible, own)]
 
 
 def _as_data(result: Result, *, blocks: bool) -> Any:

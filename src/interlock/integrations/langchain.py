@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import PrivateAttr
 
-from interlock.contract.wire_names import provider_name
-
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
@@ -69,10 +67,10 @@ def _block(part: Json) -> Json:
     return {"type": kind, "base64": data, "mime_type": mime_type}
 
 
-def governed(kit: Toolkit, contract: Contract) -> GovernedTool:
+def governed(kit: Toolkit, name: str, contract: Contract) -> GovernedTool:
     """One tool, which calls through the toolkit."""
     tool = GovernedTool(
-        name=provider_name(contract.address),
+        name=name,
         description=contract.manifest.description,
         args_schema=contract.input.model_facing,
         handle_tool_error=True,

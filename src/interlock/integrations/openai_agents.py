@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from interlock.integrations.toolkit import Toolkit
 
 
-def governed(kit: Toolkit, contract: Contract) -> Any:
+def governed(kit: Toolkit, name: str, contract: Contract) -> Any:
     """One tool as a `FunctionTool`, in strict mode if its schema has such a form. Failures are told to the model."""
-    declared = formats.declare(contract, "openai-responses", strict=True)
+    declared = formats.declare(contract, "openai-responses", name=name, strict=True)
 
     agents = import_module("agents")
 
     async def invoke(context: Any, arguments: str) -> Any:
-        _, parts = await kit.call(declared["name"], arguments, context.tool_call_id)
+        _, parts = await kit.call(name, arguments, context.tool_call_id)
         shown = [_shown(agents, one) for one in parts]
         return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else shown
 
     return agents.FunctionTool(
-        name=declared["name"],
+        name=name,
         description=declared["description"],
         params_json_schema=declared["parameters"],
         strict_json_schema=declared["strict"],

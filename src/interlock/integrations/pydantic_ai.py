@@ -10,7 +10,6 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
-from interlock.contract.wire_names import provider_name
 from interlock.core.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -34,10 +33,11 @@ class GovernedToolset(AbstractToolset[Any]):
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         tools: dict[str, ToolsetTool[Any]] = {}
-        for contract in await self._kit.contracts():
-            name, schema = provider_name(contract.address), contract.input.model_facing
+        for name, contract in await self._kit.named():
             described = ToolDefinition(
-                name=name, description=contract.manifest.description, parameters_json_schema=schema
+                name=name,
+                description=contract.manifest.description,
+                parameters_json_schema=contract.input.model_facing,
             )
             tools[name] = ToolsetTool(
                 toolset=self, tool_def=described, max_retries=ctx.max_retries, args_validator=_OBJECT

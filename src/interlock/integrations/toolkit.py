@@ -78,7 +78,7 @@ class Toolkit:
         """The tools for LangChain and LangGraph. A failure is a ToolMessage with the status `error`."""
         from interlock.integrations.langchain import governed
 
-        return [governed(self, contract) for contract in await self.contracts()]
+        return [governed(self, name, contract) for name, contract in await self.named()]
 
     def pydantic_ai(self, *, defer: bool = False) -> AbstractToolset[Any]:
         """The tools as a pydantic-ai toolset, listed anew for every step of a run.
@@ -94,13 +94,14 @@ class Toolkit:
         """The tools as `FunctionTool`s of the OpenAI Agents SDK."""
         from interlock.integrations.openai_agents import governed
 
-        return [governed(self, contract) for contract in await self.contracts()]
+        return [governed(self, name, contract) for name, contract in await self.named()]
 
     # Loops that talk to a provider themselves
 
     async def declarations(self, provider: Provider, *, strict: bool = False) -> list[Any]:
         """The `tools` of a request to a provider."""
-        return [formats.declare(contract, provider, strict=strict) for contract in await self.contracts()]
+        tools = await self.named()
+        return [formats.declare(contract, provider, name=name, strict=strict) for name, contract in tools]
 
     async def answers(self, reply: Any) -> list[Any]:
         """Make the tool calls of a model's reply, one after the other; the messages that answer them.
@@ -114,12 +115,14 @@ class Toolkit:
 
     # For the adapters
 
-    async def contracts(self) -> list[Contract]:
-        """The contracts of the tools that the caller may see, in order of name."""
-        caller = await self._who()
+    async def named(self) -> list[tuple[str, Contract]]:
+        """The tools that the caller may see, in order, each with the name under which models know it."""
+        caller, own = await self._who(), await self._providers.names()
         if self._named:
-            return [(await self._tools.find(name, None, caller)).contract for name in self._named]
-        return [one.contract for one in await self._tools.visible(caller)]
+            found = [(await self._tools.find(name, None, caller)).contract for name in self._named]
+        else:
+            found = [one.contract for one in await self._tools.visible(caller)]
+        return [(own.get(one.address) or formats.provider_name(one.address), one) for one in found]
 
     async def call(self, name: str, arguments: Any, call_id: str | None) -> tuple[Result, list[Json]]:
         """Make a tool call of a model, by the name that the model knows; its result, and the parts for the model.

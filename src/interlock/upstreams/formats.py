@@ -32,9 +32,13 @@ Provider = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def address_of(name: str, addresses: Iterable[str]) -> str:
-    """Return the address for a provider's name; E3101 for a name that was never exported."""
-    known = {provider_name(address): address for address in addresses}
+def address_of(name: str, addresses: Iterable[str], own: Mapping[str, str] | None = None) -> str:
+    """Return the address for a provider's name; E3101 for a name that was never exported.
+
+    `own` has the names of tools that are exported under their upstreams' own, by address.
+    """
+    there = own or {}
+    known = {there.get(address) or provider_name(address): address for address in addresses}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
@@ -44,8 +48,15 @@ def address_of(name: str, addresses: Iterable[str]) -> str:
 # ── declarations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def declare(contract: Contract, provider: Provider, *, strict: bool = False, defer_loading: bool = False) -> Json:
-    """Export a tool as a provider's declaration.
+def declare(
+    contract: Contract,
+    provider: Provider,
+    *,
+    name: str | None = None,
+    strict: bool = False,
+    defer_loading: bool = False,
+) -> Json:
+    """Export a tool as a provider's declaration, under its `name` at its upstream or, by default, its id.
 
     `strict` is set if the schema has a strict form. `defer_loading` is set if the provider supports it; the others get
     the whole tool. Both are also set for a tool that a provider's declaration brought in with them.
@@ -55,7 +66,7 @@ def declare(contract: Contract, provider: Provider, *, strict: bool = False, def
     if imported.get("protocol") == "function_calling":
         strict = strict or imported.get("strict") is True
         defer_loading = defer_loading or imported.get("defer_loading") is True
-    name, words = provider_name(contract.address), contract.manifest.told
+    name, words = name or provider_name(contract.address), contract.manifest.told
     schema = contract.input.model_facing
     narrow = strict_form(schema) if strict and provider != "gemini" else None
     shown = schema if narrow is None else narrow

@@ -10,20 +10,15 @@ plain address, and the name with our id, are understood as well.
 
 from __future__ import annotations
 
-import re
-
-import orjson
-
 from interlock.contract.wire_names import LONGEST
 from interlock.contract.wire_names import mcp_name as shown
 from interlock.core.clock import Clock
-from interlock.store import tools, upstreams
+from interlock.store import tools
 from interlock.store.port import Reader, Store
+from interlock.upstreams.own_names import over_mcp
 
 UI = "ui://"
 _KEPT, _LONG = 1000, 200
-_FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
 
 
 class Names:
@@ -71,34 +66,7 @@ def served_uri(upstream: str, own: str) -> str:
 
 
 def _own_and_long(reader: Reader) -> tuple[dict[str, str], list[str]]:
-    return _own_names(reader), tools.longer_addresses(reader, LONGEST)
-
-
-def _own_names(reader: Reader) -> dict[str, str]:
-    """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
-    configs = upstreams.configs(reader)
-    bare = {name for name, config in configs if orjson.loads(config).get("prefix") is False}
-    wanted: dict[str, str] = {}
-    for upstream, name, address in upstreams.published_names(reader) if configs else ():
-        if upstream in bare:
-            wanted[address] = name
-        elif not address.endswith(f".{name}") and _letters(name) == _letters(address.partition(".")[2]):
-            wanted[address] = f"{upstream}-{name}"  # unless the operator renamed it
-    own: dict[str, str] = {}
-    # INVARIANT: no upstream takes the name under which another tool is known.
-    taken = set(map(shown, tools.addresses(reader))) if wanted else set[str]()
-    for address, name in wanted.items():
-        # A name that looks like a shortened one could come to mean another tool.
-        fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
-        if fits:
-            own[address] = name
-            taken.add(name)
-    return own
-
-
-def _letters(name: str) -> str:
-    """What is left of a name when it becomes an id of ours."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return over_mcp(reader), tools.longer_addresses(reader, LONGEST)
 
 
 def _read(name: str) -> str:

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from bench import soak
 from interlock import Interlock
-from interlock.api import calls
+from interlock.api import background_calls
 from interlock.api.service import Ask
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
@@ -307,7 +307,7 @@ async def test_nobody_agrees_to_their_own_call(here: Place) -> None:
 async def test_nobody_fills_the_background_alone(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(here.lock, stepwise)
     monkeypatch.setitem(vars(here.lock.settings), "max_background_per_caller", 2)
-    monkeypatch.setattr(calls, "KEPT_EACH", 1)
+    monkeypatch.setattr(background_calls, "KEPT_EACH", 1)
     sample.world.gate = asyncio.Event()
     service = here.server._service  # pyright: ignore[reportPrivateUsage] - the calls of this very server
     ann = await here.lock.caller_of(here.bearer["authorization"].removeprefix("Bearer "))

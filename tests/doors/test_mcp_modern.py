@@ -316,7 +316,7 @@ async def test_a_call_that_takes_long_is_kept_alive_and_still_answered(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("interlock.doors.mcp.modern.WATCH_AFTER_S", 0)
-    monkeypatch.setattr("interlock.doors.mcp.modern.PING_AFTER_S", 0)
+    monkeypatch.setattr("interlock.doors.mcp.watched.PING_AFTER_S", 0)
     sent = request(params=CALLS["slow"])
     assert not await both.is_answered_at_once(sent)
     answer = await both.ask(both.route, sent)

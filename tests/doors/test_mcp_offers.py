@@ -264,7 +264,7 @@ async def test_one_subscription_serves_all_and_is_made_again_when_the_conversati
         await other.change()
         await until(lambda: all(ear.changed for ear in ears))
         before = [len(ear.changed) for ear in ears]
-        server: Any = world.lock.upstreams.connect("other")
+        server: Any = world.lock.upstreams.connections.get("other")
         await server.replace()
         # What changed meanwhile was not heard, so they are told to look.
         await until(lambda: all(len(ear.changed) > had for ear, had in zip(ears, before, strict=True)))
@@ -347,5 +347,5 @@ async def test_nobody_hears_what_is_logged_in_the_call_of_another(world: World, 
             other.released.set()
             await asyncio.gather(one, two)
         assert len(mine.logged) == len(theirs.logged) == 2
-        server: Any = world.lock.upstreams.connect("other")
+        server: Any = world.lock.upstreams.connections.get("other")
         assert server.health()["sessions"] == 3  # the shared one, and one for each who listens

@@ -62,7 +62,7 @@ async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        await world.lock.upstreams.connect("asks").close()
+        await world.lock.upstreams.connections.get("asks").close()
 
 
 class Person:

@@ -227,7 +227,7 @@ async def upstream(world: World, *, lost: int = 0) -> AsyncGenerator[Jobs]:
             await world.lock.standing_approvals.grant(
                 f"jobs.{name}", by=REVIEWER, caller=AGENT, arguments=arguments, uses=99, expires_ms=until_ms
             )
-        stack.push_async_callback(world.lock.upstreams.connect("jobs").close)
+        stack.push_async_callback(world.lock.upstreams.connections.get("jobs").close)
         yield jobs
 
 

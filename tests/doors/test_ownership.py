@@ -55,7 +55,7 @@ async def test_a_narrowed_token_reaches_no_call_that_it_could_not_have_made(worl
     assert (await world.get(runs["poll"])).json()["status"] == "running"
     sample.world.gate.set()
     await until(lambda: sample.world.counters)
-    await until(lambda: not world.service.calls._running)  # pyright: ignore[reportPrivateUsage] - whether it is kept
+    await until(lambda: not world.service.calls.background.running)
     for token in tokens:
         await refuse_all(world, runs["invocation_id"], token)
     assert (await world.get(runs["poll"])).json()["result"] == 1

@@ -27,9 +27,9 @@ from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
 from interlock.settings import Settings
 from interlock.telemetry.alerts import Alert
-from interlock.upstreams.children import Restarts
 from interlock.upstreams.manager import PROBE_LIMIT_S
 from interlock.upstreams.mcp.sessions import PROBE_S
+from interlock.upstreams.supervisor import Restarts
 from tests.registry.swapping import SETS
 from tests.upstreams.servers import Answer, Got, HttpServer, free_port, json_answer
 

@@ -85,7 +85,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
         services.enter("bank", config).done()
         assert lock.tokens.verifier.known(token) == caller
         assert not lock.gateway.quarantine.holds(version.row.digest)
-        assert lock.upstreams.unanswered() == frozenset()
+        assert lock.upstreams.connections.unanswered() == frozenset()
         assert [one.row.address for one in await lock.catalog.newest()] == ["demo.balance"]
         arguments = [str(lock.home.path), token, version.row.digest]
         done = await asyncio.create_subprocess_exec(*forked.python(), "-c", OTHER, *arguments)
@@ -110,7 +110,7 @@ async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> 
 
         await until(both)
         await until(refused)
-        await until(lambda: lock.upstreams.answers("far"))
+        await until(lambda: lock.upstreams.connections.answers("far"))
 
 
 # One reader

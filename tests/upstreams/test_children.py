@@ -21,8 +21,9 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.resilience.retry import may_retry
 from interlock.testing import FakeClock
-from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program, Restarts, Supervisor
+from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program
 from interlock.upstreams.response_limits import Allowance, Intake
+from interlock.upstreams.supervisor import Restarts, Supervisor
 from tests.upstreams.hostile import loop_is_free
 
 AT_ONCE = Restarts(pause_s=0.0)

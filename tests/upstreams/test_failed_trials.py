@@ -19,7 +19,8 @@ from interlock.api import scratch
 from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.upstreams import repository
-from interlock.upstreams.manager import PROVE_EVERY_S, Report
+from interlock.upstreams.manager import Report
+from interlock.upstreams.settlement import PROVE_EVERY_S
 from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
 from tests.upstreams.test_functions import PROVIDERS, TAKES, declared
 from tests.upstreams.test_langchain import MODULE

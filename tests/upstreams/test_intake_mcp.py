@@ -19,9 +19,9 @@ import pytest
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream
+from interlock.upstreams.supervisor import Restarts
 from tests.upstreams.hostile import loop_is_free, raw_server
 from tests.upstreams.servers import remote_call
 from tests.upstreams.test_children import no_process_is_left as no_process_is_left

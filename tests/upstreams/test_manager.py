@@ -83,7 +83,7 @@ async def opened(
             mention=lock.gateway.observer.mention,
             look=lock.gateway.quarantine.look, supervisor=lock.supervisor,
         )  # fmt: skip
-        lock.connect_through(upstreams.connect)
+        lock.connect_through(upstreams.connections.get)
         yield lock, upstreams
         await upstreams.close()
 

@@ -23,10 +23,10 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp import McpConfig, McpUpstream, negotiation, sessions
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.mcp.sessions import IDLE_S
+from interlock.upstreams.supervisor import Restarts
 from tests.upstreams.servers import (
     TRACEPARENT,
     Answer,
@@ -480,11 +480,11 @@ async def test_what_a_failure_says_has_no_credential_in_it() -> None:
 @pytest.mark.shows("MCP, handshake era", "resources and prompts")
 async def test_resources_and_prompts_are_passed_on() -> None:
     async with scripted() as one:
-        assert await one.list_resources() == [{"uri": "a:b", "name": "b"}]
-        assert await one.list_resource_templates() == []
-        assert await one.list_prompts() == [{"name": "greet"}]
-        assert (await one.read_resource("a:b"))["contents"] == [{"uri": "a:b", "text": "hello"}]
-        prompt = await one.get_prompt("greet", {"who": "Ada"})
+        assert await one.content.list_resources() == [{"uri": "a:b", "name": "b"}]
+        assert await one.content.list_resource_templates() == []
+        assert await one.content.list_prompts() == [{"name": "greet"}]
+        assert (await one.content.read_resource("a:b"))["contents"] == [{"uri": "a:b", "text": "hello"}]
+        prompt = await one.content.get_prompt("greet", {"who": "Ada"})
         assert prompt["messages"][0]["content"]["text"] == "Ada"
 
 

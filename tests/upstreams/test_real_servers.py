@@ -71,8 +71,8 @@ async def test_server_everything() -> None:
         await ask(one, "trigger-long-running-operation", steps, progress=heard.append)
         assert [step["percent"] for step in heard] == [50.0, 100.0]
         resource = found.about["resources"][0]["uri"]
-        assert (await one.read_resource(resource))["contents"]
-        assert (await one.get_prompt("simple-prompt"))["messages"]
+        assert (await one.content.read_resource(resource))["contents"]
+        assert (await one.content.get_prompt("simple-prompt"))["messages"]
         await one.probe()
 
 

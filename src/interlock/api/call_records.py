@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.call.phases import Reason, Request
+from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.canonical import derive_key, tenant_secret
 from interlock.gateway import inputs
 from interlock.gateway.inputs import Inputs
-from interlock.store import facts, ledger, payloads
+from interlock.store import facts, ledger, payloads, records
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -106,6 +107,13 @@ class CallRecords:
             defaults = {}  # the tool was removed, or never existed
         changes = inputs.from_record(closed, defaults)
         return lambda: Inputs(None, None, None, None, changes, closed.get("inputsWithheld", ""))
+
+    def note_reading(self, call_id: str, caller: Caller) -> None:
+        """Record that somebody reads calls of others, which is reading the journal."""
+        clock = self._parts.clock
+        ref, sought = new_id(clock.now_ms(), clock.random_bytes(10)), {"call": call_id}
+        body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)
+        self._parts.journal.record("audit.read", ref, body)
 
     async def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str, by: Caller) -> str:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""

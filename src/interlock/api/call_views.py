@@ -17,11 +17,23 @@ from interlock.telemetry.w3c import trace_hex
 if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.gateway.inputs import Inputs
+    from interlock.gateway.persistence.payloads import PayloadStore
 
 
 def evidence(told: Sequence[Json]) -> Json:
     """The invocation and the permission decisions that the records of a call tell of."""
     return {"invocation": invocation_of(told), "permission_decisions": decisions_of(told)}
+
+
+def persistence_of(facts: Json, payloads: PayloadStore) -> Json | None:
+    """The state of the payload of a call that succeeded, with the reason if it was removed."""
+    if facts.get("status") != "SUCCESS":
+        return None
+    decided: Json = facts.get("persistence") or {"decision": "inline"}
+    ref = decided.get("ref")
+    if ref is None or payloads.has(ref):
+        return decided
+    return {**decided, "decision": "link", "reason": payloads.why_gone(ref)}
 
 
 async def inputs_for_auditors(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.background_calls import BackgroundCalls
 from interlock.api.call_records import CallRecords
-from interlock.api.call_views import evidence, inputs_for_auditors, span_on_record
+from interlock.api.call_views import evidence, inputs_for_auditors, persistence_of, span_on_record
 from interlock.api.progress import EventHistories
 from interlock.api.rights import require
 from interlock.call.connector import Interaction
 from interlock.call.phases import REASONS, Reason, Request
-from interlock.call.results import Persistence, Result
+from interlock.call.results import Result
 from interlock.core.clock import Deadline, new_id
 from interlock.core.errors import Failure
 from interlock.core.record import step
 from interlock.data.bounds import LONGEST_NAME
-from interlock.store import ledger, records
 from interlock.store.calls import facts_in
 from interlock.telemetry.w3c import joined
 
@@ -33,14 +31,7 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.gateway.fast_path import RunningRead
 
-# How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
-# without their data. Nobody fills the place alone.
-KEPT = 1000
-KEPT_EACH = 250
 LONGEST_ID = 200
-
-
-Owner = tuple[str, str]
 
 
 @step
@@ -79,8 +70,7 @@ class Calls:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._records = CallRecords(parts)
-        self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
-        self._results: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
+        self.background = BackgroundCalls(parts)
         self._histories = EventHistories(parts.listen)
 
     # Making
@@ -131,94 +121,30 @@ class Calls:
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
         _refuse_long(ask)
-        self._check_room(caller)
+        self.background.check_room(caller)
         clock = self._parts.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
-        self._keep(call_id, ask, caller, task)
+        self.background.add(call_id, ask, caller, task)
         return call_id
 
     def adopt(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
         """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
-        self._check_room(caller)
-        self._keep(call_id, ask, caller, task)
-
-    def _keep(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
-        self._running[call_id] = caller, ask, task
-        task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
-
-    def _check_room(self, caller: Caller) -> None:
-        """Refuse (E3701) a further background call of a caller or a tenant that has enough of them."""
-        settings, owner = self._parts.settings, _owner(caller)
-        running = [_owner(one) for one, _, _ in self._running.values()]
-        for count, most, whose, name in (
-            (running.count(owner), settings.max_background_per_caller, "of this caller", "max_background_per_caller"),
-            (
-                sum(tenant == caller.tenant for tenant, _ in running), settings.max_background_per_tenant,
-                "of this tenant", "max_background_per_tenant",
-            ),
-            (len(running), settings.max_background, "of this server", "max_background"),
-        ):  # fmt: skip
-            if count >= most:
-                words = f"{count} calls {whose} run in the background already, and `{name}` allows no more"
-                raise Failure("E3701", words, retry_after_ms=1000)
-
-    def _store_result(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
-        del self._running[call_id]
-        if done.cancelled() or done.exception() is not None:
-            return
-        owner = _owner(caller)
-        self._results[call_id] = caller, done.result()
-        theirs = [one for one, (by, _) in self._results.items() if _owner(by) == owner]
-        if len(theirs) > KEPT_EACH:
-            del self._results[theirs[0]]
-        if len(self._results) > KEPT:
-            self._results.popitem(last=False)
+        self.background.check_room(caller)
+        self.background.add(call_id, ask, caller, task)
 
     # Following
 
     async def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
-        by, result = self._results.get(call_id, (None, None))
-        if by is None or result is None or _owner(by) != _owner(caller):
-            return None
-        tool, _, version = result.tool.partition("@")
-        refused = None if result.error is None else result.error.code
-        facts = {"toolId": tool, "version": version or None, "error_code": refused}
-        if not await self._reaches(call_id, by, caller, facts):
-            return None
-        if result.pending and await self._has_ended(call_id):
-            return None  # what was kept is how it stood before a person decided
-        return result
-
-    async def _runs_for(self, call_id: str, caller: Caller) -> bool:
-        """Whether a call of this caller runs in the background here."""
-        by, ask, _ = self._running.get(call_id, (None, None, None))
-        if by is None or ask is None or _owner(by) != _owner(caller):
-            return False
-        facts: Json = {}  # without a version it is about to be refused, as every caller's call of it would be
-        with suppress(Failure):
-            row = (await self._parts.catalog.resolve(ask.tool, ask.version, by.capability)).row
-            facts = {"toolId": row.address, "version": row.version}
-        return await self._reaches(call_id, by, caller, facts)
-
-    async def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
-        """Whether a call that `by` made in the background lies within the token of somebody else of the same owner."""
-        if by is caller or by.capability == caller.capability:
-            return True
-        if caller.capability is not None and caller.capability.bound:
-            return await self._parts.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
-        return await self._parts.ownership.reaches(caller, facts)
-
-    async def _has_ended(self, call_id: str) -> bool:
-        return await self._parts.journal.read(lambda reader: ledger.is_closed(reader, call_id))
+        return await self.background.result(call_id, caller)
 
     async def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """The state of a call by the journal; E3702 for calls that the caller may not see.
 
         Auditors see those of their tenant, and local ones all; but with `own` it must be the caller's.
         """
-        if await self._runs_for(call_id, caller):
+        if await self.background.runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
         kept = await self.result(call_id, caller)
         told = await self._parts.ownership.history(call_id)
@@ -233,7 +159,7 @@ class Calls:
         if not told or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         if not mine:
-            self._note_reading(call_id, caller)
+            self._records.note_reading(call_id, caller)
         states: list[str] = facts.get("states") or []
         closed = any(record.get("kind") == "closed" for record in told)
         return {
@@ -253,7 +179,7 @@ class Calls:
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
-            "persistence": self._persistence(facts),
+            "persistence": persistence_of(facts, self._parts.gateway.storage.payloads),
             **evidence(told),
         }
 
@@ -264,16 +190,6 @@ class Calls:
         except Failure:
             await self._parts.journal.commit(lambda _: None)  # behind all that is on its way to the disk
             return await self.status(call_id, caller, own=own)
-
-    def _persistence(self, facts: Json) -> Json | None:
-        """The state of the payload of a call that succeeded, with the reason if it was removed."""
-        if facts.get("status") != "SUCCESS":
-            return None
-        decided: Json = facts.get("persistence") or {"decision": "inline"}
-        ref = decided.get("ref")
-        if ref is None or self._parts.gateway.storage.payloads.has(ref):
-            return decided
-        return {**decided, "decision": "link", "reason": self._parts.gateway.storage.payloads.why_gone(ref)}
 
     async def trace(self, call_id: str, caller: Caller) -> Json:
         """The spans of the trace that a call belongs to, oldest first; E3702 for calls that the caller may not see.
@@ -304,7 +220,7 @@ class Calls:
         """
         require(caller, "audit:read", "to see the inputs of calls")
         await self.find(call_id, caller)
-        self._note_reading(call_id, caller)
+        self._records.note_reading(call_id, caller)
         facts = facts_in(await self._parts.ownership.history(call_id))
         schema: Json = {}
         with suppress(Failure, KeyError):
@@ -322,13 +238,6 @@ class Calls:
         found = await self._parts.gateway.checkpoints.of(call_id, after=after, limit=limit)
         return [one.document() for one in found], found[-1].sequence if len(found) == limit else None
 
-    def _note_reading(self, call_id: str, caller: Caller) -> None:
-        """Record that somebody reads calls of others, which is reading the journal."""
-        clock = self._parts.clock
-        ref, sought = new_id(clock.now_ms(), clock.random_bytes(10)), {"call": call_id}
-        body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)
-        self._parts.journal.record("audit.read", ref, body)
-
     async def follow(
         self, call_id: str, caller: Caller, *, after: int | None = None
     ) -> AsyncGenerator[tuple[int | None, Json]]:
@@ -337,7 +246,7 @@ class Calls:
         With `after` it goes on behind that event. Where those that came next are kept no longer, that is told instead,
         by what has no number. Of a call that another process on this home runs, only the status is heard.
         """
-        _, _, task = self._running.get(call_id, (None, None, None))
+        task = self.background.task(call_id)
         status = await self.find(call_id, caller)  # also: whether it is theirs
         at = after or 0
         with self._histories.followed(call_id, task) as (history, anew):
@@ -380,10 +289,8 @@ class Calls:
         if await self._parts.approvals.withdraw(call_id, by=caller):
             return "canceled"
         answer = await self._records.call_off(call_id, why)
-        kept = self._results.get(call_id)
-        if kept is not None and why == "discard" and kept[1].ok:
-            gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
-            self._results[call_id] = kept[0], replace(kept[1], value=None, persistence=gone)
+        if why == "discard":
+            self.background.discard(call_id)
         return answer
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
@@ -396,12 +303,7 @@ class Calls:
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let background calls end; after the given time they are cut off, which is on record."""
-        tasks = [task for _, _, task in self._running.values()]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=within_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await self.background.close(within_s)
         self._histories.close()
 
 
@@ -414,10 +316,6 @@ def _refuse_long(ask: Ask) -> None:
 def _missed(call_id: str, count: int | None) -> Json:
     """Tells a follower of events that are kept no longer; of None, nobody knows how many."""
     return {"event_class": "tool.invocation.events_missed", "invocation_id": call_id, "missed": count}
-
-
-def _owner(caller: Caller) -> Owner:
-    return caller.tenant, caller.id
 
 
 def _ticket(result: Result | None) -> str | None:

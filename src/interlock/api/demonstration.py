@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PLACE = "INTERLOCK_DEMO_LEDGER"
+# module state: the environment belongs to the whole process, and so do the places that take turns in it
 _open: list[str] = []
 
 

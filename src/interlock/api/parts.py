@@ -181,7 +181,7 @@ class Parts:
         Its tools are kept: calls fail at once (E3502), and the first probe that succeeds makes them available again.
         """
         upstream = row.origin.removeprefix("upstream:")
-        return "AVAILABLE" if upstream == row.origin or self.upstreams.answers(upstream) else "UNAVAILABLE"
+        return "AVAILABLE" if upstream == row.origin or self.upstreams.connections.answers(upstream) else "UNAVAILABLE"
 
     def enabled(self, version: Version) -> bool:
         """Whether a version can be called now: it is not retired, not in quarantine, and its upstream answers."""
@@ -210,7 +210,7 @@ class Parts:
         self.connect = connect
 
     def _connect_upstream(self, name: str) -> Connector:
-        return self.upstreams.connect(name)
+        return self.upstreams.connections.get(name)
 
     def _channels_of(self, group: str) -> list[str]:
         return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]

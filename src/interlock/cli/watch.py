@@ -159,8 +159,43 @@ _HAPPENED = {
 }  # fmt: skip
 
 
+class _Line:
+    """A line that is being typed, which the terminal does not echo."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._then: Callable[[str], Awaitable[None]] | None = None
+        self._typed: list[str] = []
+
+    @property
+    def open(self) -> bool:
+        return self._then is not None
+
+    def ask(self, question: str, then: Callable[[str], Awaitable[None]]) -> None:
+        """Put a question; `then` is called with the line that answers it."""
+        self._say(question)
+        self._then, self._typed = then, []
+
+    def press(self, key: str) -> Awaitable[None] | None:
+        """Take one key. Returns the consequence of the line once it is complete."""
+        then, line = self._then, self._typed
+        assert then is not None
+        if key in _ENTER or key == _ESCAPE:
+            self._then = None
+            self._say("\n")
+            return None if key == _ESCAPE else then("".join(line))
+        if key in _BACK:
+            if line:
+                line.pop()
+                self._say("\b \b")
+        elif key.isprintable():
+            line.append(key)
+            self._say(key)
+        return None
+
+
 class _Watch:
-    """The state of the watch: tickets shown, the selected ticket, and the text being typed.
+    """The state of the watch: the tickets shown, the selected one, and the line being typed about it.
 
     INVARIANT: keys are about one ticket, the one they were offered with; that another one comes changes nothing.
     """
@@ -172,7 +207,7 @@ class _Watch:
         self._known: dict[str, Ticket] = {}
         self._skipped: set[str] = set()
         self._current: str | None = None
-        self._typing: tuple[Callable[[str], Awaitable[None]], list[str]] | None = None
+        self._line = _Line(_say)
 
     def stop(self) -> None:
         self.keys.put_nowait(_STOP)
@@ -180,7 +215,7 @@ class _Watch:
     async def run(self, for_s: float, *, on_terminal: bool) -> None:
         give_up = time.monotonic() + for_s
         while (left_s := give_up - time.monotonic()) > 0:
-            if self._typing is None:
+            if not self._line.open:
                 await self._look()
                 if on_terminal:
                     self._offer()
@@ -189,7 +224,7 @@ class _Watch:
             except TimeoutError:
                 continue
             for key in pressed:
-                if key == _STOP or (key == "q" and self._typing is None):
+                if key == _STOP or (key == "q" and not self._line.open):
                     return
                 await self._press(key)
 
@@ -238,17 +273,14 @@ class _Watch:
             return
         self._current = next((one for one in waiting if one not in self._skipped), None)
         if self._current is not None:
-            self._say(f"{short(self._known[self._current])}: {_MENU}\n")
-
-    def _say(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+            _say(f"{short(self._known[self._current])}: {_MENU}\n")
 
     # Typing
 
     async def _press(self, key: str) -> None:
-        if self._typing is not None:
-            await self._edit_line(key)
+        if self._line.open:
+            if (decision := self._line.press(key)) is not None:
+                await self._decide(decision)
         elif self._current is not None and key in "aednp":
             await self._act(key, self._known[self._current])
 
@@ -256,37 +288,16 @@ class _Watch:
         about = f"{short(ticket)} {ticket.ref}"
         if key == "p":
             show_ticket(await self._desk.viewer(ticket), self._out.page(), ticket)
-            self._say(f"{short(ticket)}: {_MENU}\n")
+            _say(f"{short(ticket)}: {_MENU}\n")
         elif key == "n":
             self._skipped.add(ticket.id)
             self._current = None
         elif key == "a":
-            self._ask(f"approve {about}? a comment or nothing, then Enter; Esc goes back: ", self._approve)
+            self._line.ask(f"approve {about}? a comment or nothing, then Enter; Esc goes back: ", self._approve)
         elif key == "d":
-            self._ask(f"deny {about}? say why, then Enter; Esc goes back: ", self._deny)
+            self._line.ask(f"deny {about}? say why, then Enter; Esc goes back: ", self._deny)
         else:
-            self._ask(f"approve {about} with these arguments changed, as JSON; Esc goes back: ", self._edit)
-
-    def _ask(self, question: str, then: Callable[[str], Awaitable[None]]) -> None:
-        self._say(question)
-        self._typing = then, []
-
-    async def _edit_line(self, key: str) -> None:
-        """One key of a line that is being typed; the terminal does not echo it."""
-        assert self._typing is not None
-        then, line = self._typing
-        if key in _ENTER or key == _ESCAPE:
-            self._typing = None
-            self._say("\n")
-            if key != _ESCAPE:
-                await self._decide(then("".join(line)))
-        elif key in _BACK:
-            if line:
-                line.pop()
-                self._say("\b \b")
-        elif key.isprintable():
-            line.append(key)
-            self._say(key)
+            self._line.ask(f"approve {about} with these arguments changed, as JSON; Esc goes back: ", self._edit)
 
     async def _decide(self, decision: Awaitable[None]) -> None:
         """Carry a decision out; what keeps it from being one is shown, and the ticket is offered again."""
@@ -296,7 +307,7 @@ class _Watch:
             self._out.page().failure(failure)
             self._current = None
         except click.UsageError as error:
-            self._say(f"{error.message}\n")
+            _say(f"{error.message}\n")
             self._current = None
 
     async def _approve(self, line: str, edit: Json | None = None) -> None:
@@ -307,3 +318,8 @@ class _Watch:
 
     async def _deny(self, line: str) -> None:
         await self._desk.deny(self._current or "", line)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

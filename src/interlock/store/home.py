@@ -314,7 +314,7 @@ def run_migrations(path: Path) -> None:
     fresh.replace(path)
 
 
-# A migrated, empty database, kept so that further homes of this process (scratch ones, mostly) open at once.
+# module state: a migrated, empty database; further homes of this process (scratch ones, mostly) open at once with it
 _empty: list[bytes] = []
 
 

@@ -6,18 +6,15 @@ and a change elsewhere in the service leaves the pin unchanged. Arguments and va
 protobuf, with the field names of the .proto file. Methods with one request become tools; streamed answers are
 collected, and methods that take a stream of requests are refused by name.
 
-There is one channel for each endpoint, which all calls share; a caller's credential is metadata of the call. Names are
-resolved under `net.addresses`, and the channel connects to the addresses that were checked there. A call waits until
-its channel is connected before it is sent, so that an unreachable server has surely received nothing. A channel that
-does not connect is closed when its last call has ended, and the name is resolved anew.
+There is one channel for each endpoint, which all calls share (`grpc_channels`); a caller's credential is metadata of
+the call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
@@ -29,6 +26,8 @@ from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.upstreams import protobuf, wire
 from interlock.upstreams.configuration import read_config
+from interlock.upstreams.grpc_channels import Channels
+from interlock.upstreams.grpc_reflection import DISCOVERY_S, Metadata, reflect
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.response_limits import Intake, in_thread
 from interlock.upstreams.wire import RemoteConfig
@@ -36,21 +35,13 @@ from interlock.upstreams.wire import RemoteConfig
 if TYPE_CHECKING:
     import grpc
     import grpc.aio
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     from interlock.resilience.services import Services
 
-_Metadata = tuple[tuple[str, str], ...]
-
 # Details of a status that are passed on.
 MOST_DETAILS = 10
-DISCOVERY_S = 30.0
 # Answers that cannot hold more values are decoded on the event loop.
 SMALL_VALUES = 1000
-MAX_FILES = 5000
-MAX_DESCRIPTION = 67_108_864
-_REFLECTION = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
-_PLUMBING = ("grpc.reflection.", "grpc.health.", "grpc.channelz.")
 
 
 class GrpcConfig(RemoteConfig):
@@ -77,17 +68,6 @@ class GrpcConfig(RemoteConfig):
         return self
 
 
-class _Line:
-    """A channel and how many use it."""
-
-    __slots__ = ("channel", "retired", "users")
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.users = 0
-        self.retired = False
-
-
 class GrpcUpstream:
     """Calls one gRPC service."""
 
@@ -103,13 +83,11 @@ class GrpcUpstream:
     ) -> None:
         self._name = name
         self._config = config
-        self._resolve = resolve
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         scheme = "grpc" if config.plaintext else "grpcs"
         urls = [f"{scheme}://{target}" for target in config.targets]
         self._sender = wire.Sender(name, urls, config, clock=clock, sleep=sleep, services=services)
-        self._lines: dict[str, _Line] = {}
-        self._opening = asyncio.Lock()
+        self._channels = Channels(name, config, resolve)
 
     async def call(self, call: RemoteCall) -> Any:
         method = protobuf.pinned(call.native)
@@ -123,13 +101,17 @@ class GrpcUpstream:
         return None
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
-        look = wire.Look(credentials or {})
+        import grpc.aio
+
+        config, look = self._config, wire.Look(credentials or {})
         metadata = self._metadata(look)
         try:
-            async with asyncio.timeout(DISCOVERY_S), self._line(self._config.targets[0]) as line:
-                reflected = await self._reflect(line.channel, look, metadata)
+            async with asyncio.timeout(DISCOVERY_S), self._channels.get(config.targets[0]) as one:
+                reflected = await reflect(self._name, one.channel, config.services, metadata)
         except TimeoutError:
             raise wire.late(self._name) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error, look) from None
         tools: list[Definition] = []
         refused: list[tuple[str, str]] = []
         for service, files in reflected.items():
@@ -145,14 +127,12 @@ class GrpcUpstream:
         return Discovered(tools=tools, refused=refused, about={"services": sorted(reflected)})
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        async with self._line(self._config.targets[0]):
+        async with self._channels.get(self._config.targets[0]):
             pass
 
     async def close(self) -> None:
         self._sender.close()
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            await line.channel.close(None)
+        await self._channels.close()
 
     async def _ask(self, call: RemoteCall, method: protobuf.Method, message: bytes, target: str) -> Any:
         """Make one attempt at one endpoint."""
@@ -161,8 +141,8 @@ class GrpcUpstream:
         wire.check_egress(call, f"//{target}")
         metadata = self._metadata(call, **wire.context_headers(call, self._config))
         path = str(call.native["method"])
-        async with self._line(target) as line:
-            channel: Any = line.channel  # grpc's stubs do not type it
+        async with self._channels.get(target) as used:
+            channel: Any = used.channel  # grpc's stubs do not type it
             try:
                 if not call.native.get("streams"):
                     unary = channel.unary_unary(path, None, None)
@@ -176,7 +156,7 @@ class GrpcUpstream:
             except grpc.aio.AioRpcError as error:
                 _note_status(call, error.code().name)
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    line.retired = True  # the channel may take a while to notice that its connection is gone
+                    used.retired = True  # the channel may take a while to notice that its connection is gone
                 raise self._failure(error, call) from None
             except grpc.aio.UsageError:
                 raise wire.unreached(self._name, "was removed") from None
@@ -218,7 +198,7 @@ class GrpcUpstream:
 
         return await in_thread(work)
 
-    def _metadata(self, lent: wire.Lent, **context: str) -> _Metadata:
+    def _metadata(self, lent: wire.Lent, **context: str) -> Metadata:
         """The metadata of a call; the deadline is gRPC's own `grpc-timeout`, and ours for servers that
         do not see that.
         """
@@ -261,153 +241,6 @@ class GrpcUpstream:
         return Failure(
             "E3502" if code in failed else "E3401", answered, details=details, native_error_ref=f"grpc:{code.name}"
         )
-
-    # Channels
-
-    @asynccontextmanager
-    async def _line(self, target: str) -> AsyncGenerator[_Line]:
-        """The connected channel of an endpoint. A retired one gets no more calls, and is closed after its last."""
-        line = self._lines.get(target)
-        if line is None:
-            async with self._opening:
-                line = self._lines.get(target)
-                if line is None:
-                    line = self._lines[target] = _Line(await self._open(target))
-        line.users += 1
-        try:
-            if not await self._connected(line.channel):
-                line.retired = True
-                raise wire.unreached(self._name)
-            yield line
-        finally:
-            line.users -= 1
-            if line.retired and self._lines.get(target) is line:
-                del self._lines[target]
-            if line.retired and not line.users:
-                await line.channel.close(None)
-
-    async def _connected(self, channel: grpc.aio.Channel) -> bool:
-        from grpc import ChannelConnectivity as State
-        from grpc.aio import UsageError
-
-        try:
-            if channel.get_state(try_to_connect=True) is State.READY:
-                return True  # as nearly always
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                while (state := channel.get_state(try_to_connect=True)) is not State.READY:
-                    if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
-                        return False
-                    await channel.wait_for_state_change(state)
-        except (TimeoutError, UsageError):
-            return False  # too slow, or closed meanwhile
-        return True
-
-    async def _open(self, target: str) -> grpc.aio.Channel:
-        import grpc
-        import grpc.aio
-
-        host, _, port = target.rpartition(":")
-        host = host.strip("[]")
-        try:
-            addresses_ = await addresses.checked(host, allow_private=self._config.allow_private, resolve=self._resolve)
-        except OSError:
-            raise wire.unreached(self._name, "has a name without an address") from None
-        pinned = addresses.grpc_target(addresses_, port)
-        options: list[tuple[str, Any]] = [
-            ("grpc.default_authority", target),
-            ("grpc.max_receive_message_length", self._config.max_response_bytes),
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.enable_retries", 0),  # retries are decided here
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.keepalive_time_ms", 300_000),  # servers hang up on clients that ping more often
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.primary_user_agent", "interlock"),
-        ]
-        if self._config.plaintext:
-            return grpc.aio.insecure_channel(pinned, options=options)
-        # The certificate is checked for the name, although the channel connects to an address.
-        options.append(("grpc.ssl_target_name_override", host))
-        return grpc.aio.secure_channel(pinned, self._credentials, options=options)
-
-    @cached_property
-    def _credentials(self) -> grpc.ChannelCredentials:
-        import grpc
-
-        tls = self._config.tls
-        return grpc.ssl_channel_credentials(tls.read("ca_file"), tls.read("key_file"), tls.read("cert_file"))
-
-    # Reflection
-
-    async def _reflect(
-        self, channel: Any, look: wire.Look, metadata: _Metadata
-    ) -> dict[str, dict[str, FileDescriptorProto] | str]:
-        """Return the files that describe each service, or why there are none."""
-        import grpc
-        import grpc.aio
-
-        versions = ["v1", "v1alpha"]
-        for version in versions:
-            try:
-                return await self._reflect_by(channel, _REFLECTION.format(version), metadata)
-            except grpc.aio.AioRpcError as error:
-                # Writing to a stream that the server has already ended fails without the reason of the end.
-                if error.code() is grpc.StatusCode.INTERNAL and versions.count(version) == 1:
-                    versions.append(version)
-                elif error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                    raise self._failure(error, look) from None
-        raise Failure("E3109", f"`{self._name}` has no server reflection, which says what it offers; turn it on there")
-
-    async def _reflect_by(
-        self, channel: Any, path: str, metadata: _Metadata
-    ) -> dict[str, dict[str, FileDescriptorProto] | str]:
-        from google.protobuf.descriptor_pb2 import FileDescriptorProto
-        from google.protobuf.message import DecodeError
-        from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
-
-        method = channel.stream_stream(
-            path, ServerReflectionRequest.SerializeToString, ServerReflectionResponse.FromString
-        )
-        stream = method(metadata=metadata, timeout=DISCOVERY_S)
-        files: dict[str, FileDescriptorProto] = {}
-        heard = 0
-
-        async def ask(request: ServerReflectionRequest) -> ServerReflectionResponse:
-            nonlocal heard
-            await stream.write(request)
-            answer = await stream.read()
-            if not isinstance(answer, ServerReflectionResponse):
-                await stream.code()
-                raise wire.broken(self._name)
-            heard += answer.ByteSize()
-            if heard > MAX_DESCRIPTION:
-                raise Failure("E3407", f"`{self._name}` describes itself with more than {MAX_DESCRIPTION} bytes")
-            try:
-                for given in answer.file_descriptor_response.file_descriptor_proto:
-                    file = FileDescriptorProto.FromString(given)
-                    files.setdefault(file.name, file)
-            except DecodeError:
-                raise Failure("E3401", f"`{self._name}` describes itself in a form that is none") from None
-            if len(files) > MAX_FILES:
-                raise Failure("E3407", f"`{self._name}` describes itself with more than {MAX_FILES} files")
-            return answer
-
-        listed = [
-            one.name for one in (await ask(ServerReflectionRequest(list_services="*"))).list_services_response.service
-        ]
-        wanted = self._config.services or [name for name in sorted(listed) if not name.startswith(_PLUMBING)]
-        described: dict[str, dict[str, FileDescriptorProto] | str] = {}
-        for service in wanted:
-            answer = await ask(ServerReflectionRequest(file_containing_symbol=service))
-            if answer.HasField("error_response"):
-                described[service] = "the server does not describe it"
-                continue
-            while lacking := sorted(protobuf.lacking(files)):
-                answer = await ask(ServerReflectionRequest(file_by_filename=lacking[0]))
-                if lacking[0] not in files:
-                    break
-            described[service] = files
-        await stream.done_writing()
-        return described
 
 
 def _note_status(call: RemoteCall, status: str) -> None:

@@ -11,8 +11,6 @@ for what they expand to.
 from __future__ import annotations
 
 import asyncio
-import base64
-import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urljoin, urlsplit
 
-import orjson
 import pydantic
 
-from interlock.call.artifacts import File
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -33,11 +29,11 @@ from interlock.net.client import Broken, Client, Response
 from interlock.net.connection import Unreachable, Untrusted
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.configuration import read_config
+from interlock.upstreams.http_answers import EXPLAINED, Answers
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
-from interlock.upstreams.openapi_content import is_text
 from interlock.upstreams.request import climbs, with_files
-from interlock.upstreams.response_limits import CODINGS, Intake, decoded, in_thread
+from interlock.upstreams.response_limits import Intake, in_thread
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:
@@ -47,18 +43,14 @@ _READS = ("GET", "HEAD")
 _BODYLESS = ("GET", "HEAD", "DELETE")
 _REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
-# Bytes of an answer that is no success: its beginning explains the error.
-_EXPLAINED = wire.EXCERPT * 8
 _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"}
     | {"x-interlock-caller", "x-interlock-agent"}
 )
-_TEXTS = frozenset({"application/xml", "application/yaml", "application/x-yaml"})
 _NAMED = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 _SPLITTING = re.compile(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
 _ACCEPT = "application/json, */*;q=0.5"
 _ACCEPTED = {"accept": _ACCEPT, "accept-encoding": "gzip, deflate"}
-_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
 
 
 class HttpTool(Part):
@@ -178,8 +170,8 @@ class HttpUpstream:
     ) -> None:
         self._name = name
         self._config = config
-        self._clock = clock
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
+        self._answers = Answers(name, self._intake, clock)
         self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
         self._client = Client(
             partial(addresses.checked, allow_private=config.allow_private, resolve=resolve),
@@ -286,7 +278,7 @@ class HttpUpstream:
             if response.status not in _REDIRECTS:
                 if isinstance(call, RemoteCall) and call.span is not None:
                     call.span.note({"http.response.status_code": response.status})
-                return await self._read(response, call)
+                return await self._answers.read(response, call)
             request = request._replace(url=self._followed(response, request.url, may=request.method in _READS))
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
 
@@ -305,7 +297,7 @@ class HttpUpstream:
         """Return how much of an answer's body is read."""
         if 200 <= status < 300:
             return self._intake.max_bytes
-        return None if status in _REDIRECTS else _EXPLAINED
+        return None if status in _REDIRECTS else EXPLAINED
 
     def _followed(self, response: Response, url: str, *, may: bool) -> str:
         """Return the target of a redirect, if a request may follow it there."""
@@ -325,91 +317,12 @@ class HttpUpstream:
             raise Failure("E3406", f"`{self._name}` redirects to another host, which is not followed")
         return target
 
-    async def _read(self, response: Response, call: RemoteCall | wire.Look) -> Any:
-        """Read the value of an answer; a Failure if it is invalid."""
-        if not 200 <= response.status < 300:
-            beginning = await self._expanded(response, _EXPLAINED, cut=True)
-            raise self._refusal(response, wire.excerpt(beginning.decode(errors="replace"), call))
-        body = await self._expanded(response, self._intake.max_bytes)
-        if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
-            call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
-        kind = response.headers.get("content-type", "")
-        media = kind.partition(";")[0].strip().lower()
-        mode = _mode(call, response.status)
-        if mode == "none" or not body:
-            return None
-        if mode == "text" or (mode == "any" and is_text(media)):
-            return self._text(body, kind)
-        if mode == "file" and isinstance(call, RemoteCall):
-            return _file(call, body, media)
-        if mode == "json" or media == "application/json" or media.endswith("+json"):
-            try:
-                return await self._intake.json(body)
-            except orjson.JSONDecodeError:
-                raise Failure("E3401", f"what `{self._name}` answered is not the JSON that it should be") from None
-        if media.startswith("text/") or media in _TEXTS:
-            return {"text": self._text(body, kind)}
-        if mode == "any" and isinstance(call, RemoteCall):
-            return _file(call, body, media)
-        return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
-
-    def _text(self, body: bytes, kind: str) -> str:
-        named = _CHARSET.search(kind)
-        charset = None if named is None else named[1]
-        text = decoded(body, charset)
-        if text is None:
-            shown = wire.excerpt(charset or "", None)[:40]
-            raise Failure("E3401", f"`{self._name}` answered in the charset `{shown}`, which is not read; use UTF-8")
-        return text
-
-    async def _expanded(self, response: Response, limit: int, *, cut: bool = False) -> bytes:
-        """Return the body, no more than `limit` of it. With `cut` the rest is left out, else it is a Failure."""
-        body, coding = response.body, response.headers.get("content-encoding", "").strip().lower()
-        if body and coding in CODINGS:
-            try:
-                body = await self._intake.expanded(body, coding, limit, cut=cut)
-            except ValueError:
-                raise wire.broken(self._name) from None
-        if len(body) > limit and not cut:
-            raise self._intake.too_large()
-        return body[:limit]
-
-    def _refusal(self, response: Response, message: str) -> Failure:
-        """Convert a status that is no success to a failure."""
-        status = response.status
-        pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
-        details: Json = {"status": status, "sent": True, "body": message}
-        ref = f"http:{status}"
-        if status == 429 or (status == 503 and pause_ms is not None):
-            words = f"`{self._name}` is asked too often"
-            return Failure("E3504", words, details=details, retry_after_ms=pause_ms, native_error_ref=ref)
-        if status in (408, 504):
-            return Failure("E3503", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
-        if status >= 500:
-            return Failure("E3502", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
-        words = f"`{self._name}` answered {status}" + (f": {message}" if message else "")
-        return Failure("E3401", words, details=details, native_error_ref=ref)
-
-
-def _file(call: RemoteCall, body: bytes, media: str) -> Json:
-    """Leave an answer as a file of the call, and return what a caller is told about it."""
-    media = media or "application/octet-stream"
-    path = f"answer{mimetypes.guess_extension(media) or '.bin'}"
-    call.files.append(File(path, body))
-    return {"path": path, "mediaType": media, "size": len(body)}
-
 
 def _base(endpoint: str, servers: Sequence[str]) -> str:
     """Return an endpoint, with the server path of the document if the operator gave none."""
     if urlsplit(endpoint).path:
         return endpoint
     return next((server for server in servers if _origin(server) == _origin(endpoint)), endpoint)
-
-
-def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
-    """Return how the operation's document says that an answer is read, if there is one: see `openapi_content`."""
-    modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
-    return modes.get(str(status)) or modes.get(f"{status // 100}XX")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

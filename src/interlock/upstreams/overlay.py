@@ -225,3 +225,8 @@ def classify(definition: Definition, overlay: Overlay, *, accept_hints: bool) ->
     if method or "readOnlyHint" in hints:
         return Judged("write_irreversible", f"{method or 'its hints'} may change things, so treated as irreversible")
     return Judged("write_irreversible", "no hint says otherwise, so treated as irreversible")
+
+
+def stored_overlay(overlay: Json | None) -> Json:
+    """Check an overlay and return its stored form."""
+    return parse_overlay(overlay).model_dump(mode="json", exclude_unset=True)

@@ -245,11 +245,11 @@ class McpDoor(Route):
         try:
             lock.journal.changes.start()
             await lock.journal.changes.caught_up()
-            seen = revision, lock.upstreams.unanswered()
+            seen = revision, lock.upstreams.connections.unanswered()
             while True:
                 await changed.wait()
                 changed.clear()
-                now = revision, lock.upstreams.unanswered()
+                now = revision, lock.upstreams.connections.unanswered()
                 if now != seen:
                     await self.tools_changed()
                 seen = now

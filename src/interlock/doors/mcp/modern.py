@@ -41,13 +41,14 @@ from interlock.doors.mcp.calling import (
     own_result,
 )
 from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
-from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.watched import watched
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay
-from interlock.http.route import Reply, Route, Stream, guarded, refused, send_reply
+from interlock.http.route import Reply, Route, Stream, guarded, refused
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
+    from interlock.doors.mcp.names import Names
     from interlock.gateway.fast_path import RunningRead
 
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
@@ -55,7 +56,6 @@ Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]
 MODERN = "2026-07-28"
 # A call that takes longer than this is cancelled when its client goes; before, it is left to end.
 WATCH_AFTER_S = 0.25
-PING_AFTER_S = 15.0
 _VERSION = "io.modelcontextprotocol/protocolVersion"
 _CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 _INFO = "io.modelcontextprotocol/clientInfo"
@@ -64,12 +64,6 @@ _RESERVED = "io.modelcontextprotocol/"
 _METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
 # The headers that decide whether a request is for us; those of one client hardly ever differ from request to request.
 _DECIDING = (b"mcp-protocol-version", b"mcp-method", b"content-type", b"accept", b"host", b"origin")
-_SSE = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"connection", b"keep-alive"),
-    (b"x-accel-buffering", b"no"),
-]
 _KNOWN = 1000
 # Longer values are checked each time: a client chooses them, and must not fill the memory with them.
 _BRIEF = 1024
@@ -89,63 +83,15 @@ class _ForSdk(Exception):  # noqa: N818 - a branch, not an error
     """A request that the SDK answers."""
 
 
-class McpRoute(Route):
-    """The requests of one endpoint. `refuse` puts failures of authentication into the form that MCP clients expect."""
+class _Recognition:
+    """Which requests are plain ones of this era. Heads and introductions repeat, so each is judged once."""
 
-    def __init__(
-        self,
-        service: Service,
-        names: Names,
-        listing: Listing,
-        calling: Calling,
-        *,
-        sdk_rules: SdkRules,
-        sdk: Handle,
-        stamp: Json,
-        max_body: int,
-        refuse: Callable[[Scope, Failure], Reply],
-    ) -> None:
-        self.service = service
-        self.calling = calling
-        self.max_body = max_body
-        self.max_values = service.lock.settings.max_values
-        self.small = 2 * self.max_values  # bytes of JSON that cannot hold more values than that
-        self.refuse = refuse
-        self._names = names
-        self._listing = listing
+    def __init__(self, sdk_rules: SdkRules) -> None:
         self._sdk_rules = sdk_rules
-        self._sdk = sdk
-        self._server_info = stamp
-        self._encoded_server_info = orjson.dumps({_SERVER: stamp})
         self._decided: dict[tuple[bytes | None, ...], bool] = {}
         self._known_clients: set[bytes] = set()
-        self._templates = Templates()
 
-    async def prepare(self, head: Scope) -> _Handler | Reply | Stream:
-        authorization = header(head, b"authorization")
-        try:
-            caller = self.service.known(authorization) or await self.service.authenticate(authorization)
-        except Failure as failure:
-            return self.refuse(head, failure)
-        headers = _once(head)
-        if headers is not None and not await self._is_ours(headers):
-            headers = None
-        counted = head["method"] == "POST" and _may_be_long(head, self.small, self.max_body)
-        if headers is None and not counted:
-            return self.to_sdk(caller)
-        return _Handler(self, head, authorization, headers, counted)
-
-    def to_sdk(self, caller: Caller, body: bytes | None = None) -> Stream:
-        """Have the SDK answer a request, whose body may have been read already."""
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._sdk(scope, receive if body is None else replay(body, receive), send, caller)
-
-        return Stream(guarded(app))
-
-    # Is it for us?
-
-    async def _is_ours(self, headers: dict[bytes, bytes]) -> bool:
+    async def is_ours(self, headers: dict[bytes, bytes]) -> bool:
         """Whether the headers say all that the SDK demands and nothing rare."""
         deciding = tuple(map(headers.get, _DECIDING))
         ours = self._decided.get(deciding)
@@ -217,6 +163,60 @@ class McpRoute(Route):
                 raise _ForSdk
             if len(self._known_clients) < _KNOWN and len(introduction) <= _BRIEF:
                 self._known_clients.add(introduction)
+
+
+class McpRoute(Route):
+    """The requests of one endpoint. `refuse` puts failures of authentication into the form that MCP clients expect."""
+
+    def __init__(
+        self,
+        service: Service,
+        names: Names,
+        listing: Listing,
+        calling: Calling,
+        *,
+        sdk_rules: SdkRules,
+        sdk: Handle,
+        stamp: Json,
+        max_body: int,
+        refuse: Callable[[Scope, Failure], Reply],
+    ) -> None:
+        self.service = service
+        self.calling = calling
+        self.max_body = max_body
+        self.max_values = service.lock.settings.max_values
+        self.small = 2 * self.max_values  # bytes of JSON that cannot hold more values than that
+        self.refuse = refuse
+        self._names = names
+        self._listing = listing
+        self._sdk_rules = sdk_rules
+        self._sdk = sdk
+        self._server_info = stamp
+        self._encoded_server_info = orjson.dumps({_SERVER: stamp})
+        self.recognition = _Recognition(sdk_rules)
+        self._templates = Templates()
+
+    async def prepare(self, head: Scope) -> _Handler | Reply | Stream:
+        authorization = header(head, b"authorization")
+        try:
+            caller = self.service.known(authorization) or await self.service.authenticate(authorization)
+        except Failure as failure:
+            return self.refuse(head, failure)
+        headers = _once(head)
+        if headers is not None and not await self.recognition.is_ours(headers):
+            headers = None
+        counted = head["method"] == "POST" and _may_be_long(head, self.small, self.max_body)
+        if headers is None and not counted:
+            return self.to_sdk(caller)
+        return _Handler(self, head, authorization, headers, counted)
+
+    def to_sdk(self, caller: Caller, body: bytes | None = None) -> Stream:
+        """Have the SDK answer a request, whose body may have been read already."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._sdk(scope, receive if body is None else replay(body, receive), send, caller)
+
+        return Stream(guarded(app))
 
     async def tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
         """The tool that is called, the form of its results, and its address."""
@@ -295,14 +295,17 @@ class McpRoute(Route):
                 if begun is None:
                     if not tool.computes or "interlock/version" in wanted.meta:
                         call = await self.calling.begin(wanted, caller)
-                        return await self._watched(request_id, wanted, call, tool, form, WATCH_AFTER_S)
+                        return await watched(
+                            call, partial(self._answer_of, request_id, wanted, call, tool, form), WATCH_AFTER_S
+                        )
                     result = await self.calling.call_here(wanted, caller)
                 elif isinstance(begun, Result):
                     result = begun
                 elif begun.function.waiter is None or await self._ends_soon(begun):
                     result = await self.service.lock.gateway.finish(begun)
                 else:
-                    return await self._watched(request_id, wanted, self.calling.follow(begun), tool, form)
+                    call = self.calling.follow(begun)
+                    return await watched(call, partial(self._answer_of, request_id, wanted, call, tool, form))
             except Failure as failure:
                 return self._reply(request_id, not_made(wanted, failure))
             return self._from_template(request_id, result, tool, form) or self._reply(
@@ -332,26 +335,6 @@ class McpRoute(Route):
                 await self.service.lock.gateway.finish(read)  # which puts the cancellation on record
                 raise
         return function.done
-
-    async def _watched(
-        self, request_id: int | str, wanted: Wanted, call: RunningCall, tool: Prepared, form: Form, after_s: float = 0.0
-    ) -> Reply | Stream:
-        """The answer to a `tools/call` that its client may give up on.
-
-        Most calls end before anybody could: the client is watched only after some time.
-        """
-        try:
-            ended = await _ends(call.task, after_s)
-        except asyncio.CancelledError:
-            call.give_up()
-            raise
-        if ended:
-            return await self._answer_of(request_id, wanted, call, tool, form)
-
-        async def app(_: Scope, receive: Receive, send: Send) -> None:
-            await _watch(call, partial(self._answer_of, request_id, wanted, call, tool, form), receive, send)
-
-        return Stream(guarded(app))
 
     async def _answer_of(
         self, request_id: int | str, wanted: Wanted, call: RunningCall, tool: Prepared, form: Form
@@ -385,8 +368,8 @@ class _Handler:
     """Answers requests with one head. `headers` are None where the SDK answers them."""
 
     __slots__ = (
-        "_authorization", "_counted", "_digest", "_head", "_key", "_method", "_name", "_recall", "_route", "_trace",
-        "max_body",
+        "_authorization", "_counted", "_digest", "_head", "_key", "_method", "_name", "_read", "_recall", "_route",
+        "_trace", "max_body",
     )  # fmt: skip
 
     def __init__(
@@ -403,6 +386,7 @@ class _Handler:
         self._authorization = authorization
         self._digest = bearer(authorization) or b""
         self._recall = route.service.lock.tokens.verifier.recall
+        self._read = route.recognition.read
         self.max_body = route.max_body
         sent = headers or {}
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]
@@ -422,9 +406,9 @@ class _Handler:
             return route.to_sdk(caller, body)
         try:
             if len(body) <= LARGE_BODY:
-                request = route.read(body, self._method)
+                request = self._read(body, self._method)
             else:
-                request = await read_with(route.read, body, self._method)
+                request = await read_with(self._read, body, self._method)
             if self._method == "tools/list":
                 return await route.listed(request, caller)
             params: Json = request["params"]
@@ -445,51 +429,6 @@ class _Handler:
         if self._counted and isinstance(error, Failure):
             return self._route.refuse(self._head, error)
         return refused(error)
-
-
-async def _ends(task: asyncio.Task[Any], within_s: float) -> bool:
-    """Whether a task ends within some seconds. `asyncio.wait` does the same at several times the cost."""
-    if within_s <= 0:
-        return task.done()
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: Any = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = loop.call_later(within_s, wake)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-    return task.done()
-
-
-async def _watch(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
-    """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
-    gone = asyncio.ensure_future(receive())
-    streaming = False
-    try:
-        while True:
-            await asyncio.wait({call.task, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-            if call.task.done() or gone.done():
-                break
-            if not streaming:
-                streaming = True
-                await send({"type": "http.response.start", "status": 200, "headers": _SSE})
-            await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-        if not call.task.done():
-            return
-        made = await answer()
-        if streaming:
-            await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + made.body + b"\r\n\r\n"})
-        else:
-            await send_reply(send, made)
-    finally:
-        gone.cancel()
-        call.give_up()
 
 
 def _faulty(request_id: int | str, fault: Fault) -> Reply:

@@ -81,25 +81,25 @@ class Offers:
 
     async def resources(self, caller: Caller) -> list[Json]:
         """Every resource that is listed."""
-        found = await self._gather(caller, lambda source: source.server.list_resources())
+        found = await self._gather(caller, lambda source: source.server.content.list_resources())
         owned = [(source, str(one.get("uri")), one) for source, one in found]
         return [{**one, "uri": source.uri(own)} for source, own, one in owned if source.is_covered(own, caller)]
 
     async def templates(self, caller: Caller) -> list[Json]:
         """Forms of the addresses of further resources."""
-        found = await self._gather(caller, lambda source: source.server.list_resource_templates())
+        found = await self._gather(caller, lambda source: source.server.content.list_resource_templates())
         return [{**one, "uriTemplate": source.uri(str(one.get("uriTemplate")))} for source, one in found]
 
     async def prompts(self, caller: Caller) -> list[Json]:
         """Every prompt."""
-        found = await self._gather(caller, lambda source: source.server.list_prompts())
+        found = await self._gather(caller, lambda source: source.server.content.list_prompts())
         return [{**one, "name": source.prompt(str(one.get("name")))} for source, one in found]
 
     async def read(self, uri: str, caller: Caller, interaction: Interaction) -> Json:
         """A resource. To a caller who may not have it, it does not exist (E3702)."""
 
         async def ask(source: Source, own: str) -> Json:
-            answer = await source.server.read_resource(own, interaction, caller)
+            answer = await source.server.content.read_resource(own, interaction, caller)
             contents: list[Json] = answer.get("contents", [])
             return {**answer, "contents": [{**one, "uri": source.uri(str(one.get("uri", own)))} for one in contents]}
 
@@ -111,7 +111,7 @@ class Offers:
             name,
             caller,
             "prompt.read",
-            lambda source, own: source.server.get_prompt(own, arguments, interaction, caller),
+            lambda source, own: source.server.content.get_prompt(own, arguments, interaction, caller),
         )
 
     async def complete(self, ref: Json, argument: Json, context: Json | None, caller: Caller) -> Json:
@@ -121,13 +121,13 @@ class Offers:
                 ref["name"],
                 caller,
                 "prompt.complete",
-                lambda source, own: source.server.complete({**ref, "name": own}, argument, context),
+                lambda source, own: source.server.content.complete({**ref, "name": own}, argument, context),
             )
         return await self.of_resource(
             ref["uri"],
             caller,
             "resource.complete",
-            lambda source, own: source.server.complete({**ref, "uri": own}, argument, context),
+            lambda source, own: source.server.content.complete({**ref, "uri": own}, argument, context),
         )
 
     async def of_resource(self, uri: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
@@ -172,7 +172,7 @@ class Offers:
             if one.kind != "mcp" or one.name not in served or one.state != "available" or one.credentials:
                 continue
             try:
-                server = lock.upstreams.connect(one.name)
+                server = lock.upstreams.connections.get(one.name)
             except Failure:
                 continue  # it went away just now
             if isinstance(server, McpUpstream):

@@ -110,9 +110,9 @@ class _Watch:
         pause = shortest
         while True:
             try:
-                server = self._service.lock.upstreams.connect(self._upstream)
+                server = self._service.lock.upstreams.connections.get(self._upstream)
                 if isinstance(server, McpUpstream):
-                    await server.watch(self._own, self._heard)
+                    await server.content.watch(self._own, self._heard)
                 pause = shortest
             except Failure as failure:
                 if not self.agreed.done():

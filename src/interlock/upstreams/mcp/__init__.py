@@ -1,7 +1,10 @@
 """MCP servers as upstreams, reached through the pipes of a program that we run or by their address.
 
-    McpUpstream     finds and calls the tools of one server
-      Sessions      its conversations: who shares one, when it is opened, probed, closed
+    McpUpstream     finds the tools of one server
+      ToolCalls     calls them
+      Content       lists and reads its resources and prompts
+      Sessions      its conversations: who shares one, when it is probed, closed
+        Opener      opens one
         Session     one conversation, in either era of the protocol
           Wire      how its messages travel: Pipes, Http
 

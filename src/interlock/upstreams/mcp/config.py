@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pydantic
 
+from interlock.core.errors import Failure
 from interlock.upstreams import wire
 from interlock.upstreams.mcp.protocol import Era
 from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
@@ -42,6 +45,18 @@ class McpConfig(wire.Part):
         if self.send_caller is None:
             return self.url is None or self.allow_private
         return self.send_caller
+
+    def lent(self, credentials: Mapping[str, str]) -> dict[str, str]:
+        """Return the caller's secrets under the names that the upstream knows; E3602 if one is missing."""
+        lent: dict[str, str] = {}
+        for shown, secret in self.credentials.items():
+            value = credentials.get(secret)
+            if not value:
+                raise Failure("E3602", f"the call needs the credential `{secret}`: interlock secrets set {secret}")
+            if shown.lower() == "authorization" and " " not in value:
+                value = f"Bearer {value}"
+            lent[shown] = value
+        return lent
 
     @pydantic.field_validator("url")
     @classmethod

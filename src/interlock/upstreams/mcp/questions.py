@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from interlock.call.connector import ALONE, Interaction
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.mcp.protocol import METHOD_NOT_FOUND, QUESTIONS, RpcError
+from interlock.upstreams.mcp.protocol import INVALID_PARAMS, METHOD_NOT_FOUND, QUESTIONS, RpcError, Server
 
 _INTERNAL_ERROR = -32603
 # The error of a client whose user refused a request for sampling: an answer, like `decline` of an elicitation.
@@ -81,3 +81,21 @@ def unclear(method: str, possible: Sequence[Questions]) -> RpcError:
     for one in possible:
         one.doubt(method)
     return RpcError(_INTERNAL_ERROR, "nobody was asked: it is not clear to which call the question belongs", None)
+
+
+def answerable(interaction: Interaction, *, passed_on: bool) -> Json:
+    """Return the questions that a client can answer, with which a conversation of the handshake era must be opened."""
+    if interaction.ask is None or not passed_on:
+        return {}
+    return {name: options for name, options in interaction.capabilities.items() if name in QUESTIONS.values()}
+
+
+def refuse_answers(server: Server, interaction: Interaction) -> None:
+    """INVARIANT: a server of the handshake era, which takes no answers, does not run a tool again because of them."""
+    if interaction.answers and not server.modern:
+        raise Failure(
+            "E3411",
+            "Invalid or expired requestState: the call that asked is over, or belongs to another",
+            details={"sent": False, "code": INVALID_PARAMS},
+            resolution="make the call again without inputResponses and requestState",
+        )

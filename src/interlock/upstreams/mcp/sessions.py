@@ -14,29 +14,24 @@ number and closed when they were not used for a while.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from interlock.call.context import Caller
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams import wire
-from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
+from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.config import McpConfig
-from interlock.upstreams.mcp.pipes import Pipes
-from interlock.upstreams.mcp.protocol import Era, RpcError, Wire
+from interlock.upstreams.mcp.opening import Conversation, Opener
+from interlock.upstreams.mcp.protocol import RpcError
 from interlock.upstreams.mcp.session import LIST_S, Session
-from interlock.upstreams.response_limits import Allowance, Intake, in_thread
+from interlock.upstreams.supervisor import Restarts, Supervisor
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 
@@ -47,31 +42,6 @@ IDLE_S = 300.0
 DRAIN_S = 30.0
 # The limit of a health request is five seconds; this one must expire first.
 PROBE_S = 4.5
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The conversation that a call needs: the credentials, abilities and log level that it is opened with, and the
-    caller whose it is, if it is not shared.
-    """
-
-    lent: Mapping[str, str]
-    capabilities: Json = field(default_factory=dict[str, Any])
-    level: str | None = None
-    caller: Caller | None = None
-    # Whether a server that speaks both eras is spoken to in the handshake era.
-    handshake: bool = False
-    number: int = 0
-
-    @property
-    def key(self) -> str:
-        """Its key, without the secrets that opened it; empty for the shared one."""
-        one = self.caller
-        owner = None if one is None else [one.tenant, one.id, one.acting]
-        if not self.lent and owner is None:
-            return ""
-        facts = [self.lent, self.capabilities, self.level, owner, self.handshake, self.number]
-        return hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 class _Lanes:
@@ -117,15 +87,11 @@ class Sessions:
     ) -> None:
         self._name = name
         self._config = config
-        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._clock = clock
         self._on_change = on_change
-        self._logs = logs
+        self.opener = Opener(name, config, clock=clock, on_change=on_change, on_doubt=self._in_doubt, logs=logs)
         self._alert = alert or self._complain
         self._restarts = (restarts or Restarts()) if config.command else None
-        self._era: Era = config.protocol
-        self._met = False
-        self._attending: set[Callable[[str], None]] = set()
         self._slots: OrderedDict[str, Supervisor[Session]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._lanes: dict[str, _Lanes] = {}
@@ -137,18 +103,6 @@ class Sessions:
     def _complain(self, reason: str) -> None:
         _log.error("%s: %s", self._name, reason)
 
-    def lent(self, credentials: Mapping[str, str]) -> dict[str, str]:
-        """Return the caller's secrets under the names that the upstream knows; E3602 if one is missing."""
-        lent: dict[str, str] = {}
-        for shown, secret in self._config.credentials.items():
-            value = credentials.get(secret)
-            if not value:
-                raise Failure("E3602", f"the call needs the credential `{secret}`: interlock secrets set {secret}")
-            if shown.lower() == "authorization" and " " not in value:
-                value = f"Bearer {value}"
-            lent[shown] = value
-        return lent
-
     def slot(self, wanted: Conversation) -> Supervisor[Session]:
         """Return a conversation, opened when it is first used."""
         key = wanted.key
@@ -158,7 +112,7 @@ class Sessions:
             self._make_room()
 
             async def start() -> Session:
-                session = await self._open(key, wanted)
+                session = await self.opener.open(key, wanted)
                 if wanted.level is not None:
                     await session.log_from(wanted.level, LIST_S)
                 return session
@@ -213,82 +167,6 @@ class Sessions:
         """Give each call a conversation, from now on: this server asks outside of the streams of its answers."""
         self._one_at_a_time = True
 
-    # Opening
-
-    async def _open(self, key: str, wanted: Conversation) -> Session:
-        async def connect(session: Session) -> Wire:
-            return await self._connect(session, key, wanted.lent)
-
-        async def greet(era: Era) -> Session:
-            return await Session.open(
-                connect,
-                era=era,
-                capabilities=wanted.capabilities,
-                on_change=self._on_change,
-                on_list=self._list_changed,
-                on_doubt=self._in_doubt,
-            )
-
-        session = await (greet("handshake") if wanted.handshake else self._greeted(greet))
-        if key == "":
-            if self._met:
-                self._on_change()  # its tools may have changed while it was away
-                for kind in ("resources", "prompts"):
-                    self._list_changed(kind)
-            self._met = True
-        return session
-
-    async def _greeted(self, greet: Callable[[Era], Awaitable[Session]]) -> Session:
-        """Greet the server in the way that worked last time, or find out which does."""
-        try:
-            session = await greet(self._era)
-        except Crashed:
-            if self._era != "auto":
-                raise
-            # Some servers of the handshake era end if the first message is not the handshake.
-            self._era = "handshake"
-            session = await greet(self._era)
-        except Failure:
-            self._era = self._config.protocol
-            raise
-        if self._config.protocol == "auto":
-            self._era = "auto" if session.server.modern else "handshake"
-        return session
-
-    async def _connect(self, session: Session, key: str, lent: Mapping[str, str]) -> Wire:
-        config = self._config
-        allowance = Allowance(self._clock.monotonic, config.max_response_bytes)
-        if config.url is None:
-            log = None if self._logs is None else self._logs / f"{self._name}{key and '-'}{key[:8]}.log"
-            program = Program(config.command, config.env, lent, config.cwd, log)
-            return await Pipes.open(program, session, self._intake, allowance)
-        # These libraries take a second to load, during which other calls continue.
-        await in_thread(importlib.import_module, "interlock.upstreams.mcp.http")
-        from interlock.upstreams.mcp.http import Http
-
-        headers = {**config.headers, **lent}
-        try:
-            return await Http.open(
-                config.url,
-                headers,
-                session,
-                clock=self._clock,
-                intake=self._intake,
-                allowance=allowance,
-                allow_private=config.allow_private,
-                tls=config.tls,
-            )
-        except OSError:
-            raise wire.unreached(self._name, "has an address that cannot be found") from None
-
-    def attend(self, hear: Callable[[str], None]) -> None:
-        """Call `hear` with the server's list that changed: tools, resources or prompts."""
-        self._attending.add(hear)
-
-    def _list_changed(self, kind: str) -> None:
-        for hear in self._attending:
-            hear(kind)
-
     # Letting go
 
     def _close_idle(self) -> None:
@@ -323,7 +201,7 @@ class Sessions:
         """
         self._close_idle()
         slots = [slot for slot in self._slots.values() if slot.current is not None]
-        slots = slots or [self.slot(Conversation({} if credentials is None else self.lent(credentials)))]
+        slots = slots or [self.slot(Conversation({} if credentials is None else self._config.lent(credentials)))]
         failures = [failure for failure in await asyncio.gather(*map(self._ping, slots)) if failure is not None]
         if len(failures) == len(slots):
             raise failures[0]

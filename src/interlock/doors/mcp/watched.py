@@ -1,0 +1,86 @@
+"""Watches calls that take long: their clients may give up on them, and are kept waiting by comments until then.
+
+A client of the modern era cancels by closing its connection. Most calls end before anybody could: a client is watched
+only after some time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from interlock.http.asgi import Receive, Scope, Send
+from interlock.http.route import Reply, Stream, guarded, send_reply
+
+if TYPE_CHECKING:
+    from interlock.doors.mcp.calling import RunningCall
+
+PING_AFTER_S = 15.0
+_SSE = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], after_s: float = 0.0) -> Reply | Stream:
+    """The answer to a call that its client may give up on: a stream if it has not ended after `after_s`."""
+    try:
+        ended = await _ends(call.task, after_s)
+    except asyncio.CancelledError:
+        call.give_up()
+        raise
+    if ended:
+        return await answer()
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await _watch(call, answer, receive, send)
+
+    return Stream(guarded(app))
+
+
+async def _ends(task: asyncio.Task[Any], within_s: float) -> bool:
+    """Whether a task ends within some seconds. `asyncio.wait` does the same at several times the cost."""
+    if within_s <= 0:
+        return task.done()
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: Any = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    task.add_done_callback(wake)
+    timer = loop.call_later(within_s, wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+    return task.done()
+
+
+async def _watch(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:
+    """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
+    gone = asyncio.ensure_future(receive())
+    streaming = False
+    try:
+        while True:
+            await asyncio.wait({call.task, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if call.task.done() or gone.done():
+                break
+            if not streaming:
+                streaming = True
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+            await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+        if not call.task.done():
+            return
+        made = await answer()
+        if streaming:
+            await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + made.body + b"\r\n\r\n"})
+        else:
+            await send_reply(send, made)
+    finally:
+        gone.cancel()
+        call.give_up()

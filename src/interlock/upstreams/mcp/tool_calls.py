@@ -1,0 +1,202 @@
+"""Calls of the tools of one MCP server: which conversation one needs, what is sent, and how its answer is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from interlock.call.connector import Interaction, RemoteCall
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.upstreams import wire
+from interlock.upstreams.manifests import definition_digest
+from interlock.upstreams.mcp.answers import pass_on_log, refusal, rounds, stated_of_data, understood, value
+from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.mcp.opening import Conversation
+from interlock.upstreams.mcp.protocol import LOG_LEVEL, LOG_LEVELS, TASK, TASKS, Listening, RpcError, members
+from interlock.upstreams.mcp.questions import Questions, answerable, refuse_answers
+from interlock.upstreams.mcp.session import LIST_S, Session
+from interlock.upstreams.mcp.sessions import Sessions
+from interlock.upstreams.mcp.tasks import follow
+
+if TYPE_CHECKING:
+    from interlock.core.clock import Clock
+    from interlock.resilience.services import Services
+    from interlock.upstreams.supervisor import Supervisor
+
+
+class ToolCalls:
+    """Makes calls in the conversations of one server. `on_change` is called when a tool is not what was admitted."""
+
+    def __init__(
+        self,
+        name: str,
+        config: McpConfig,
+        sessions: Sessions,
+        *,
+        clock: Clock,
+        on_change: Callable[[], None],
+        services: Services | None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._sessions = sessions
+        self._on_change = on_change
+        self._sender = wire.Sender(
+            name, (config.url or name,), wire.RemoteConfig.model_validate({}), clock=clock, sleep=asyncio.sleep,
+            services=services,
+        )  # fmt: skip
+
+    def forget(self) -> None:
+        """Drop cached answers, because the server's tools have changed."""
+        self._sender.forget()
+
+    async def make(self, call: RemoteCall) -> Any:
+        """Return the tool's value: always `content`, with `structuredContent` and `_meta` if the server gave them."""
+        lent = self._config.lent(call.credentials)
+        return await self._sender.send(call, lambda one, _: self._attempt(one, lent))
+
+    async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
+        if self._config.url is not None:
+            wire.check_egress(call, self._config.url)
+        interaction = call.interaction
+        session = await self._sessions.slot(Conversation(lent)).get(call.left_s)
+        able = answerable(interaction, passed_on=self._config.questions)
+        listens = self._listens(interaction, session)
+        level = None if listens is None else listens.level
+        wanted = Conversation(lent)
+        if session.server.modern:
+            pushed = Conversation(lent, able, level, call.caller, handshake=True)
+            if able and not interaction.calls_again and await self._takes_pushed(pushed, call):
+                wanted = pushed
+            elif listens is not None:
+                wanted = Conversation(lent, {}, level, call.caller)
+        elif able or listens is not None:
+            wanted = Conversation(lent, able, level, call.caller)
+        async with self._sessions.lease(wanted, call.left_s) as slot:
+            return await self._ask(slot, call, listens, Questions(interaction, passed_on=self._config.questions))
+
+    async def _ask(
+        self, slot: Supervisor[Session], call: RemoteCall, listens: Listening | None, questions: Questions
+    ) -> Json:
+        session = await slot.get(call.left_s)
+        refuse_answers(session.server, call.interaction)
+        params: Json = {"name": call.native["name"], "arguments": call.arguments}
+
+        async def request(sent: Json) -> Json:
+            return await self._request(session, call, sent, listens, questions)
+
+        try:
+            if session.seen.get(call.native["name"]) != call.definition:
+                await self._check(session, call)
+            answer = await rounds(request, params, call.interaction, questions)
+            if answer.get("resultType") == TASK:
+                answer = await self._follow(slot, answer, call, questions)
+        except RpcError as error:
+            raise questions.explain(refusal(error, call)) from None
+        except Failure as failure:
+            if (failure.details or {}).get("reason") == "session_gone":
+                slot.discard(session)
+            raise
+        finally:
+            call.reported["mcp_session_id"] = getattr(session.wire, "session_id", None)
+        call.reported["isError"] = answer.get("isError", False) is True
+        call.provenance.update(stated_of_data(answer))
+        try:
+            return value(answer, call)
+        except Failure as failure:
+            raise questions.explain(failure) from None
+
+    async def _follow(self, slot: Supervisor[Session], created: Json, call: RemoteCall, questions: Questions) -> Json:
+        """Return the result of a task that the server made of a call."""
+        able = self._declared(call, tasks=True)
+        session = await slot.get(call.left_s)
+
+        async def send(method: str, params: Json) -> Json:
+            nonlocal session
+            if session.ended.done():
+                session = await slot.get(call.left_s)
+            return await session.request(method, params, within_s=min(call.left_s, LIST_S), capabilities=able)
+
+        return await follow(created, send, lambda name: session.cancel_task(name, able), call, questions)
+
+    @staticmethod
+    def _declared(call: RemoteCall, *, tasks: bool) -> Json:
+        """Return the abilities that a server of the modern era is told of: the client's, and our own."""
+        able = call.interaction.capabilities
+        return {**able, "extensions": {TASKS: {}}} if tasks else able
+
+    async def _check(self, session: Session, call: RemoteCall) -> None:
+        """INVARIANT: a server is asked only for what was admitted, as it was described then.
+
+        A conversation therefore begins with listing its tools. A difference is refused, and the whole upstream is
+        looked at again.
+        """
+        name = str(call.native["name"])
+        if call.definition is None:
+            return  # a manifest that was written by hand is the operator's own statement
+        known = name in session.seen
+        if await self._offered(session, name, call.left_s) == call.definition:
+            return
+        if not known:
+            self._on_change()
+        is_now = "describes it otherwise now" if session.seen[name] else "offers it no longer"
+        raise Failure(
+            "E3210", f"`{name}` is not what was admitted: `{self._name}` {is_now}",
+            details={"sent": False, "upstream": self._name}, resolution=wire.look_at(self._name),
+        )  # fmt: skip
+
+    async def _offered(self, session: Session, name: str, within_s: float) -> str:
+        """Return the digest of a tool as a conversation lists it now; empty if it does not."""
+        listed = await session.tools(within_s)
+        if name not in session.seen:
+            same = [one for one in listed if members(one).get("name") == name]
+            definitions, _ = understood(same, headers=self._config.url is not None)
+            session.seen[name] = definition_digest(definitions[0]) if definitions else ""
+        return session.seen[name]
+
+    async def _request(
+        self, session: Session, call: RemoteCall, params: Json, listens: Listening | None, questions: Questions
+    ) -> Json:
+        context = call.trace | call.identity if self._config.sends_caller else call.trace
+        wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
+        return await session.request(
+            "tools/call",
+            params,
+            within_s=call.left_s,
+            meta={**context, **wants_log},
+            headers=self._headers(call, context),
+            progress=call.progress,
+            questions=questions,
+            on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
+            capabilities=self._declared(call, tasks=session.server.extends(TASKS)),
+            noted=call.reported,
+        )
+
+    async def _takes_pushed(self, wanted: Conversation, call: RemoteCall) -> bool:
+        """Whether the server also speaks the era of a client that is asked in the middle of its request, and offers the
+        tool there as it was admitted.
+
+        In that era a tool asks as it would without Interlock; many tools of servers of both eras ask in no other way.
+        """
+        session = await self._sessions.speaks_both(wanted, call.left_s)
+        if session is None or call.definition is None:
+            return session is not None
+        return await self._offered(session, str(call.native["name"]), call.left_s) == call.definition
+
+    def _listens(self, interaction: Interaction, session: Session) -> Listening | None:
+        """Return the client of a call, if it wants the server's log messages and the server has a log."""
+        wanted = self._config.url is not None if self._config.logs is None else self._config.logs
+        if not wanted or not isinstance(interaction, Listening) or not session.server.offers("logging"):
+            return None
+        return interaction if interaction.level in LOG_LEVELS else None
+
+    def _headers(self, call: RemoteCall, context: dict[str, str]) -> dict[str, str]:
+        if self._config.url is None:
+            return {}
+        if "headers" not in call.native:
+            return context
+        from interlock.upstreams.mcp.headers import parameter_headers
+
+        return parameter_headers(call.native["headers"], call.arguments) | context

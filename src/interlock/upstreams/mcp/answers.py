@@ -135,12 +135,11 @@ def _icons(stated: Any) -> list[Json]:
 
 
 async def rounds(
-    ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction, questions: Questions
+    answer: Json, ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction, questions: Questions
 ) -> Json:
-    """Send a request, and send it again with the client's answers as long as the server asks questions that can be
-    answered.
+    """Send a request again with the client's answers as long as the server's `answer` asks questions that can be
+    answered. Returns the last answer.
     """
-    answer = await ask({**params, **interaction.answers})
     for _ in range(MAX_ROUNDS):
         answers = await _answers(answer, interaction, questions)
         if answers is None:
@@ -212,7 +211,7 @@ def _brief(value: Json) -> Json:
     return brief
 
 
-def pass_on_log(listens: Listening, message: Json, call: RemoteCall) -> None:
+def pass_on_log(listens: Listening, message: Json, *, call: RemoteCall) -> None:
     """Pass on a log message of a server, cleaned, if its level is at least the one that the client asked for."""
     level, logger, data = message.get("level"), message.get("logger"), message.get("data")
     if level not in LOG_LEVELS or LOG_LEVELS.index(level) < LOG_LEVELS.index(listens.level):

@@ -84,7 +84,8 @@ class Content:
                         method, sent, within_s=within_s, questions=questions, capabilities=declared
                     )
 
-                return plain(await rounds(ask, params, interaction, questions))
+                answer = await ask({**params, **interaction.answers})
+                return plain(await rounds(answer, ask, params, interaction, questions))
         except RpcError as error:
             raise questions.explain(refusal(error, None)) from None
         except Failure as failure:

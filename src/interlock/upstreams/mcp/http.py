@@ -106,7 +106,7 @@ class Http:
 
     # Sending
 
-    def send(self, message: Json, headers: Mapping[str, str]) -> Awaitable[None] | None:
+    def send(self, message: Json, headers: dict[str, str]) -> Awaitable[None] | None:
         """Send a message. A request is then written; anything else is answered, which has to be awaited."""
         if self.ended.done():
             raise Failure("E3502", "the connection to the upstream is closed", details={"sent": False})
@@ -114,18 +114,17 @@ class Http:
         if method == "notifications/cancelled" and self._withdrawn(members(message.get("params")).get("requestId")):
             return None
         number = cast("int | None", message.get("id")) if method is not None else None
-        named = dict(headers)
-        if "mcp-name" in named:
-            named["mcp-name"] = encode_header_value(named["mcp-name"])
-        self._version = "" if method == "initialize" else named.setdefault(_VERSION, self._version)
+        if "mcp-name" in headers:
+            headers["mcp-name"] = encode_header_value(headers["mcp-name"])
+        self._version = "" if method == "initialize" else headers.setdefault(_VERSION, self._version)
         if not self._version:
-            named.pop(_VERSION, None)
+            headers.pop(_VERSION, None)
         if self.session_id is not None:
-            named[SESSION] = self.session_id
-        post = Post(self, number, _encoded(message), named, opens=method == "initialize")
+            headers[SESSION] = self.session_id
+        post = Post(self, number, _encoded(message), headers, opens=method == "initialize")
         if number is None:
             return self._notify(post, begins=method == "notifications/initialized")
-        request = self._head("POST", named, len(post.content)) + post.content
+        request = self._head("POST", headers, len(post.content)) + post.content
         self.posts[number] = post
         post.connection = self._pool.send_now(request, post)
         return None if post.connection is not None else self.post(post)

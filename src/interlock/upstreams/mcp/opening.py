@@ -49,6 +49,10 @@ class Conversation:
         return hashlib.sha256(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+# The conversation of all callers, where no credentials are lent.
+SHARED = Conversation({})
+
+
 class Opener:
     """Opens conversations with one server. It is greeted in the way that worked last time.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -76,7 +76,7 @@ class Pipes:
     def ended(self) -> asyncio.Future[str]:
         return self._child.ended
 
-    def send(self, message: Json, headers: Mapping[str, str]) -> None:
+    def send(self, message: Json, headers: dict[str, str]) -> None:
         self._child.send(orjson.dumps(message))
 
     def abort(self) -> None:

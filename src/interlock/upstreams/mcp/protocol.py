@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
@@ -61,8 +61,8 @@ class Wire(Protocol):
     @property
     def ended(self) -> asyncio.Future[str]: ...
 
-    def send(self, message: Json, headers: Mapping[str, str]) -> Awaitable[None] | None:
-        """Send a message: at once, or when the result has been awaited.
+    def send(self, message: Json, headers: dict[str, str]) -> Awaitable[None] | None:
+        """Send a message: at once, or when the result has been awaited. `headers` are the wire's own from then on.
 
         Raises, or awaiting raises, a Failure with details {"sent": False} if it certainly went nowhere.
         """

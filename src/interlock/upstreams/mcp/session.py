@@ -27,6 +27,7 @@ from interlock.upstreams.mcp.protocol import (
     INVALID_PARAMS,
     META,
     METHOD_NOT_FOUND,
+    MODERN,
     QUESTIONS,
     UNSENT,
     Era,
@@ -55,6 +56,9 @@ _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "re
 _ASKING = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 # Requests whose name, URI or task the protocol wants repeated in a header.
 _NAMED = {**_ASKING, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
+
+_PROTOCOL_VERSION, _CLIENT_INFO = f"{META}protocolVersion", f"{META}clientInfo"
+_CLIENT_CAPABILITIES = f"{META}clientCapabilities"
 
 Connect = Callable[["Session"], Awaitable[Wire]]
 
@@ -185,8 +189,12 @@ class Session:
         number = next(self._numbers)
         if noted is not None:
             noted["jsonrpc_request_id"], noted["mcp_protocol_version"] = number, self.server.protocol
-        meta_ = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
-        message, stamped = self._stamp(number, method, params, meta_, capabilities or self.capabilities)
+        own = dict(meta) if meta else {}
+        if progress is not None:
+            own["progressToken"] = number
+        message, stamped = self._stamp(number, method, params, own, capabilities or self.capabilities)
+        if headers:
+            stamped.update(headers)
         loop = asyncio.get_running_loop()
         waiting = _Pending(loop.create_future(), method, progress, questions, on_log)
         self._pending[number] = waiting
@@ -194,7 +202,7 @@ class Session:
         timer: asyncio.TimerHandle | None = None
         sent = False
         try:
-            sending = self.wire.send(message, {**stamped, **(headers or {})})
+            sending = self.wire.send(message, stamped)
             if sending is not None:
                 async with asyncio.timeout_at(until):
                     await sending
@@ -328,24 +336,22 @@ class Session:
     def _stamp(
         self, number: int, method: str, params: Json | None, meta: Json, capabilities: Json
     ) -> tuple[Json, dict[str, str]]:
-        """Make the message, and the headers that go with it if the wire has any."""
-        params, headers = dict(params or {}), dict[str, str]()
+        """Make the message, and the headers that go with it if the wire has any. Adds to `meta`."""
+        headers: dict[str, str] = {}
         protocol = self.server.protocol
         if protocol and method != "initialize":
             headers["mcp-protocol-version"] = protocol
-        if self.server.modern:
-            meta |= {
-                f"{META}protocolVersion": protocol,
-                f"{META}clientInfo": ABOUT_US,
-                f"{META}clientCapabilities": capabilities,
-            }
+        if protocol in MODERN:
+            meta[_PROTOCOL_VERSION] = protocol
+            meta[_CLIENT_INFO] = ABOUT_US
+            meta[_CLIENT_CAPABILITIES] = capabilities
             headers["mcp-method"] = method
-            if method in _NAMED:
+            if params is not None and method in _NAMED:
                 headers["mcp-name"] = str(params[_NAMED[method]])
-        if meta:
-            params["_meta"] = meta
         message: Json = {"jsonrpc": "2.0", "id": number, "method": method}
-        if params:
+        if meta:
+            message["params"] = {**params, "_meta": meta} if params else {"_meta": meta}
+        elif params:
             message["params"] = params
         return message, headers
 
@@ -354,7 +360,7 @@ class Session:
             return
         self._spawn(self.notify("notifications/cancelled", {"requestId": number, "reason": reason}))
 
-    async def _send(self, message: Json, headers: Mapping[str, str]) -> None:
+    async def _send(self, message: Json, headers: dict[str, str]) -> None:
         sending = self.wire.send(message, headers)
         if sending is not None:
             await sending

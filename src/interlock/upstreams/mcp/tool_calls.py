@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import Interaction, RemoteCall
@@ -13,8 +14,17 @@ from interlock.upstreams import wire
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.mcp.answers import pass_on_log, refusal, rounds, stated_of_data, understood, value
 from interlock.upstreams.mcp.config import McpConfig
-from interlock.upstreams.mcp.opening import Conversation
-from interlock.upstreams.mcp.protocol import LOG_LEVEL, LOG_LEVELS, TASK, TASKS, Listening, RpcError, members
+from interlock.upstreams.mcp.opening import SHARED, Conversation
+from interlock.upstreams.mcp.protocol import (
+    INPUT_REQUIRED,
+    LOG_LEVEL,
+    LOG_LEVELS,
+    TASK,
+    TASKS,
+    Listening,
+    RpcError,
+    members,
+)
 from interlock.upstreams.mcp.questions import Questions, answerable, refuse_answers
 from interlock.upstreams.mcp.session import LIST_S, Session
 from interlock.upstreams.mcp.sessions import Sessions
@@ -52,46 +62,65 @@ class ToolCalls:
         """Drop cached answers, because the server's tools have changed."""
         self._sender.forget()
 
-    async def make(self, call: RemoteCall) -> Any:
+    def make(self, call: RemoteCall) -> Coroutine[Any, Any, Any]:
         """Return the tool's value: always `content`, with `structuredContent` and `_meta` if the server gave them."""
         lent = self._config.lent(call.credentials)
-        return await self._sender.send(call, lambda one, _: self._attempt(one, lent))
+        return self._sender.send(call, lambda one, _: self._attempt(one, lent))
 
     async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
         if self._config.url is not None:
             wire.check_egress(call, self._config.url)
         interaction = call.interaction
-        session = await self._sessions.slot(Conversation(lent)).get(call.left_s)
+        shared = Conversation(lent) if lent else SHARED
+        slot = self._sessions.slot(shared)
+        session = await slot.get(call.left_s)
         able = answerable(interaction, passed_on=self._config.questions)
         listens = self._listens(interaction, session)
-        level = None if listens is None else listens.level
-        wanted = Conversation(lent)
-        if session.server.modern:
-            pushed = Conversation(lent, able, level, call.caller, handshake=True)
-            if able and not interaction.calls_again and await self._takes_pushed(pushed, call):
-                wanted = pushed
-            elif listens is not None:
-                wanted = Conversation(lent, {}, level, call.caller)
-        elif able or listens is not None:
-            wanted = Conversation(lent, able, level, call.caller)
+        wanted = shared
+        if able or listens is not None:
+            wanted = await self._own(call, lent, able, listens, session)
+        questions = Questions(interaction, passed_on=self._config.questions)
+        if wanted is shared:  # as nearly always; it carries any number of calls
+            return await self._ask(slot, session, call, listens, questions)
         async with self._sessions.lease(wanted, call.left_s) as slot:
-            return await self._ask(slot, call, listens, Questions(interaction, passed_on=self._config.questions))
+            return await self._ask(slot, await slot.get(call.left_s), call, listens, questions)
+
+    async def _own(
+        self, call: RemoteCall, lent: Mapping[str, str], able: Json, listens: Listening | None, session: Session
+    ) -> Conversation:
+        """Return the conversation for a client that can be asked or wants the log; the shared one if that will do."""
+        level = None if listens is None else listens.level
+        if not session.server.modern:
+            return Conversation(lent, able, level, call.caller)
+        pushed = Conversation(lent, able, level, call.caller, handshake=True)
+        if able and not call.interaction.calls_again and await self._takes_pushed(pushed, call):
+            return pushed
+        return Conversation(lent) if listens is None else Conversation(lent, {}, level, call.caller)
 
     async def _ask(
-        self, slot: Supervisor[Session], call: RemoteCall, listens: Listening | None, questions: Questions
+        self,
+        slot: Supervisor[Session],
+        session: Session,
+        call: RemoteCall,
+        listens: Listening | None,
+        questions: Questions,
     ) -> Json:
-        session = await slot.get(call.left_s)
-        refuse_answers(session.server, call.interaction)
-        params: Json = {"name": call.native["name"], "arguments": call.arguments}
+        interaction, name = call.interaction, call.native["name"]
+        refuse_answers(session.server, interaction)
+        params: Json = {"name": name, "arguments": call.arguments}
 
-        async def request(sent: Json) -> Json:
-            return await self._request(session, call, sent, listens, questions)
+        def request(sent: Json) -> Awaitable[Json]:
+            return self._request(session, call, sent, listens, questions)
 
         try:
-            if session.seen.get(call.native["name"]) != call.definition:
+            if session.seen.get(name) != call.definition:
                 await self._check(session, call)
-            answer = await rounds(request, params, call.interaction, questions)
-            if answer.get("resultType") == TASK:
+            answer = await request({**params, **interaction.answers} if interaction.answers else params)
+            kind = answer.get("resultType")
+            if kind == INPUT_REQUIRED:
+                answer = await rounds(answer, request, params, interaction, questions)
+                kind = answer.get("resultType")
+            if kind == TASK:
                 answer = await self._follow(slot, answer, call, questions)
         except RpcError as error:
             raise questions.explain(refusal(error, call)) from None
@@ -156,21 +185,24 @@ class ToolCalls:
             session.seen[name] = definition_digest(definitions[0]) if definitions else ""
         return session.seen[name]
 
-    async def _request(
+    def _request(
         self, session: Session, call: RemoteCall, params: Json, listens: Listening | None, questions: Questions
-    ) -> Json:
+    ) -> Coroutine[Any, Any, Json]:
         context = call.trace | call.identity if self._config.sends_caller else call.trace
-        wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
-        return await session.request(
+        server, on_log, meta = session.server, None, context
+        if listens is not None:
+            on_log = partial(pass_on_log, listens, call=call)
+            meta = {**context, LOG_LEVEL: listens.level} if server.modern else context
+        return session.request(
             "tools/call",
             params,
             within_s=call.left_s,
-            meta={**context, **wants_log},
+            meta=meta,
             headers=self._headers(call, context),
             progress=call.progress,
             questions=questions,
-            on_log=None if listens is None else lambda message: pass_on_log(listens, message, call),
-            capabilities=self._declared(call, tasks=session.server.extends(TASKS)),
+            on_log=on_log,
+            capabilities=self._declared(call, tasks=server.extends(TASKS)),
             noted=call.reported,
         )
 

@@ -589,7 +589,7 @@ async def test_an_operation_without_a_response_schema_is_admitted_and_said_to_be
         contract = (await lock.catalog.resolve("it.look")).contract
         assert contract.output.document == {}
         assert "not checked" in contract.manifest.annotations["unchecked"][0]
-        assert contract.manifest.description == "GET /a" + ", an operation of t"
+        assert contract.manifest.description == "look, a tool of it: GET /a"
         answers = [json_answer([1]), Answer(body=b"words", media="text/plain"), Answer(body=b"", media="")]
         for answer, value in zip(answers, ([1], "words", None), strict=True):
             server.answers = [answer]

@@ -47,10 +47,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST_MESSAGE = 10_000
 _ENDING_S = 5.0
 # LangChain does not describe a tool's result: mostly text, and any JSON in general.
-RESULT_SCHEMA: Json = {
-    "type": ["string", "object", "array", "number", "boolean", "null"],
-    "description": "What the tool returned: text, or the data it is made of.",
-}
+RESULT_SCHEMA: Json = {"type": ["string", "object", "array", "number", "boolean", "null"]}
 
 
 class LangChainConfig(Part):

@@ -128,7 +128,6 @@ class _Reader:
     def __init__(self, root: Json, base_url: str | None, *, old: bool) -> None:
         self._root = root
         self._base = base_url
-        self._title = str(mapping(root.get("info")).get("title") or "the service").strip()
         self.old = old
         self._requests = Scribe(self.target, old=old, request=True)
         self._answers = Scribe(self.target, old=old, request=False)
@@ -169,7 +168,7 @@ class _Reader:
         hints: Json = {"method": method.upper()} | ({"deprecated": True} if operation.get("deprecated") is True else {})
         return Definition(
             name=name,
-            description="\n\n".join(dict.fromkeys(words)) or f"{method.upper()} {path}, an operation of {self._title}",
+            description="\n\n".join(dict.fromkeys(words)) or f"{method.upper()} {path}",
             input_schema=self._requests.finished(fields.schema())[0],
             output_schema=output,
             native=native,

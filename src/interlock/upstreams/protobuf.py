@@ -306,10 +306,10 @@ def _definition(service: str, method: MethodDescriptor, files: Mapping[str, File
     method_ = pinned(native)
     level = method.GetOptions().idempotency_level
     hints = {1: {"readOnlyHint": True}, 2: {"idempotentHint": True}}.get(level, {})
-    many = "a stream of " if streams else ""
+    returns = f"{'stream ' if streams else ''}{gives.full_name}"
     return Definition(
         name=method.full_name,
-        description=f"Calls {method.name} of the gRPC service {service}: takes {given.name}, gives {many}{gives.name}.",
+        description=f"rpc {method.name}({given.full_name}) returns ({returns})",
         input_schema=_Scribe(taken=True).document(_descriptor(method_.request)),
         output_schema=_Scribe(taken=False).document(_descriptor(method_.response), many=streams),
         native=native,

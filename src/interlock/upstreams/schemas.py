@@ -124,16 +124,15 @@ def _sharing(schema: Json, shared: Shared) -> Json:
 # The result of an MCP tool: blocks of content, and structured content if it declared some.
 _BLOCKS: Json = {
     "type": "array",
-    "description": "What the tool gave back, block by block.",
     "items": {
         "type": "object",
         "properties": {
-            "type": {"type": "string", "description": "text, image, audio, resource_link or resource."},
-            "text": {"type": "string", "description": "The text of a text block."},
-            "data": {"type": "string", "description": "The base64 data of an image or audio block."},
-            "mimeType": {"type": "string", "description": "The media type of the data."},
-            "uri": {"type": "string", "description": "Where a linked resource is."},
-            "resource": {"type": "object", "description": "An embedded resource: uri, and text or blob."},
+            "type": {"type": "string"},
+            "text": {"type": "string"},
+            "data": {"type": "string"},
+            "mimeType": {"type": "string"},
+            "uri": {"type": "string"},
+            "resource": {"type": "object"},
         },
         "required": ["type"],
     },
@@ -144,8 +143,8 @@ def mcp_result(structured: Json | None) -> Json:
     """The schema of an MCP tool's value, around the schema of its structured content."""
     properties: Json = {
         "content": _BLOCKS,
-        "structuredContent": {"description": "The result as data."},
-        "_meta": {"type": "object", "description": "What the server adds for programs."},
+        "structuredContent": {},
+        "_meta": {"type": "object"},
     }
     schema: Json = {"type": "object", "properties": properties, "required": ["content"]}
     if structured is not None:

@@ -69,7 +69,7 @@ def _npm(folder: Path, *command: str) -> None:
     node = _node()
     npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
-    _run([str(node), str(npm), *command, "--ignore-scripts"], folder, {"PATH": path})
+    _run([str(node), str(npm), *command, "--ignore-scripts"], folder, {"PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"})
 
 
 def _install_python(folder: Path, lock: Path) -> None:

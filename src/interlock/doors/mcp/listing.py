@@ -39,12 +39,8 @@ _SHARED = ("$schema", "$defs", "definitions")
 
 _STRUCTURED = "#/properties/structuredContent"
 
-INSTEAD: Json = {
-    "type": "object",
-    "description": "Instead of a result: the call waits for a person, its result is kept apart, or it is a preview.",
-    "properties": {"interlock": {"type": "object"}},
-    "required": ["interlock"],
-}
+# The answer in place of a result. It has no description: schemas hold the words of those who wrote the tools.
+INSTEAD: Json = {"type": "object", "properties": {"interlock": {"type": "object"}}, "required": ["interlock"]}
 
 
 KEY = "idempotency_key"

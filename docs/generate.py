@@ -21,8 +21,9 @@ import click
 import orjson
 import pydantic
 import pydantic_core
+from pydantic.fields import FieldInfo
 
-from docs import marks, python_reference, upstream_features
+from docs import marks, overlay_reference, python_reference, upstream_features
 from interlock.call.events import KINDS, data_schema
 from interlock.cli import root as command_line
 from interlock.contract.manifest import Manifest
@@ -46,6 +47,7 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
         REFERENCE / "settings.md": settings_page(),
         REFERENCE / "cli.md": cli_page(),
         REFERENCE / "python.md": python_page(),
+        REFERENCE / "overlay.md": overlay_page(),
         REFERENCE / "requirements.md": requirements_page(root / "tests"),
         REFERENCE / "upstream-features.md": _MADE_BY.format(source="the marks of the tests")
         + upstream_features.page(root / "tests"),
@@ -137,8 +139,7 @@ def settings_page() -> str:
     """Every setting with its type, default and bounds."""
     rows: list[tuple[str, ...]] = []
     for name, info in Settings.model_fields.items():
-        bounds = [_bound(rule) for rule in info.metadata]
-        kind = " ".join([_kind(info.annotation), *filter(None, bounds)])
+        kind = _type(info)
         default = orjson.dumps(pydantic_core.to_jsonable_python(info.default)).decode()
         rows.append((f"`{name}`", kind, f"`{default}`", info.description or ""))
     return f"""{_MADE_BY.format(source="`settings.py`")}
@@ -158,7 +159,14 @@ redact_names = ["iban", "passport_no"]
 """
 
 
-_KINDS: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
+_KINDS: dict[Any, str] = {
+    int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path", Any: "value",
+}  # fmt: skip
+
+
+def _type(info: FieldInfo) -> str:
+    """The type of a field in words, with its bounds."""
+    return " ".join([_kind(info.annotation), *filter(None, map(_bound, info.metadata))])
 
 
 def _kind(annotation: Any, *, many: bool = False) -> str:
@@ -174,7 +182,8 @@ def _kind(annotation: Any, *, many: bool = False) -> str:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (Union, UnionType):
         return " or ".join(_kind(one, many=many) for one in arguments if one is not NoneType)
-    word = "object" if issubclass(annotation, pydantic.BaseModel) or is_dataclass(annotation) else _KINDS[annotation]
+    word = _KINDS.get(annotation, "object")
+    assert word != "object" or issubclass(annotation, pydantic.BaseModel) or is_dataclass(annotation)
     return f"{word}s" if many else word
 
 
@@ -290,6 +299,21 @@ to bottom, and the tests run it. The [tutorial](../tutorial.md) explains the ide
 tools](../how-to/testing.md) has the fixtures for pytest.
 
 {python_reference.page()}"""
+
+
+# Overlays
+
+
+def overlay_page() -> str:
+    """Every field of an overlay."""
+    return f"""{_MADE_BY.format(source="the models of overlays and `docs/overlay_reference.py`")}
+# Overlay
+
+Every field of an overlay, with its type, its default and an example. [State facts about an upstream's
+tools](../how-to/overlays.md) explains what overlays are for. A name that is not listed here is refused, and the message
+has the closest one that is.
+
+{overlay_reference.page(_type, _table)}"""
 
 
 # Requirements

@@ -99,7 +99,8 @@ class ToolOverlay(Part):
     examples: tuple[dict[str, Any], ...] = Field((), strict=False)
 
 
-_OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples", "undo")
+# Fields that make no sense as defaults of all tools.
+OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result_schema", "examples", "undo")
 
 
 class Overlay(Part):
@@ -111,7 +112,7 @@ class Overlay(Part):
     @pydantic.field_validator("defaults")
     @classmethod
     def _of_all(cls, defaults: ToolOverlay) -> ToolOverlay:
-        strange = [name for name in _OF_ONE if name in defaults.model_fields_set]
+        strange = [name for name in OF_ONE if name in defaults.model_fields_set]
         if strange:
             raise ValueError(f"`{strange[0]}` is set for one tool, not for all")
         return defaults

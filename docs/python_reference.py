@@ -1,4 +1,5 @@
-"""The page of Python names: every name of `interlock.__all__` with its signature, its docstring and an example.
+"""The page of Python names: every name of `interlock.__all__`, of `interlock.integrations` and of the fixtures for
+pytest, with its signature, its docstring and an example.
 
 Signatures are taken from the source, so that they read as they were written. Examples are in `python_examples.txt`: a
 section `== NAME` each, with what it prints after `-- prints`. The tests play the page from top to bottom, as they play
@@ -13,7 +14,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import interlock
@@ -32,6 +35,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Hooks": ("Hook", "HookResult", "Seen"),
     "More facts about a tool": ("Precondition", "Approval", "ApprovalStep", "Sandboxing", "Artifact"),
     "Around": ("Clock", "__version__"),
+}
+# Names of other modules, by their full names.
+OTHERS: dict[str, tuple[str, ...]] = {
+    "Agent frameworks": ("interlock.integrations.Toolkit", "interlock.integrations.adopt"),
+    "Fixtures for pytest": (
+        "interlock.pytest_plugin.interlock_app",
+        "interlock.pytest_plugin.interlock_client",
+        "interlock.testing.lock",
+        "interlock.testing.FakeClock",
+    ),
 }
 # Made by Interlock and never by a program, so that the parameters of their constructors are of no use.
 _GIVEN = {"Interlock", "Context", "Tool"}
@@ -65,7 +78,8 @@ def examples() -> dict[str, Example]:
 
 def page() -> str:
     """The text of the page, below its heading."""
-    return "\n".join(f"## {title}\n\n" + "\n".join(map(_section, names)) for title, names in GROUPS.items())
+    groups = GROUPS | OTHERS
+    return "\n".join(f"## {title}\n\n" + "\n".join(map(_section, names)) for title, names in groups.items())
 
 
 def _section(name: str) -> str:
@@ -82,7 +96,12 @@ def _described(name: str) -> Iterator[str]:
     if name in _WORDS:
         yield f"{_WORDS[name]}\n"
         return
-    node = _node(getattr(interlock, name))
+    module, _, short = name.rpartition(".")
+    if not module:
+        node = _node(getattr(interlock, name))
+    else:
+        yield f"From `{module}`.\n" if "plugin" not in module else "A fixture, which needs no import.\n"
+        node, name = _other(import_module(module), short), short
     if isinstance(node, ast.ClassDef):
         yield from _class(name, node)
     else:
@@ -92,15 +111,27 @@ def _described(name: str) -> Iterator[str]:
 
 def _node(value: Any) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
     """The definition of a name in its source."""
-    source = Path(inspect.getfile(inspect.unwrap(value))).read_text()
+    return _defined(Path(inspect.getfile(inspect.unwrap(value))).read_text(), value.__name__)
+
+
+def _defined(source: str, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
     tree = ast.parse(source)
     for one in ast.walk(tree):
         setattr(one, _TEXT, source)
     return next(
         one
-        for one in tree.body
-        if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and one.name == value.__name__
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and one.name == name
     )
+
+
+def _other(module: ModuleType, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
+    """The definition of a name of another module. A fixture is found by its name in the source."""
+    value = getattr(module, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return _node(value)
+    assert module.__file__ is not None
+    return _defined(Path(module.__file__).read_text(), name)
 
 
 _TEXT = "text_of_its_module"

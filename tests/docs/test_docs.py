@@ -27,6 +27,7 @@ import pytest
 
 import interlock
 from docs import generate, python_reference
+from interlock import integrations
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -228,9 +229,12 @@ def test_the_generated_pages_and_schemas_are_up_to_date() -> None:
 def test_every_public_name_has_its_place_and_an_example_on_the_page_of_python_names() -> None:
     placed = [name for names in python_reference.GROUPS.values() for name in names]
     assert sorted(placed) == sorted(interlock.__all__)
-    assert list(python_reference.examples()) == placed, "an example for each name, in the order of the page"
+    others = [name for names in python_reference.OTHERS.values() for name in names]
+    assert {name.removeprefix("interlock.integrations.") for name in others} >= set(integrations.__all__)
+    assert list(python_reference.examples()) == placed + others, "an example for each name, in the order of the page"
     for name, example in python_reference.examples().items():
-        assert re.search(rf"\b{re.escape(name)}\b", example.code), f"the example of {name} does not use it"
+        short = name.rpartition(".")[2]
+        assert re.search(rf"\b{re.escape(short)}\b", example.code), f"the example of {name} does not use it"
 
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -11,6 +11,7 @@ import pytest
 
 from interlock import Failure, Interlock
 from interlock.integrations import adopt
+from tests.integrations import page
 from tests.integrations.environment import libraries_python
 from tests.upstreams.mcp_servers.real import ROOT
 
@@ -26,6 +27,12 @@ def test_the_libraries_call_governed_tools(tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert "7 passed" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["ask_openai", "ask_openai_responses", "ask_anthropic"])
+def test_a_loop_around_the_library_of_a_provider_takes_five_lines(name: str):
+    (block,) = [one for one in page.BLOCK.findall(page.PAGE.read_text()) if f"def {name}(" in one]
+    assert len(block.splitlines()) == 1 + 5, "the line of the function, and five"
 
 
 async def test_a_server_that_no_module_has_cannot_be_adopted(tmp_path: Path):

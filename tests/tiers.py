@@ -19,6 +19,7 @@ TIER_OF: dict[str, Tier] = {
     "call": "unit",
     "authority": "unit",
     "resilience": "unit",
+    "search": "contract",
     "test_tiers.py": "unit",
     "test_changed.py": "unit",
     "test_house.py": "unit",

@@ -31,6 +31,7 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("registration.register", "POST", "/v1/tools/register", {"tool_id": "x"}),
     ("tools.page", "GET", "/v1/tools", None),
     ("tools.search", "GET", "/v1/tools?q=add", None),
+    ("lock.token_costs", "GET", "/v1/tools/cost", None),
     ("tools.negotiate", "POST", "/v1/tools/negotiate", {"expected": {}}),
     ("providers.declarations", "GET", "/v1/tools/declarations?provider=anthropic", None),
     ("providers.call", "POST", "/v1/tools/calls", {"call": {}}),
@@ -70,6 +71,7 @@ REST: list[tuple[str, str, str, Json | None]] = [
 # by JSON-RPC,
 RPC: list[tuple[str, str, Json]] = [
     ("tools.page", "tools.list", {}),
+    ("tools.search", "tools.search", {"query": "add"}),
     ("tools.find", "tools.describe", {"tool_id": "demo.add"}),
     ("tools.negotiate", "tools.negotiate", {"expected": {}}),
     ("listing.page", "calls.list", {}),

@@ -192,9 +192,10 @@ class Wires:
         listed = [str(await self._stub.Discover(one, metadata=metadata)) for one in asked]
         return [*listed, str(await self._stub.Describe(wire.DescribeRequest(tool_id=tool), metadata=metadata))]
 
-    async def discovered(self) -> Sequence[wire.Tool]:
+    async def discovered(self, query: str = "") -> Sequence[wire.Tool]:
         """The tools that the gRPC door lists."""
-        return (await self._stub.Discover(wire.DiscoverRequest(), metadata=tuple(self._bearer.items()))).tools
+        asked = wire.DiscoverRequest(query=query)
+        return (await self._stub.Discover(asked, metadata=tuple(self._bearer.items()))).tools
 
     async def _found_by_mcp(self, *, modern: bool) -> Sequence[str]:
         return [await self.mcp("tools/list", {}, modern=modern)]

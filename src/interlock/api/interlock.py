@@ -19,12 +19,14 @@ from interlock.api.call_records import CallRecords
 from interlock.api.client import CallOptions, Client
 from interlock.api.opening import Opening
 from interlock.api.parts import Parts
+from interlock.api.tools import DEFAULT_LIMIT, Tools
 from interlock.call.phases import Request
 from interlock.core.clock import Clock, Deadline
 from interlock.core.errors import Failure
 from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 
 if TYPE_CHECKING:
+    from interlock.api.search import Found
     from interlock.api.window import Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
@@ -112,6 +114,18 @@ class Interlock(Parts):
         return await self.authority.caller_of(token)
 
     # Calling
+
+    @cached_property
+    def tools(self) -> Tools:
+        """The catalog as callers see it."""
+        return Tools(self)
+
+    async def search(self, query: str, *, limit: int = DEFAULT_LIMIT, caller: Caller | None = None) -> list[Found]:
+        """Find tools by what they do, best first: `await lock.search("send a message to a customer")`.
+
+        Only tools that the caller may use are found.
+        """
+        return await self.tools.search(query, caller or self.caller, limit)
 
     # A declared tool takes what its function takes, and the result has the type of the function. These overloads come
     # first; a type checker goes on to the others where options are given by name, and then checks the options only.

@@ -30,7 +30,7 @@ from interlock.api.policy import Policy
 from interlock.api.providers import Providers
 from interlock.api.registration import Registration
 from interlock.api.tokens import Tokens
-from interlock.api.tools import Page, Tools
+from interlock.api.tools import Page
 from interlock.api.upstreams import Upstreams
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Service:
         self.lock = lock
         self.calls = Calls(lock)
         self.listing = Listing(lock)
-        self.tools = Tools(lock)
+        self.tools = lock.tools
         self.providers = Providers(lock, self.tools, self.calls)
         self.registration = Registration(lock, lock.admissions)
         self.approvals = Approvals(lock)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.search import DEFAULT_LIMIT, Found, Search
 from interlock.call.context import Caller
 from interlock.contract.standard.export import interface
 from interlock.contract.versions import bump_between
@@ -22,6 +23,8 @@ from interlock.registry.compat import Negotiation, Outcome, Surface, classify, n
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+
+__all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
 
 PAGE = 100
 MOST_EXPECTED = 1000
@@ -66,6 +69,7 @@ class Tools:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._search = Search(parts, self.visible)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -148,16 +152,9 @@ class Tools:
         """The timeout class of a version, where it comes from, and what was measured."""
         return self._parts.latencies.describe(version.contract)
 
-    async def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
-        """Tools whose name, title, description, tags or hint hold every word, best first."""
-        words = query.lower().split()
-        scored: list[tuple[int, str, Version]] = []
-        for version in await self.visible(caller):
-            name = version.row.address.lower()
-            text = f"{name} {version.content.words}"
-            if all(word in text for word in words):
-                scored.append((-sum(word in name for word in words), name, version))
-        return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
+    async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT) -> list[Found]:
+        """The tools that fit a request best, best first."""
+        return await self._search.find(query, caller, limit)
 
 
 def compare_versions(before: Version, after: Version) -> Json:

@@ -145,7 +145,7 @@ def _answer_list(out: Output, documents: list[Json]) -> int:
 async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int) -> int:
     page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500))
     documents = [
-        {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description")}}
+        {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description", "score")}}
         for one in page["tools"]
     ]
     return _answer_search(out, documents)
@@ -154,29 +154,22 @@ async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ..
 @tools.command()
 @at_server(_search_at_server)
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most.")
 @as_holder
 @over_home
 async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit: int, token: str | None) -> int:
-    """Tools whose name, title, description, tags or hint hold every word, best first.
+    """Find tools by what they do, best first.
+
+    Words of names, descriptions and parameters count, and what they mean: "tell a customer" finds a tool that sends
+    mail. Only tools that the caller may use are found. Search for one step of a task at a time.
 
     \b
     interlock tools search balance
-    interlock tools search send mail --limit 5
+    interlock tools search "tell a customer that the parcel is late" --limit 5
     """
-    from interlock.api.tools import Tools
-
     caller = await acting(lock, token)
-    documents: list[Json] = [
-        {
-            "tool": one.row.address,
-            "version": one.row.version,
-            "mutation_class": one.contract.mutation.mutation_class,
-            "description": one.contract.manifest.description,
-        }
-        for one in await Tools(lock).search(" ".join(words), caller, limit)
-    ]
-    return _answer_search(out, documents)
+    found = await lock.search(" ".join(words), limit=limit, caller=caller)
+    return _answer_search(out, [one.document() for one in found])
 
 
 def _answer_search(out: Output, documents: list[Json]) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
+from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND
 from interlock.api.service import Ask, Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.results import Result
@@ -46,8 +47,8 @@ _ABSENT = object()
 # Methods that change nothing.
 _LOOKING = frozenset(
     {
-        "tools.list", "tools.describe", "tools.negotiate", "calls.list", "calls.top", "calls.status", "calls.trace",
-        "approvals.list", "approvals.show",
+        "tools.list", "tools.search", "tools.describe", "tools.negotiate", "calls.list", "calls.top", "calls.status",
+        "calls.trace", "approvals.list", "approvals.show",
     }
 )  # fmt: skip
 
@@ -84,6 +85,7 @@ class JsonRpcDoor(Route):
         self._templates = Templates()
         self._methods: Mapping[str, Method] = {
             "tools.list": self._tools,
+            "tools.search": self._search,
             "tools.describe": self._tool,
             "tools.negotiate": self._negotiate,
             "tools.invoke": self._invoke,
@@ -256,6 +258,12 @@ class JsonRpcDoor(Route):
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
         page = await self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
         return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
+
+    async def _search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT) -> Json:
+        if limit.__class__ is not int or not 1 <= limit <= MOST_FOUND:
+            raise _Fault(_PARAMS, f"invalid params: `limit` is a number from 1 to {MOST_FOUND}")
+        found = await self._service.tools.search(_text(query, "query") or "", caller, limit)
+        return {"tools": [{**self._brief(one.version), "score": one.score} for one in found]}
 
     async def _negotiate(self, caller: Caller, expected: Json) -> Json:
         matches = await self._service.tools.negotiate(_expected(expected) or {}, caller)

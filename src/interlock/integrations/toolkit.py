@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.calls import Calls
 from interlock.api.providers import ProviderOutcome, Providers
-from interlock.api.tools import Tools
 from interlock.call.phases import Request
 from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
@@ -68,7 +67,7 @@ class Toolkit:
         self._caller, self._token = caller, token
         self._session = session
         self._wait_s = wait_s
-        self._tools = Tools(app)
+        self._tools = app.tools
         self._providers = Providers(app, self._tools, Calls(app))
         self._waiting: dict[tuple[str, bytes], str] = {}
 

@@ -24,7 +24,6 @@ from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
 from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
@@ -63,18 +62,6 @@ class Content:
     def required_scopes(self) -> tuple[str, ...]:
         """The scopes that callers need, without compiling the contract: of many tools, few are ever called."""
         return tuple(orjson.loads(self.manifest).get("required_scopes") or ())
-
-    @cached_property
-    def words(self) -> str:
-        """The text that a search covers."""
-        document: Json = orjson.loads(self.manifest)
-        texts = (
-            document.get("name"),
-            document.get("description"),
-            document.get("search_hint"),
-            *(document.get("tags") or ()),
-        )
-        return " ".join(text for text in texts if text).lower()
 
 
 class Version:
@@ -246,6 +233,11 @@ class Catalog:
                 except Failure:
                     continue  # the token allows none of its versions
             yield version
+
+    async def current(self) -> object:
+        """Return what stands for the present state of the registry: another object after each change."""
+        await self._refresh()
+        return self._revision
 
     async def everything(self) -> list[Version]:
         """Return every version of every tool, whatever its state."""

@@ -233,7 +233,8 @@ class Servicer:
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         tools = self._service.tools
         if request.query:
-            return wire.DiscoverResponse(tools=map(self._tool, await tools.search(request.query, caller, limit)))
+            found = await tools.search(request.query, caller, limit)
+            return wire.DiscoverResponse(tools=[self._tool(one.version) for one in found])
         page = await tools.page(caller, request.page_token or None, limit)
         return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 

@@ -53,7 +53,7 @@ class Registered(Answer):
 
 
 class ToolsQuery(Query):
-    q: str | None = Field(None, max_length=1000, description="words that name, description, tags or hint must hold")
+    q: str | None = Field(None, max_length=1000, description="what the tool is to do, or words of it")
     cursor: str | None = Field(None, max_length=600, description="where the page before ended")
     limit: int = Field(100, ge=1, le=500)
 
@@ -134,6 +134,7 @@ class Tool(Answer):
     known_pairs: int = Field(0, description="known input-output pairs that it is held to; 0: it has none")
     interface: Json | None = Field(None, description="the tool_interface of one tool that is asked for by its id")
     deprecation: Json | None = None
+    score: float | None = Field(None, description="how well it fits a search, from 0 to 1")
 
 
 class Tools(Answer):

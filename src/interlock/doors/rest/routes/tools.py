@@ -32,7 +32,7 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     tools = ask.service.tools
     if query.q is not None:
         found = await tools.search(query.q, ask.caller, query.limit)
-        return json({"tools": [_tool(tools, version) for version in found], "cursor": None})
+        return json({"tools": [{**_tool(tools, one.version), "score": one.score} for one in found], "cursor": None})
     shown = await tools.page(ask.caller, query.cursor, query.limit)
     return json({"tools": [_tool(tools, version) for version in shown.versions], "cursor": shown.cursor})
 

@@ -1,0 +1,1 @@
+"""Search in a catalog of tools."""

@@ -1,0 +1,297 @@
+"""The index of a catalog: BM25F over the fields of each tool, joined with vectors where there are any.
+
+What a search returns depends on the visible tools alone: how rare a term is, the highest score and the scale of the
+vectors are all taken from them. So nothing about other tools can be learned from results or scores.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import words
+
+# For name, description, parameter names, parameter texts, server and tags, server text: how much an occurrence counts,
+# and the usual length. Lengths are constants and not averages of the catalog, so that the weights of a tool depend on
+# that tool alone, and adding another does not touch them.
+WEIGHTS: Final = (4.0, 2.0, 1.0, 1.0, 2.0, 0.5)
+USUAL: Final = (3.0, 14.0, 5.0, 20.0, 3.0, 15.0)
+B: Final = np.float32(0.4)
+K1: Final = np.float32(1.2)
+MOST_TERMS: Final = 24
+# How much the whole request counts beside its best sentence, by words and by vectors.
+WHOLE_WORDS: Final = np.float32(0.7)
+WHOLE_VECTOR: Final = np.float32(0.5)
+# Vectors of few tools may be about equally far from a request: differences smaller than this are not made larger.
+LEAST_SPREAD: Final = 0.3
+CANDIDATES: Final = 300
+MOST_REQUEST: Final = 4000
+_LEAST_REMOVED: Final = 1000
+
+Floats = NDArray[np.float32]
+_Bits = NDArray[np.bool_]
+_Postings = tuple[NDArray[np.int32], Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of a tool for the search."""
+
+    id: str
+    name: str
+    description: str = ""
+    parameters: Sequence[str] = ()
+    parameter_texts: Sequence[str] = ()
+    server: str = ""
+    server_text: str = ""
+    tags: Sequence[str] = ()
+
+    def fields(self) -> tuple[str, str, str, str, str, str]:
+        return (
+            self.name,
+            self.description,
+            " ".join(self.parameters),
+            " ".join(self.parameter_texts),
+            " ".join((self.server, *self.tags)),
+            self.server_text,
+        )
+
+    def text(self) -> str:
+        """The tool as one text, for encoders."""
+        head = " ".join(words.split(f"{self.server} {self.name}"))
+        names = " ".join(" ".join(words.split(name)) for name in self.parameters)
+        return f"{head}: {self.description[:400]} ({names}) {' '.join(self.parameter_texts)[:250]}"
+
+
+class Encoder(Protocol):
+    """Converts texts to vectors of length one.
+
+    `share` is the part of a score that comes from them; a tool without a common term is found if its vector is at least
+    `near` to the request's.
+    """
+
+    share: float
+    near: float
+
+    def documents(self, texts: Sequence[str]) -> Floats: ...
+
+    def queries(self, texts: Sequence[str]) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    id: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """The tools that a search is about, by their numbers in the index."""
+
+    bits: _Bits
+    numbering: int
+
+
+class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made anew
+    """The tools of the index have other numbers than when the mask was made."""
+
+
+class Index:
+    """Tools can be added and removed at any time, from any thread."""
+
+    def __init__(self, encoder: Encoder | None = None) -> None:
+        self._encoder = encoder
+        self._lock = threading.Lock()
+        self._slots: dict[str, int] = {}
+        self._ids: list[str | None] = []
+        self._documents: dict[str, array[int]] = {}
+        self._weights: dict[str, array[float]] = {}
+        self._vectors: Floats = np.zeros((0, 0), np.float32)
+        self._removed: set[int] = set()
+        self.numbering = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, tool: str) -> bool:
+        return tool in self._slots
+
+    def ids(self) -> set[str]:
+        return set(self._slots)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add tools, or replace those of the same id."""
+        entries = list(entries)
+        weighed = [weigh(entry) for entry in entries]
+        vectors = None
+        if self._encoder is not None and entries:
+            vectors = self._encoder.documents([entry.text() for entry in entries])
+        with self._lock:
+            first = len(self._ids)
+            for entry, weights in zip(entries, weighed, strict=True):
+                self._drop(entry.id)
+                slot = len(self._ids)
+                self._slots[entry.id] = slot
+                self._ids.append(entry.id)
+                for term, weight in weights.items():
+                    if term not in self._documents:
+                        self._documents[term] = array("i")
+                        self._weights[term] = array("f")
+                    self._documents[term].append(slot)
+                    self._weights[term].append(weight)
+            if vectors is not None:
+                if len(self._vectors) < len(self._ids):
+                    grown = np.zeros((max(64, len(self._ids) * 5 // 4), vectors.shape[1]), np.float32)
+                    if first:
+                        grown[:first] = self._vectors[:first]
+                    self._vectors = grown
+                self._vectors[first : len(self._ids)] = vectors
+
+    def remove(self, tools: Iterable[str]) -> None:
+        with self._lock:
+            for tool in tools:
+                self._drop(tool)
+            if len(self._removed) > len(self._slots) + _LEAST_REMOVED:
+                self._renumber()
+
+    def mask(self, tools: Iterable[str]) -> Mask:
+        """The tools that a search is about. Those that are not in the index are left out."""
+        with self._lock:
+            bits = np.zeros(len(self._ids), np.bool_)
+            bits[[slot for tool in tools if (slot := self._slots.get(tool)) is not None]] = True
+            return Mask(bits, self.numbering)
+
+    def search(self, query: str, limit: int, mask: Mask) -> list[Hit]:
+        """Return the best of the visible tools for a request, best first; raise Renumbered if the mask is void.
+
+        A tool is found if it has a term of the request, or if its vector is near to the request's.
+        """
+        query = query[:MOST_REQUEST]
+        parts = words.sentences(query)
+        asked = None if self._encoder is None else self._encoder.queries([query, *parts])
+        with self._lock:
+            if mask.numbering != self.numbering:
+                raise Renumbered
+            seen = mask.bits
+            gone = [slot for slot in self._removed if slot < len(seen)]
+            if gone:
+                seen = seen.copy()
+                seen[gone] = False
+            if not seen.any():
+                return []
+            scores = lexical = self._lexical(query, parts, seen)
+            found = lexical > 0
+            if self._encoder is not None and asked is not None:
+                scores, near = self._joined(lexical, asked, seen, self._encoder)
+                found |= near
+            slots = np.flatnonzero(found)
+            if len(slots) > limit:
+                slots = slots[np.argpartition(-scores[slots], limit - 1)[:limit]]
+            # Equal scores are in the order of the names, whatever the order in which tools were added.
+            best = sorted((-float(scores[slot]), str(self._ids[slot])) for slot in slots)
+        return [Hit(tool, min(1.0, max(0.0, -score))) for score, tool in best]
+
+    def _lexical(self, query: str, parts: Sequence[str], seen: _Bits) -> Floats:
+        """Scores by words, at most 1. Tools that are not visible have 0."""
+        total = int(np.count_nonzero(seen))
+        found: dict[str, _Postings] = {}
+        rarity: dict[str, int] = {}
+        for term in words.terms(query):
+            if term in found or term not in self._documents:
+                continue
+            documents = np.frombuffer(self._documents[term], np.int32)
+            weights = np.frombuffer(self._weights[term], np.float32)
+            visible = seen[documents] if documents[-1] < len(seen) else _within(documents, seen)
+            documents, weights = documents[visible], weights[visible]
+            if len(documents):
+                idf = np.float32(np.log(1 + (total - len(documents) + 0.5) / (len(documents) + 0.5)))
+                found[term] = documents, (idf * weights * (K1 + 1) / (weights + K1)).astype(np.float32, copy=False)
+                rarity[term] = len(documents)
+        rarest = sorted(found, key=rarity.__getitem__)[:MOST_TERMS]
+        scores = _sum(found, rarest, len(seen))
+        if not parts:
+            return scores
+        best = np.zeros_like(scores)
+        for part in parts:
+            best = np.maximum(best, _sum(found, [t for t in dict.fromkeys(words.terms(part)) if t in found], len(seen)))
+        return WHOLE_WORDS * scores + (1 - WHOLE_WORDS) * best
+
+    def _joined(self, lexical: Floats, asked: Floats, seen: _Bits, encoder: Encoder) -> tuple[Floats, _Bits]:
+        """Scores by words and vectors together, and which tools are near to the request."""
+        share = np.float32(encoder.share)
+        known = self._vectors[: len(seen)]
+        cosine = known @ asked[0]
+        low, high = cosine[seen].min(), cosine[seen].max()
+        scale = np.float32(1 / max(high - low, LEAST_SPREAD))
+        scores = (1 - share) * lexical + share * (cosine - low) * scale
+        near = seen & (cosine >= encoder.near)
+        if len(asked) > 1:
+            # A sentence is compared with the candidates only: with all tools it would take most of the time.
+            candidates = np.flatnonzero(seen)
+            if len(candidates) > CANDIDATES:
+                candidates = candidates[np.argpartition(-scores[candidates], CANDIDATES)[:CANDIDATES]]
+            best = (known[candidates] @ asked[1:].T).max(axis=1)
+            scores[candidates] += share * (1 - WHOLE_VECTOR) * (best - cosine[candidates]) * scale
+            near[candidates] |= best >= encoder.near
+        return scores, near
+
+    def _drop(self, tool: str) -> None:
+        slot = self._slots.pop(tool, None)
+        if slot is not None:
+            self._ids[slot] = None
+            self._removed.add(slot)
+
+    def _renumber(self) -> None:
+        """Number the tools anew, without those that were removed."""
+        kept = np.array([one is not None for one in self._ids], np.bool_)
+        numbers = np.cumsum(kept, dtype=np.int32) - 1
+        for term in list(self._documents):
+            documents = np.frombuffer(self._documents[term], np.int32)
+            alive = kept[documents]
+            fresh, weights = numbers[documents[alive]], np.frombuffer(self._weights[term], np.float32)[alive]
+            del documents
+            if len(fresh):
+                self._documents[term] = array("i", fresh.tobytes())
+                self._weights[term] = array("f", weights.tobytes())
+            else:
+                del self._documents[term], self._weights[term]
+        if len(self._vectors):
+            self._vectors = self._vectors[: len(kept)][kept]
+        self._ids = [one for one in self._ids if one is not None]
+        self._slots = {str(one): slot for slot, one in enumerate(self._ids)}
+        self._removed = set()
+        self.numbering += 1
+
+
+def weigh(entry: Entry) -> dict[str, float]:
+    """The terms of a tool with their weights, before saturation."""
+    weights: dict[str, float] = {}
+    for text, weight, usual in zip(entry.fields(), WEIGHTS, USUAL, strict=True):
+        found = words.terms(text)
+        each = weight / (1 - float(B) + float(B) * len(found) / usual)
+        for term in found:
+            weights[term] = weights.get(term, 0.0) + each
+    return weights
+
+
+def _within(documents: NDArray[np.int32], seen: _Bits) -> _Bits:
+    """Which documents are visible, where some were added after the mask was made."""
+    known = documents < len(seen)
+    known[known] = seen[documents[known]]
+    return known
+
+
+def _sum(found: Mapping[str, _Postings], terms: Iterable[str], size: int) -> Floats:
+    """Add up the scores of terms, scaled so that the best tool has 1."""
+    scores = np.zeros(size, np.float32)
+    for term in terms:
+        documents, weights = found[term]
+        scores[documents] += weights
+    highest = scores.max(initial=0)
+    return scores / highest if highest > 0 else scores

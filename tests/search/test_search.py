@@ -1,0 +1,131 @@
+"""Search through the public interfaces: what a caller may use is found, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Failure, Field, Interlock, Tool, tool
+from interlock.authority.tokens import ToolGrant
+from interlock.registry import quarantine
+from interlock.search import index as module
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import Wires, wired
+
+Value = Annotated[str, Field(description="a value", examples=["x"])]
+
+
+def _offer(name: str, text: str) -> Tool[..., Any]:
+    async def function(value: Value) -> str:
+        return value
+
+    function.__name__, function.__doc__ = name, text
+    return tool(version="1.0.0", mutation_class="read_only", namespace="office", external_io=False)(function)
+
+
+TOOLS = [
+    _offer("send_email", "Send an email message to a recipient."),
+    _offer("create_invoice", "Write an invoice for goods that a customer ordered."),
+    _offer("forecast", "Weather of the next seven days in a city."),
+    _offer("translate", "Translate a text into another language."),
+    _offer("delete_file", "Delete a file from a folder."),
+]
+
+
+@pytest_asyncio.fixture
+async def office(lock: Interlock) -> Interlock:
+    await admit(lock, *TOOLS)
+    await lock.catalog.forget()
+    return lock
+
+
+@pytest_asyncio.fixture
+async def wires(office: Interlock) -> AsyncGenerator[Wires]:
+    async with wired(office) as opened:
+        yield opened
+
+
+async def _names(lock: Interlock, query: str, limit: int = 10) -> list[str]:
+    return [one.version.row.address for one in await lock.search(query, limit=limit)]
+
+
+@pytest.mark.part_of("REG-14", rest="embedders of other kinds, E3106, and Postgres")
+async def test_tools_are_found_by_what_they_do(office: Interlock):
+    assert (await _names(office, "send message to user"))[0] == "office.send_email"
+    assert (await _names(office, "bill the client"))[0] == "office.create_invoice"
+    assert (await _names(office, "will it rain tomorrow?"))[0] == "office.forecast"
+    assert await _names(office, "qwertz asdfgh") == []
+    assert len(await _names(office, "a text of a file", limit=2)) == 2
+
+
+async def test_a_tool_whose_name_is_the_request_comes_first(office: Interlock):
+    for name in ("office.translate", "translate", "office.translate@1.0.0"):
+        found = await office.search(name)
+        assert (found[0].version.row.address, found[0].score) == ("office.translate", 1.0)
+
+
+@pytest.mark.parametrize(("query", "limit"), [("", 10), (" \n", 10), ("mail", 0), ("mail", 1001)])
+async def test_a_search_for_nothing_or_for_too_many_is_refused(office: Interlock, query: str, limit: int):
+    with pytest.raises(Failure) as refused:
+        await office.search(query, limit=limit)
+    assert refused.value.code == "E3004"
+
+
+async def test_a_search_follows_the_registry_and_indexes_only_what_is_new(
+    office: Interlock, monkeypatch: pytest.MonkeyPatch
+):
+    indexed: list[str] = []
+    weigh = module.weigh
+
+    def counted(entry: module.Entry) -> dict[str, float]:
+        indexed.append(entry.name)
+        return weigh(entry)
+
+    monkeypatch.setattr(module, "weigh", counted)
+    await office.search("parcel")
+    assert {"translate", "forecast"} <= set(indexed)
+    indexed.clear()
+    assert "office.track_parcel" not in await _names(office, "where is the parcel")
+    assert indexed == []
+    await admit(office, _offer("track_parcel", "Find out where a parcel is."))
+    await office.catalog.forget()
+    assert (await _names(office, "where is the parcel"))[0] == "office.track_parcel"
+    assert indexed == ["track_parcel"]
+    (found,) = [one.version for one in await office.search("track_parcel", limit=1)]
+    await office.journal.commit(quarantine.impose(found.row.digest, found.contract.ref, "a-call", "it lied"))
+    await office.gateway.quarantine.look()
+    assert "office.track_parcel" not in await _names(office, "where is the parcel")
+
+
+async def test_every_endpoint_finds_the_same(wires: Wires):
+    query = "write a mail to somebody"
+    local = [(one.version.row.address, one.score) for one in await wires.lock.search(query)]
+    assert local[0][0] == "office.send_email"
+    rest = (await wires.http.get("/v1/tools", params={"q": query, "limit": 10})).json()["tools"]
+    assert [(one["tool_id"], one["score"]) for one in rest] == local
+    rpc = orjson.loads(await wires.rpc("tools.search", {"query": query}))["result"]["tools"]
+    assert [(one["tool_id"], one["score"]) for one in rpc] == local
+    assert [one.tool_id for one in await wires.discovered(query)] == [name for name, _ in local]
+    for bad in ({"query": "x", "limit": 0}, {"query": "x", "limit": "1"}, {"query": 7}, {}):
+        assert orjson.loads(await wires.rpc("tools.search", bad))["error"]["code"] == -32602
+
+
+async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores(wires: Wires):
+    lock = wires.lock
+    wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.forecast")], by=lock.caller))
+
+    async def found(query: str) -> list[tuple[str, float]]:
+        rest = (await wires.http.get("/v1/tools", params={"q": query})).json()["tools"]
+        return [(one["tool_id"], one["score"]) for one in rest]
+
+    before = await found("weather for a text message")
+    assert [name for name, _ in before] == ["office.forecast"]
+    assert await found("office.send_email") == await found("office.nothing_of_the_kind")
+    await admit(lock, *(_offer(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
+    await lock.catalog.forget()
+    assert await found("weather for a text message") == before

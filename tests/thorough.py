@@ -18,7 +18,7 @@ import pytest
 
 THOROUGH = os.environ.get("INTERLOCK_THOROUGH") == "1"
 FACTOR = 20
-SHARE = 4
+SHARE = 8
 LEAST = 10  # a test that names fewer examples than these tries all of them in the normal run
 # Fails a test for the time that drawing examples takes: on a busy machine, or where a table has to be made first, any.
 TIMED = hypothesis.HealthCheck.too_slow
@@ -55,7 +55,7 @@ def scale_examples(items: Iterable[pytest.Item]) -> None:
 
 @contextmanager
 def no_collection() -> Generator[None]:
-    """Measure without the garbage collector: it walks whatever all tests before have made."""
+    """Work without the garbage collector: it walks whatever all tests before have made."""
     gc.disable()
     try:
         yield

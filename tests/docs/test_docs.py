@@ -29,6 +29,7 @@ import interlock
 from docs import generate, python_reference
 from interlock import integrations
 from tests import warm
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
@@ -46,6 +47,8 @@ _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),
     (re.compile(r"\b\d+(\.\d+)? ?m?s\b"), "<duration>"),
+    # What is left of an hour when it is told.
+    (re.compile(r"\b59(\.\d)? min\b"), "1 h"),
     # A call that takes its time leaves one record more.
     (re.compile(r"\b\d+ records\b"), "<count> records"),
     # So does the position in the journal at which a list goes on.
@@ -168,7 +171,7 @@ class Player:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=60,
+            timeout=500,
         )
         return done.returncode, done.stdout
 
@@ -193,15 +196,28 @@ def name_of(page: Path) -> str:
 PLAYED = [page for page in WRITTEN if any(block.kind in ("python", "console") for block in blocks_of(page))]
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an `interlock` for shells that need not load everything anew."""
+    directory = tmp_path_factory.mktemp("programs")
+    program = "import sys; sys.argv[0] = 'interlock'; from interlock.cli import main; main()"
+    script = directory / "interlock"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join([*forked.python(), "-c", program])} "$@"\n')
+    script.chmod(0o755)
+    return directory
+
+
+@pytest.mark.timeout(600)  # a page types dozens of commands
 @pytest.mark.parametrize("page", PLAYED, ids=name_of)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("INTERLOCK_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("INTERLOCK_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(tmp_path / "ledger.jsonl"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    places = (str(programs), str(Path(sys.executable).parent), os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(places))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))  # a page that runs pytest keeps its files here
     monkeypatch.chdir(tmp_path)

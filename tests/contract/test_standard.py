@@ -35,6 +35,7 @@ from interlock.contract.standard import (
 )
 from interlock.contract.standard.states import STATES
 from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
+from tests.support.each import each
 
 NOW = "2026-01-02T03:04:05.000Z"
 SCHEMAS = published_schemas()
@@ -670,19 +671,17 @@ def test_a_later_patch_version_with_new_fields_loads_and_keeps_its_version(name:
     assert fits(name, document)
 
 
-@pytest.mark.parametrize(
-    "version", ["0.3.0", "1.2.0", "0.2", "0.2.", "0.2.x", "0.2.٣", "0.2.01", "v0.2.0", "", 2, None]
-)
+@each("version", ["0.3.0", "1.2.0", "0.2", "0.2.", "0.2.x", "0.2.٣", "0.2.01", "v0.2.0", "", 2, None])
 @pytest.mark.supports("CONTRACT-08")
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_another_version_is_refused(name: str, version: Any) -> None:
     document = FULL[name] | {"schema_version": version}
     assert refused(name, document)
     assert not fits(name, document)
 
 
-@pytest.mark.parametrize("value", [None, [], "text", 1])
-@pytest.mark.parametrize("name", NAMES)
+@each("value", [None, [], "text", 1])
+@each("name", NAMES)
 def test_what_is_no_object_is_refused(name: str, value: Any) -> None:
     assert refused(name, value)
 
@@ -849,7 +848,7 @@ def test_an_internal_only_field_in_the_model_facing_schema_is_refused() -> None:
 
 
 @pytest.mark.proves("CONTRACT-13")
-@pytest.mark.parametrize("code", CODES)
+@each("code", CODES)
 def test_the_envelope_of_every_failure_is_a_tool_error(code: str) -> None:
     for failure in (
         Failure(code),

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import CODES, RETRYABLE, Code, ErrorClass, ErrorCode, Failure
 from interlock.data.schema import Schema
+from tests.support.each import each
 
 LEDGER = Path(__file__).parents[2] / "ledger" / "contract.toml"
 CLAUSES = {entry["id"]: entry["must"] for entry in tomllib.loads(LEDGER.read_text())["requirement"]}
 _ENTRY = re.compile(r"(E\d{4}) ([^,;:.]+?) (\d{3})(?=[,;.])")
-ROWS = [pytest.param(row, id=row.code) for row in CODES.values()]
+ROWS = list(CODES.values())
 JSONRPC_RESERVED = {-32700, -32600, -32601}
 GRPC_STATUSES = {
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -71,7 +72,7 @@ def test_codes_of_our_own_take_numbers_that_the_ledger_left_free() -> None:
 
 
 @pytest.mark.proves("CONTRACT-18")
-@pytest.mark.parametrize("row", ROWS)
+@each("row", ROWS)
 def test_every_code_has_one_value_in_every_column(row: Code) -> None:
     assert CODES[row.code] is row
     assert re.fullmatch(r"E3\d{3}", row.code)
@@ -99,7 +100,7 @@ def test_every_error_code_is_reachable_and_each_has_a_json_rpc_number_of_its_own
 
 
 @pytest.mark.proves("CONTRACT-18")
-@pytest.mark.parametrize("row", ROWS)
+@each("row", ROWS)
 def test_the_statuses_of_a_row_agree_with_each_other(row: Code) -> None:
     assert (row.http == 401) == (row.grpc == "UNAUTHENTICATED")
     assert (row.http == 499) == (row.grpc == "CANCELLED")
@@ -150,8 +151,8 @@ def test_the_retryable_flag_of_each_code_is_as_the_ledger_lists_it() -> None:
 
 
 @pytest.mark.proves("CONTRACT-14")
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("said", [None, False, True])
+@each("row", ROWS)
+@each("said", [None, False, True])
 def test_nobody_overrides_the_flag_where_the_table_decides_it(row: Code, said: bool | None) -> None:
     failure = Failure(row.code, retryable=said)
     expected = bool(said) if row.retryable is None else row.retryable
@@ -172,7 +173,7 @@ def test_a_code_that_is_not_in_the_table_cannot_be_raised() -> None:
         Failure("E9999")
 
 
-@pytest.mark.parametrize("row", ROWS)
+@each("row", ROWS)
 def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) -> None:
     for text in (row.title, row.resolution):
         assert text == text.strip()
@@ -182,7 +183,7 @@ def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) ->
 
 
 @pytest.mark.proves("CONTRACT-13")
-@pytest.mark.parametrize("row", ROWS)
+@each("row", ROWS)
 def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -> None:
     envelope = Failure(row.code, details={"faults": []}, retry_after_ms=5, policy_refs=("p",)).envelope("trace")
     assert Schema(ERROR_SCHEMA).valid(envelope)

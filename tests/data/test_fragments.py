@@ -14,6 +14,7 @@ from interlock.data.explain import authoring_faults
 from interlock.data.fragments import LANGUAGES, attacks, declares_fragments
 from interlock.data.schema import Json, Schema
 from tests.support.calls import admit
+from tests.support.each import each
 
 KITS = "each sink of the kits for databases, files, messages and browsers, which do not exist yet"
 
@@ -79,7 +80,7 @@ def schema_of(language: str) -> Schema:
 
 
 @pytest.mark.part_of("VALID-02", rest=KITS)
-@pytest.mark.parametrize(("language", "text"), CASES, ids=ascii)
+@each(("language", "text"), CASES)
 def test_an_attack_in_a_declared_fragment_is_found_wherever_it_stands(language: str, text: str) -> None:
     schema = schema_of(language)
     for value, at in (({"one": text}, "/one"), ({"many": ["", text][text == "" :]}, "/many"), ({"x": text}, "/x")):
@@ -91,7 +92,7 @@ def test_an_attack_in_a_declared_fragment_is_found_wherever_it_stands(language: 
 
 
 @pytest.mark.part_of("VALID-02", rest=KITS)
-@pytest.mark.parametrize(("language", "text"), FINE, ids=ascii)
+@each(("language", "text"), FINE)
 def test_a_plain_piece_passes(language: str, text: str) -> None:
     assert attacks(schema_of(language), {"one": text, "many": [text], "either": text, "x": text}) == []
 

@@ -30,6 +30,7 @@ from docs import generate, python_reference
 from interlock import integrations
 from tests import warm
 from tests.support import forked
+from tests.support.each import each
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")] + sorted((ROOT / "docs").rglob("*.md"))
@@ -230,7 +231,7 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
     Player(name_of(page), tmp_path, module).play(blocks)
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+@each("page", WRITTEN)
 def test_whoever_exempts_a_block_says_why(page: Path) -> None:
     for block in blocks_of(page):
         assert block.exempt is None or len(block.exempt) > 10, f"{name_of(page)}:{block.line}"
@@ -269,7 +270,7 @@ def anchors_of(page: Path) -> set[str]:
     return slugs | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+@each("page", WRITTEN)
 def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
     for link in links_of(page):
         if "://" in link or link.startswith("mailto:"):
@@ -298,7 +299,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 _MACHINE = re.compile(r"(?<![\w.~-])(?:/(?:home|root|tmp|work|Users|private|opt|mnt|var)/|[A-Z]:\\)")
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+@each("page", WRITTEN)
 def test_no_page_names_a_place_on_somebodys_machine(page: Path) -> None:
     assert _MACHINE.search(page.read_text()) is None
 

@@ -25,6 +25,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import Number, Text
 from tests.support.calls import admit, code, records
+from tests.support.each import each
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="slow", concurrency_safe=True)
@@ -548,7 +549,7 @@ async def test_only_what_may_be_repeated_is_repeated(
 
 
 @pytest.mark.proves("CONTRACT-14")
-@pytest.mark.parametrize("row", [r.code for r in __import__("interlock.core.errors").core.errors.CODES.values()])
+@each("row", [r.code for r in __import__("interlock.core.errors").core.errors.CODES.values()])
 async def test_a_code_that_is_not_retryable_is_attempted_once_under_the_most_generous_policy(row: str) -> None:
     failure = Failure(row)
     script = Scripted([failure])

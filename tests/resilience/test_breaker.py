@@ -16,6 +16,7 @@ from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import CODES, Failure
 from interlock.resilience.breaker import SLICES, Breaker, State, answered, counts
 from interlock.testing import FakeClock
+from tests.support.each import each
 
 
 def config(**numbers: float | None) -> CircuitBreakerConfig:
@@ -300,7 +301,7 @@ COUNT = {"E3001", "E3002", "E3402", "E3502", "E3503", "E3851", "E3853", "E3856",
 
 
 @pytest.mark.proves("RESIL-04")
-@pytest.mark.parametrize("code", sorted(CODES))
+@each("code", sorted(CODES))
 def test_only_the_service_itself_can_count_against_it(code: str) -> None:
     failure = Failure(code, native_error_ref="http:503")
     assert counts(failure, own_deadline=False) == (code in COUNT)

@@ -103,7 +103,7 @@ class Windows:
 
     async def _found(self, query: str, caller: Caller) -> dict[str, float]:
         found = await self._tools.search(query, caller, MOST_CANDIDATES)
-        return {one.row.address: 1 / (1 + place) for place, one in enumerate(found)}
+        return {one.version.row.address: one.score for one in found}
 
     async def _used(self, visible: Iterable[str], caller: Caller) -> dict[str, float]:
         """The tools that the caller called most among the last records, and behind them all others in order."""

@@ -8,8 +8,9 @@ methods, and mutable state at the level of a module. `test_house.py` holds the l
 from __future__ import annotations
 
 import ast
+import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,6 +163,18 @@ def synchronous_reads(module: Module) -> int:
     """How often a module uses the store's synchronous reader, `journal.reader`, or an attribute that it keeps it in."""
     names = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
     return names.count("reader") + names.count("_reader") if "reader" in names else 0
+
+
+def sentences_with(words: Iterable[str]) -> list[str]:
+    """The lines of the source and the documentation that have one of these words, each with its place."""
+    odd = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    files = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.cedar"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    return [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in sorted(files)
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if odd.search(line)
+    ]
 
 
 def table() -> list[tuple[str, str, str]]:

@@ -117,7 +117,7 @@ class Audit:
         return await self._parts.journal.commit(self._noting(what, facts, by=by, door=door, everything=everything))
 
     def _noting(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool) -> Unit[int]:
-        """The unit that puts a reading on record; E3206 for whoever may not read so much."""
+        """The unit that puts a reading on record; E3206 if the caller may not read so much."""
         require(by, "audit:read", "reading the audit journal")
         if everything and by.tenant != "local":
             raise Failure("E3206", "the whole journal is for callers of the tenant `local`; ask for records")

@@ -60,7 +60,7 @@ class Budgets:
         return await self._overview(lambda budget: theirs.get(budget.per))
 
     async def _overview(self, within: Within) -> list[Json]:
-        """Sessions and tasks may be there by the million; whoever looks through them holds up nobody's call."""
+        """Sessions and tasks may be there by the million; looking through them holds up no call."""
         async with self._one_looks:
             return await self._parts.readers.run(partial(overview, self._parts, within))
 

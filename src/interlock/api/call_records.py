@@ -91,7 +91,7 @@ class CallRecords:
     async def inputs(self, call_id: str) -> Callable[[], Inputs]:
         """The four inputs of a call, found and not opened yet: they may be large, and can be opened on another thread.
 
-        E3702 if the call is not on record. Values are as they were, private ones too: whoever shows them redacts them.
+        E3702 if the call is not on record. Values are as they were, private ones too: callers redact them.
         """
         parts = self._parts
         stored = parts.gateway.storage.inputs.find(call_id)

@@ -1,4 +1,4 @@
-"""`Interlock.open(…)`: a home is prepared, opened, and put in order after whoever had it before."""
+"""`Interlock.open(…)`: prepares a home, opens it, and puts in order what processes before it left."""
 
 from __future__ import annotations
 

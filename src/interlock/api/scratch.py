@@ -94,7 +94,7 @@ async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) ->
     """Run a tool's contract tests there. With `live`, write tools really run."""
     await scratch.journal.commit(await DEFINITIONS.run(_publication, tool))
     scratch.catalog.attach(tool)
-    # Whoever tries a tool out holds what its callers must hold.
+    # The caller of a trial holds the scopes that the callers of the tool must hold.
     scopes = scratch.caller.scopes.union(tool.manifest.required_scopes)
     make = partial(make_request, caller=replace(scratch.caller, scopes=scopes))
     return await try_tool(scratch.gateway, tool, make, live=live, agree=lambda pending: _agree(scratch, pending))

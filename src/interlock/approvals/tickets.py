@@ -12,7 +12,7 @@ expiry. It is used at most once, in the same transaction that makes the call's i
 is not trusted alone: the journal must contain the record of who agreed, to exactly this, and none that ended it.
 
 Everything here is a *unit* of the journal, or a part of one: it runs inside a transaction whose clock is the store's.
-Expiry does not depend on a timer: an expired ticket is never used or resolved, and whoever reads it first marks it.
+Expiry does not depend on a timer: an expired ticket is never used or resolved, and the first reader marks it.
 `sweep` does the rest of what is due: marks, escalations, and the closing records of calls that will not run.
 """
 

@@ -1,6 +1,6 @@
 """Checks that the tables from which authority is read still agree with the journal.
 
-Identities, revocations and approvals are looked up in tables, and whoever can write the file can write them too. Each
+Identities, revocations and approvals are looked up in tables, and anybody who can write the file can write them. Each
 of these acts is also a record of the chain, in the same transaction. The records are therefore replayed, and each row
 must agree with the result: neither more, nor less, nor something else.
 

@@ -5,10 +5,10 @@ An export is the chain as it stands, a line for each record, byte for byte as it
     {"seq":7,"hash":"…","record":{…}}
 
 The first line also has the public key and, if retention removed what was before it, the signed hash `after` which the
-chain continues; a line whose hash was signed has that signature. An export ends with a signed head: whoever makes one
-signs the record of having made it. Its end therefore cannot be cut off unnoticed, except back to an earlier signed
-head; an auditor who knows a later one detects that. Whoever has another key can sign another chain: trust begins with a
-public key that was noted elsewhere.
+chain continues; a line whose hash was signed has that signature. An export ends with a signed head: its maker signs
+the record of having made it. Its end therefore cannot be cut off unnoticed, except back to an earlier signed head; an
+auditor who knows a later one detects that. The holder of another key can sign another chain: trust begins with a public
+key that was noted elsewhere.
 
 INVARIANT: no byte of an export can be changed without a fault. Lines are of one form, with one way to write each value.
 Only a signature before the last can be removed, whole: the last one covers all that it covered.

@@ -1,8 +1,8 @@
 """Checks that idempotency keys and sessions still agree with the journal.
 
-A key's row decides whether a call runs and what a replay answers, and a session's row holds what tools store. Whoever
-can write the file can write these rows. The records of a call determine the state of its key: an intent takes the key,
-a closing record ends it, and a late result or a person's settlement ends it otherwise. The records are replayed in that
+A key's row decides whether a call runs and what a replay answers, and a session's row holds what tools store. Anybody
+who can write the file can write these rows. The records of a call determine the state of its key: an intent takes it, a
+closing record ends it, and a late result or a person's settlement ends it otherwise. The records are replayed in that
 order, and the row must agree with the result. The stored result of a key and the values of a session must have the
 recorded digest; they are opened for that if the home's sealing keys can be read.
 

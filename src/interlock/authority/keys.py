@@ -35,7 +35,7 @@ ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
 RSA_BITS = 2048
 FETCH_S = 5.0
 FETCH_BYTES = 65_536
-REFETCH_S = 30.0  # at the earliest, whoever asks for keys that do not exist
+REFETCH_S = 30.0  # at the earliest, however often keys are asked for that do not exist
 FRESH_S = 300.0
 KEEP_S = 3600.0
 MOST_KEYS = 32
@@ -202,7 +202,7 @@ def load_private(path: Path) -> Any:
 
     try:
         refuse_shared(path)
-        # The checks of RSA's arithmetic take longer than a signature, and whoever can edit the file holds the key.
+        # The checks of RSA's arithmetic take longer than a signature, and anybody who can edit the file holds the key.
         private = load_pem_private_key(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
     except OSError as error:
         raise Failure("E3801", f"the key `{path.name}` cannot be read: {error.strerror}") from None

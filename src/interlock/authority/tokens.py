@@ -19,9 +19,9 @@ make us fetch anything.
 INVARIANT: whatever the path, every link is within the one above it, every subject is known and stands there once, and
 nothing on the path (link, subject, key) is revoked.
 
-Whoever passes a token on holds the new one first, so passing it on must not make anybody more than he is. A caller has
-the least trust of the agents and services on the chain, the groups that all of them are in, and is a person only where
-a person holds a token of one link. Nobody passes a token on to a person.
+A holder who passes a token on holds the new one first, so that must not give them more authority. A caller has the
+least trust of the agents and services on the chain, the groups that all of them are in, and is a person only where a
+person holds a token of one link. Nobody passes a token on to a person.
 
 `authority.chains` proves a token, `authority.verifier` makes a caller of it, and this module issues and revokes.
 """

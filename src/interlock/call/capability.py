@@ -31,7 +31,7 @@ from interlock.core.errors import Failure
 
 MOST = 100  # entries in any list of a link
 LONGEST_RANGE = 64
-MOST_VERSIONS = 8  # named in one range: the cost of a check is bounded, whoever wrote the token
+MOST_VERSIONS = 8  # named in one range: the cost of a check is bounded for every token
 DEEPEST = 8  # links in a chain
 
 CLASSES = ("read_only", "write_reversible", "write_irreversible")  # from the weakest to the strongest

@@ -1,6 +1,6 @@
 """`interlock approvals`: what waits for a person, what it would do, and the person's word on it.
 
-Whoever decides is the local user, or the holder of the token that is given. With a token one sees the tickets that are
+The local user decides, or the holder of the token that is given. With a token one sees the tickets that are
 one's own affair: those one asked for, and those one's groups were asked about.
 """
 

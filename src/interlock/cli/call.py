@@ -235,7 +235,7 @@ async def _wait(lock: Interlock, out: Output, request: Request, pending: Result,
 
 
 async def answer(lock: Interlock, out: Output, result: Result) -> int:
-    """Show a result. Whoever was asked on its way is told before this process ends."""
+    """Show a result. People who were asked to approve are notified before this process ends."""
     if result.pending:
         ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
         code = _answer_pending(out, await Local.of(lock), result, ticket)

@@ -112,7 +112,7 @@ class Page:
             self.console.print(indented(failure.in_full))
         if failure.code[:3] == "E38" and home:
             facts.append(("home", home))
-        # Here there is no operator with a trace id at hand; there is whoever typed the command.
+        # Here there is no operator with a trace id at hand; there is the person who typed the command.
         advice = "run it again with --verbose and report what it shows" if row.code == "E3000" else failure.resolution
         facts.append(("next", advice))
         self.facts(facts)

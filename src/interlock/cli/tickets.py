@@ -41,7 +41,7 @@ def _lasting(ticket: Ticket) -> str:
 
 
 def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
-    """A call that waits, for whoever made it: who was asked, until when, and what to do next."""
+    """A call that waits, for its caller: who was asked, until when, and what to do next."""
     from interlock.approvals.offer import advance_command
     from interlock.cli.render import WAITS, Text
 
@@ -228,7 +228,7 @@ async def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by
 async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
     """The members of a group: entries of principals.toml, then registered people.
 
-    Whoever is of another tenant is told the names of that tenant only.
+    A caller of another tenant is told the names of that tenant only.
     """
     from interlock.authority.principals import Principals
 

@@ -197,7 +197,7 @@ class Tool(Generic[P, R_co]):
 
     def _read_undo(self, handler: Callable[..., Any]) -> None:
         """Note whether a compensation takes a context. Its type may be imported where the handler is declared."""
-        around = sys._getframe(3).f_locals  # pyright: ignore[reportPrivateUsage] - of whoever declares the handler
+        around = sys._getframe(3).f_locals  # pyright: ignore[reportPrivateUsage] - of the code that declares the handler
         try:
             hints = parameter_hints(handler, around)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:

@@ -2,7 +2,7 @@
 
 The modules beside it are those of the package that its module belongs to or, for a module outside packages, of the
 directory of its file. Python's own modules and installed distributions are not included: they exist inside the sandbox
-as they do outside, and are pinned by whoever installs them. The text is read once, and all of it is part of the tool's
+as they do outside, and are pinned by their installation. The text is read once, and all of it is part of the tool's
 digest.
 """
 

@@ -1,6 +1,6 @@
 """The endpoints for operators: `/health`, `/ready` and `/metrics`.
 
-Whoever watches a server asks for these first. They do not wait until anything is loaded.
+Monitoring asks for these first. They do not wait until anything is loaded.
 """
 
 from __future__ import annotations

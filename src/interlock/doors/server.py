@@ -188,7 +188,7 @@ def _bind(listening: Listening) -> socket.socket:
 
 
 def _quiet(config: uvicorn.Config) -> uvicorn.Server:
-    """uvicorn's server, which leaves signals to whoever runs the program."""
+    """uvicorn's server, which leaves signals to the program that runs it."""
     import uvicorn
 
     class Quiet(uvicorn.Server):

@@ -7,8 +7,8 @@ reach of one begins with the reach of the other. Nothing else is known of a name
 relative path) are two things.
 
 A call requests all its locks at once. It waits for each call before it, running or waiting, that it conflicts with, and
-counts them; whoever ends counts down those behind. So nobody who waits holds anything, which rules deadlock out; nobody
-is overtaken, which rules starvation out; and a release costs as much as there are calls that waited for it.
+counts them; a call that ends counts down those behind. So nobody who waits holds anything, which rules deadlock out;
+nobody is overtaken, which rules starvation out; and a release costs as much as there are calls that waited for it.
 
 A call made from within a call that holds locks is another matter, for its parent holds while it waits. What its parent
 and theirs hold is not in its way: an honest manifest names what the calls below will change. For calls below its own
@@ -18,7 +18,7 @@ no wait leads back.
 
 Several processes share a home. While only one of them uses locks it says so once, on a board that all of them read, and
 coordinates in memory. When a second comes it rings; the first writes down what it holds and from then on both ask the
-board for every call. Tickets on the board are numbered, and a ticket waits for lower numbers and for whoever holds.
+board for every call. Tickets on the board are numbered, and a ticket waits for lower numbers and for the holders.
 Only calls that wait for nobody in their own process get a number, so waits on the board lead nowhere but down.
 
 The board is a file that is written under a `flock`: a process killed at any moment leaves the old text or the new. What
@@ -481,7 +481,7 @@ class Board:
                 return orjson.loads(os.pread(file, length, start))
             except orjson.JSONDecodeError:
                 pass
-        # A new board, or one damaged by a power cut: whoever wrote it is gone.
+        # A new board, or one damaged by a power cut: the process that wrote it is gone.
         self._seen_header = bytes(_HEADER.size)
         return {}
 

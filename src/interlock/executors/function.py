@@ -260,7 +260,7 @@ class StartedFunction:
             elif tool.rich:
                 _enrich(tool, own)
             running = tool.function(**own)
-        except BaseException as error:  # noqa: BLE001 - told to whoever awaits it; a StopIteration is no end here
+        except BaseException as error:  # noqa: BLE001 - told to the awaiting task; a StopIteration is no end here
             self._error = error
             return
         self._coroutine: Coroutine[Any, Any, Any] = running if running.__class__ is CoroutineType else awaited(running)
@@ -268,7 +268,7 @@ class StartedFunction:
             self._waits_for = self._coroutine.send(None)
         except StopIteration as end:
             self.ended, self.output = True, end.value
-        except BaseException as error:  # noqa: BLE001 - told to whoever awaits it
+        except BaseException as error:  # noqa: BLE001 - told to the awaiting task
             self._error = error
 
     def __await__(self) -> Generator[Any, Any, Any]:

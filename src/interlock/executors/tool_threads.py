@@ -39,7 +39,7 @@ class Job:
         self.finished = False
         self.value: Any = None
         self.error: BaseException | None = None
-        # Popped, which is atomic, by whoever decides first whether the function runs.
+        # Popped, which is atomic, by the thread that decides first whether the function runs.
         self._unclaimed = [True]
 
     def claim(self) -> bool:
@@ -134,7 +134,7 @@ class ToolThreads:
                 except StopIteration:
                     # It would end the coroutine that waits for the outcome.
                     job.error = RuntimeError("the function raised StopIteration")
-                except BaseException as error:  # noqa: BLE001 - told to whoever waits for the outcome
+                except BaseException as error:  # noqa: BLE001 - told to the waiter for the outcome
                     job.error = error
                 job.finished = True
             self._ended.append(job)

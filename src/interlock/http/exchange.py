@@ -108,7 +108,7 @@ class Exchange:
         except Exception:  # noqa: BLE001 - whatever an application does, its client gets an answer
             _log.exception("a request failed")
         finally:
-            # Until here, whoever ends the server waits for the request.
+            # Until here, the shutdown of the server waits for the request.
             self._connection.server.tasks.discard(self.task)
             if not self.done and not self._disconnected:
                 self._abort()

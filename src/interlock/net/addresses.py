@@ -1,7 +1,7 @@
 """Allowed destinations of connections: public addresses, and others only if an operator allows them.
 
-Whoever may choose an address that this machine then connects to could reach what only this machine can: its own ports,
-its neighbours, the cloud's metadata service. Three rules prevent it:
+A caller who may choose an address that this machine then connects to could reach what only this machine can: its own
+ports, its neighbours, the cloud's metadata service. Three rules prevent it:
 
 1. A name is resolved here, and *every* address it has must be allowed. Numbers are read as the system reads them
    (decimal, hex, octal, short), and IPv4 inside IPv6 is extracted, before they are checked.

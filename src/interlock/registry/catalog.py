@@ -104,7 +104,7 @@ class Version:
     def compile(self) -> None:
         """Compile the contract, on a thread apart from the event loop. The code behind it is bound on the loop."""
         if self.row.origin.startswith(("upstream:", "library:")):  # nothing is imported for these
-            with contextlib.suppress(Failure):  # raised again by whoever asks for the version
+            with contextlib.suppress(Failure):  # raised again when the version is asked for
                 _ = self.prepared
         else:
             _ = self.contract.input.fits

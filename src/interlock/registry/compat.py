@@ -136,8 +136,8 @@ def negotiate(expected: Document, offered: Document) -> Negotiation:
     names = [*parts, *(name for name in required if name not in parts)]
     missing = tuple(name for name in names if name not in there or not _offers(there[name], parts.get(name)))
     # Parts that are not listed as properties (a union of objects) cannot be counted: they are offered whole or not.
-    unsaid = bool(wanted.keys() & {"anyOf", "oneOf", "allOf", "enum", "const", OPAQUE})
-    if set(missing) & set(required) or (unsaid and not contains(offered, expected)):
+    opaque = bool(wanted.keys() & {"anyOf", "oneOf", "allOf", "enum", "const", OPAQUE})
+    if set(missing) & set(required) or (opaque and not contains(offered, expected)):
         return Negotiation(Outcome.INCOMPATIBLE, missing)
     return Negotiation(Outcome.PARTIAL_MATCH if missing else Outcome.FULL_MATCH, missing)
 

@@ -70,8 +70,8 @@ class _Atom:
     integral: bool = False
     value: Any = None
 
-    def of(self, key: str, unsaid: Any) -> Any:
-        return self.keywords.get(key, unsaid)
+    def of(self, key: str, default: Any) -> Any:
+        return self.keywords.get(key, default)
 
 
 def _atoms(node: Node, residue: frozenset[str] = frozenset()) -> list[_Atom]:

@@ -8,7 +8,7 @@ deadline of its own (`attempt_deadline`).
 There are two places to retry. `call_with_retries` repeats whole calls, which their idempotency key protects from being
 carried out twice. `sending` repeats one request to an upstream within a call. An upstream does not know our idempotency
 keys: a request that may have reached it is repeated only if doing it twice does no harm. Both share one allowance:
-attempts made within a call count for whoever repeats the call.
+attempts made within a call count when the call is repeated.
 """
 
 from __future__ import annotations

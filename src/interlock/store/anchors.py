@@ -92,9 +92,9 @@ class Anchors:
             (seq, head, transaction.now_ms, self._signer.key_id, signature),
         )
         if not added.rowcount:
-            # Signed already, and noted by whoever did: what was counted since was not written, or not by this process.
+            # Signed already, and noted by the signer: what was counted since was not written, or not by this process.
             # INVARIANT: the time of a signature is that at which it was made. By a later one, the next record would be
-            # left unsigned, and whoever opens the home then would find it made too long after the newest signature.
+            # left unsigned, and the next process would find it made too long after the newest signature.
             row = transaction.one("SELECT at_ms FROM anchor WHERE seq = ?", (seq,))
             self._signed(seq, transaction.now_ms if row is None else row[0])
             return None

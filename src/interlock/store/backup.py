@@ -6,8 +6,8 @@ needs is there, for a key is there before something is signed or sealed with it.
 database as it is at one moment, then everything else. Only a key that was dropped meanwhile could be missed: one that
 something is sealed under is looked for, and its lack refused.
 
-A copy is gathered below its target and put in place when whoever asked for it has looked at it, the database last:
-half a copy is no home, and is refused as one.
+A copy is gathered below its target and put in place when the caller has looked at it, the database last: half a
+copy is no home, and is refused as one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _staged(source: Home, target: Path) -> Generator[Path]:
     made = not target.exists()
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     staged = Home(target).incomplete
-    staged.mkdir(mode=0o700)  # whoever comes second fails here
+    staged.mkdir(mode=0o700)  # a second copy to the same place fails here
     try:
         yield staged
     except BaseException:

@@ -78,7 +78,7 @@ class Home:
     def new(self) -> bool:
         """Whether there is no database yet. One that is gone or empty though it was signed is refused (E3804)."""
         try:
-            # Looked at first: whoever signs has made the database before.
+            # Looked at first: a process that signs has made the database before.
             signed = (self.keys / "journal.pub").exists() or _size(self.anchors) > 0
             if _size(self.database) > 0:
                 return False
@@ -139,8 +139,8 @@ class Home:
 
     def still_known(self) -> None:
         """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life."""
-        # INVARIANT: whoever migrates holds this lock from before it looks for others until it has committed. So either
-        # it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
+        # INVARIANT: a process that migrates holds this lock from before it looks for others until it has committed. So
+        # either it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
         with open(self.path / "migrate.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             schema = self._current()
@@ -278,7 +278,7 @@ def _persist(connection: sqlite3.Connection, statement: str) -> None:
         time.sleep(0.001)
 
 
-# Whoever replaces a row removes one, and meets the trigger that removing meets.
+# Replacing a row removes one, and meets the trigger that removing meets.
 _REPLACING = "recursive_triggers=ON"
 _LEDGER = frozenset({"journal", "anchor", "segment"})
 _GUARDS = frozenset({"writable_schema", "recursive_triggers"})
@@ -371,7 +371,7 @@ class Instance:
 
 
 def _hold(path: Path) -> IO[str]:
-    """Make and lock a sign of life. Nobody else holds it, but whoever looks has it for a moment."""
+    """Make and lock a sign of life. Nobody else holds it, but a process that looks has it for a moment."""
     while True:
         file = open(path, "w")  # noqa: SIM115 - held for life
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -25,7 +25,7 @@ The contract of a unit. It is handed a transaction, and:
   nothing outside: no flag, no list, no file. What the caller needs to know it returns. Two runs on the same database
   return the same value and append the same records.
 - It does not begin, commit or roll back the transaction, and it does not wait.
-Its error is the answer to whoever handed it over, and to nobody else in the batch. The test suite puts a rehearsal in
+Its error is the answer to its own caller, and to nobody else in the batch. The test suite puts a rehearsal in
 the place of `Writer.perform`: every unit of every test runs twice there, and a difference is an error.
 
 INVARIANT: when `commit` returns, what the unit wrote is on disk; when it raises, nothing of it is.
@@ -124,7 +124,7 @@ class Journal:
         self._pending: list[Waiting[Any]] = []
         self._scheduled = False
         self._committing = False
-        # The record that was committed where it came up in this turn of the loop: whoever comes next may have company.
+        # The record that was committed where it came up in this turn of the loop: the next one may have company.
         self._on_the_spot: list[Waiting[Any]] = []
         self._company = 0
         self._usual = 0
@@ -337,7 +337,7 @@ class Journal:
         return work(self.reader)
 
     async def close(self) -> None:
-        """Write what is queued, anchor the head, let go of the file. Whoever asks again waits for the same end."""
+        """Write what is queued, anchor the head, let go of the file. A second call waits for the same end."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)

@@ -32,7 +32,7 @@ def refuse_shared(path: Path) -> None:
 def _put(path: Path, content: bytes, mode: int) -> None:
     """Make a file whole or not at all, unless it is there."""
     # Staged under a name nobody else uses, so that what a killed process left behind is never written to again, and
-    # linked into place: only one process can create the key, and whoever loses the race reads what the winner wrote.
+    # linked into place: only one process can create the key, and the loser of a race reads what the winner wrote.
     staged = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,6 +1,6 @@
 """The writer of a journal: commits batches of units and records, in the process's turn.
 
-It may be called on any thread, by one at a time: whoever calls holds `lock`. What it is handed it answers, whatever
+It may be called on any thread, by one at a time: the caller holds `lock`. What it is handed it answers, whatever
 goes wrong, so that nobody waits for ever.
 """
 

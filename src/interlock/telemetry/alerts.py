@@ -128,7 +128,7 @@ class Alerts:
         self._limits[limit] = used
 
     def look(self) -> None:
-        """Check every limit. Called by whoever finds that a check is `due`."""
+        """Check every limit. Called by the caller that finds a check `due`."""
         self.due = self._monotonic() + LOOK_EVERY_S
         for limit, used in self.levels().items():
             if used >= FULL and limit not in self._full:

@@ -241,7 +241,7 @@ class _Threads:
             value, error = None, None
             try:
                 value = work()
-            except BaseException as raised:  # noqa: BLE001 - told to whoever waits
+            except BaseException as raised:  # noqa: BLE001 - told to the waiter
                 error = raised
             with suppress(RuntimeError):  # the loop has ended, and nothing waits
                 loop.call_soon_threadsafe(done, value, error)
@@ -290,7 +290,7 @@ class _Loop:
         async def body() -> tuple[T | None, BaseException | None]:
             try:
                 return await work(), None
-            except BaseException as raised:  # noqa: BLE001 - told to whoever waits
+            except BaseException as raised:  # noqa: BLE001 - told to the waiter
                 return None, raised
 
         def tell(task: asyncio.Task[tuple[T | None, BaseException | None]]) -> None:
@@ -337,7 +337,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop, owner: asyncio.AbstractEventLoop,
         try:
             loop.run_forever()
             stopped = True
-        except BaseException:  # noqa: BLE001, S112 - the task has it, and whoever waits for the task is told
+        except BaseException:  # noqa: BLE001, S112 - the task has it, and its waiter is told
             continue
     try:
         tasks = asyncio.all_tasks(loop)

@@ -249,7 +249,7 @@ def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
 
 
 def cancelled(answer: str) -> wire.CancelResponse:
-    """The answer to whoever asks for a call to end."""
+    """The answer to a request to cancel a call."""
     return wire.CancelResponse(outcome=f"CANCEL_OUTCOME_{answer.upper()}")
 
 

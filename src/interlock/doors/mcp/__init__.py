@@ -121,7 +121,7 @@ class McpDoor(Route):
 
     @cached_property
     def route(self) -> McpRoute:
-        """The route itself. Whoever asks for it loads the SDK."""
+        """The route itself. Asking for it loads the SDK."""
         sdk = self._sdk
         return McpRoute(
             self._service,

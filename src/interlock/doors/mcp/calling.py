@@ -140,7 +140,7 @@ class Calling:
         self.before_close: list[Callable[[], None]] = []
 
     async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
-        """Make a call that its client may give up on: whoever cancels this cancels the call, on record.
+        """Make a call that its client may give up on: cancelling this cancels the call, on record.
 
         The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
         a call that ends still has a record to write.
@@ -177,7 +177,7 @@ class Calling:
         return RunningCall(task, call_id, ask, cancel)
 
     async def call_here(self, wanted: Wanted, caller: Caller) -> Result:
-        """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
+        """Make a call of a tool that only computes, in the task of the request: there is no time to give up on it."""
         return await self._service.calls.invoke(await self._ask(wanted, caller), caller, door=DOOR)
 
     async def close(self, within_s: float = 10.0) -> None:

@@ -145,7 +145,7 @@ class Handlers:
         return {"prompts": await self._offers.prompts(await self._caller(ctx)), **_OWN}
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> Json:
-        """A result that was kept or the trace of a call, for whoever made the call; or what an upstream has."""
+        """A result that was kept or the trace of a call, for the caller that made the call; or what an upstream has."""
         caller, uri = await self._caller(ctx), named(str(params.uri))
         if uri.startswith("trace:"):
             try:

@@ -2,7 +2,7 @@
 
 A watch is a task that stays subscribed. When the upstream goes away it subscribes again, for as long as a client
 watches, and then tells its clients to look: what changed meanwhile was not heard. A change is told by its address
-alone; whoever wants to know more reads the resource, and is asked again whether they may.
+alone; a client that wants to know more reads the resource, and its rights are checked again.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Sdk:
                 await refusals.refuse(send, 400, failure)
                 return
             receive = replay(body, receive)
-        # A session of the handshake era answers only to whoever opened it; the SDK knows them by the scope's user.
+        # A session of the handshake era answers only to the client that opened it: for the SDK, the user of the scope.
         token = AccessToken(token="", client_id=f"{caller.tenant}/{caller.id}", subject=caller.acting, scopes=[])
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]

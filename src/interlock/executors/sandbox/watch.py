@@ -322,7 +322,7 @@ class Watch:
         except Failure as failure:  # what it reports is not allowed by its contract
             self._failure = failure
             self._silence("no_result", "")
-        except Exception:  # noqa: BLE001 - a loop's edge: whoever hears of it failed, and the call must end
+        except Exception:  # noqa: BLE001 - a loop's edge: a listener failed, and the call must end
             _log.exception("the reports of a sandboxed call could not be passed on")
             self._silence("no_result", "")
         if more:

@@ -73,7 +73,7 @@ class ActiveCalls:
         return self._calls.get(call_id)
 
     def watch(self, waiter: asyncio.Future[None], started: float, timeout_s: float) -> None:
-        """Wake whoever waits for a read on the fast path once it takes long. In the regular phases it has a deadline,
+        """Wake the waiter for a read on the fast path once it takes long. In the regular phases it has a deadline,
         and can be cancelled by its id.
         """
         self._reads.append((started + min(timeout_s, SLOW_AFTER_S), waiter))

@@ -1,7 +1,7 @@
 """The number of bytes of stored payloads, for the home, each tenant and each caller.
 
 The sums are kept by triggers on the payload table, so they change in the transaction that stores, expires or deletes a
-payload, whoever does it.
+payload, in every process.
 
 Revision ID: 0009
 """

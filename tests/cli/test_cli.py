@@ -352,15 +352,56 @@ NO_TOOLS: dict[str, str | None] = {
 }
 
 
+# A file is named, and a tool where it is known which one is meant.
+NAMED = ["f" if name == "untyped.py" else name for name in NO_TOOLS]
+UNDECLARED = '''
+from interlock import tool
+
+
+@tool(mutation_class="read_only")
+def first() -> int:
+    """Declared without a version."""
+    return 1
+
+
+@tool(version="1.0.0", mutation_class="read_only", timeot_s=3)
+def second(x) -> int:
+    """Declared with a misspelt option and an argument without a type."""
+    return 2
+
+
+@tool(version="1.0.0", mutation_class="read_only")
+def third() -> int:
+    """Declared as it should be."""
+    return 3
+'''
+
+
+def test_all_refused_declarations_of_a_file_are_told_at_once_each_with_its_place(fresh: Cli) -> None:
+    ended = fresh("tools", "add", write(fresh, "many.py", UNDECLARED))
+    assert ended.code == 1
+    heads = [line.split() for line in ended.out.splitlines() if line.startswith("✗")]
+    assert heads == [
+        ["✗", "first", "refused", "many.py,", "line", "5"],
+        ["✗", "second", "refused", "many.py,", "line", "11"],
+    ]
+    assert "`version` is missing" in ended.out
+    assert "did you mean `timeout_s`?" in ended.out
+    document = fresh.ask("tools", "add", "many.py")
+    assert document["admitted"] == [], "what was refused keeps the file from being loaded for a call"
+    assert [(one["tool"], one["line"]) for one in document["refused"]] == [("first", 5), ("second", 11)]
+    assert [Path(one["file"]).name for one in document["refused"]] == ["many.py", "many.py"]
+
+
 def test_what_is_no_tool_is_refused_in_words(fresh: Cli) -> None:
     for name, text in NO_TOOLS.items():
         if text is not None:
             write(fresh, name, text)
     ended = fresh("tools", "add", *NO_TOOLS)
     assert ended.code == 1
-    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("✗")] == list(NO_TOOLS)
+    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("✗")] == NAMED
     refused = fresh.ask("tools", "add", *NO_TOOLS)["refused"]
-    assert [offer["tool"] for offer in refused] == list(NO_TOOLS)
+    assert [offer["tool"] for offer in refused] == NAMED
     assert {offer["error"]["errorCode"] for offer in refused} == {"INVALID_INPUT"}
 
 

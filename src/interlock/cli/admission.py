@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Admission, Interlock
     from interlock.cli.render import Page
     from interlock.contract.declare import Tool
+    from interlock.contract.refusals import Refusal
     from interlock.core.errors import Failure
     from interlock.trials import Trial
 
@@ -49,13 +51,19 @@ async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
 
 
 async def _offer(lock: Interlock, out: Output, target: str) -> list[Json]:
+    from interlock.contract.refusals import collecting
     from interlock.core.errors import Failure
     from interlock.registry.source import load
 
-    try:
-        origin, found = load(target)
-    except Failure as failure:
-        return [_refusal(target, failure)]
+    origin, found, broken = "", list[Any](), list[Json]()
+    with collecting() as refused:
+        try:
+            origin, found = load(target)
+        except Failure as failure:
+            broken = [_refusal(target, failure)]
+    if refused or broken:
+        # INVARIANT: nothing is admitted of a file that cannot be loaded whole, for a call of it would load it again.
+        return [*map(_undeclared, refused), *broken]
     offers: list[Json] = []
     for number, tool in enumerate(found):
         out.progress(f"trying out {_ref(tool)}", 100 * number / len(found))
@@ -83,6 +91,10 @@ def _offer_document(admission: Admission) -> Json:
     }
 
 
+def _undeclared(refusal: Refusal) -> Json:
+    return {**_refusal(refusal.name, refusal.failure()), "file": refusal.file, "line": refusal.line}
+
+
 def _refusal(tool: str, failure: Failure) -> Json:
     return {
         "tool": tool,
@@ -108,7 +120,8 @@ def _show_offer(page: Page, offer: Json) -> None:
             words = f"not run with {unrun} example{'' if unrun == 1 else 's'}; to run all: interlock tools test --live"
             page.line("    ", MAYBE, " ", words)
     else:
-        page.line(BAD, " ", Text(offer["tool"], "bold"), "   refused")
+        place = f"{Path(offer['file']).name}, line {offer['line']}" if offer.get("line") else ""
+        page.line(BAD, " ", Text(offer["tool"], "bold"), "   refused", right=place)
         page.table([(Text(f"    {name}", "red"), advice) for name, advice in _reasons(offer)])
     for warning in offer["warnings"]:
         page.line("    ", MAYBE, " ", warning)

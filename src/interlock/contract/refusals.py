@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from interlock.core.errors import Failure
 from interlock.data.schema import Fault
 
 
@@ -15,7 +16,8 @@ from interlock.data.schema import Fault
 class Refusal:
     """A declaration that was refused: the name of its function, the place, and every fault in words.
 
-    `stand_in` is the object that the module has instead of the tool.
+    `stand_in` is the object that the module has instead of the tool. `pointers` say for each fault which option it is
+    about, where that is known.
     """
 
     name: str
@@ -23,12 +25,22 @@ class Refusal:
     line: int
     faults: tuple[str, ...]
     stand_in: object
+    pointers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, function: Any, faults: Sequence[Fault], stand_in: object) -> Refusal:
         file, line = place_of(function)
         name = getattr(function, "__name__", None) or repr(function)
-        return cls(name, file, line, tuple(fault.message for fault in faults), stand_in)
+        words, pointers = (tuple(getattr(fault, part) for fault in faults) for part in ("message", "pointer"))
+        return cls(name, file, line, words, stand_in, pointers)
+
+    def failure(self) -> Failure:
+        """The failure that its declaration would have raised alone."""
+        faults = [
+            {"pointer": pointer, "message": words} for pointer, words in zip(self.pointers, self.faults, strict=True)
+        ]
+        words = f"`{self.name}` cannot be declared as a tool yet: {'; '.join(self.faults)}"
+        return Failure("E3105", words, details={"faults": faults})
 
 
 def place_of(function: Any) -> tuple[str, int]:

@@ -82,7 +82,9 @@ def at_terminal(
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        code = _ask(_task_of(words, {**environment, "TERM": "xterm"}, directory), (theirs, theirs, theirs))
+        # The terminal itself says how large it is.
+        heeded = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        code = _ask(_task_of(words, {**heeded, "TERM": "xterm"}, directory), (theirs, theirs, theirs))
     finally:
         os.close(theirs)
         reader.join()

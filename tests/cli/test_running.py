@@ -73,3 +73,35 @@ def test_calls_are_found_by_state_error_tool_and_time_and_the_leaders_are_told(f
     assert refused.code == 2
     assert "2026-07-01T12:00:00Z" in refused.err
     assert fresh.ask("calls", "list", "--since", "2h", "--state", "failed", "--tool", "demo.post")["calls"] == []
+
+
+def test_calls_on_record_are_found_by_state_error_tool_caller_and_time(cli: Cli) -> None:
+    issued = cli("token", "issue", "--agent", "research-7")
+    agent = Cli(cli.path, {"INTERLOCK_TOKEN": issued.out.strip()})
+    balance = ("call", "demo.balance", '{"account": "cash"}', "--json")
+    own, theirs = cli(*balance).json["invocation_id"], agent(*balance).json["invocation_id"]
+    refused = cli("call", "demo.post", '{"account": "cash", "cents": "two"}', "--key", "k", "--json").json
+    first, last = cli.ask("calls", "list")["calls"][-1]["at"], refused["created_at"]
+
+    def found(*options: str) -> list[str]:
+        return [one["invocation_id"] for one in cli.ask("calls", "list", *options)["calls"]]
+
+    everything = [refused["invocation_id"], theirs, own]
+    assert found() == everything
+    assert found("--caller", "research-7") == [theirs]
+    (did,) = {one["caller"] for one in cli.ask("calls", "list")["calls"] if one["invocation_id"] == theirs}
+    assert found("--caller", did) == [theirs]
+    assert found("--caller", "nobody-of-this-name") == []
+    assert found("--tool", "demo.balance") == found("--tool", "demo.balance@1.0.0") == [theirs, own]
+    assert found("--tool", "demo.balance@9.9.9") == []
+    assert found("--state", "succeeded") == found("--status", "succeeded") == [theirs, own]
+    assert found("--state", "validation_failed") == found("--error", "E3301") == found("--error", "INVALID_INPUT")
+    assert found("--error", "E3301") == [refused["invocation_id"]]
+    assert found("--since", first) == found("--since", "1h") == everything
+    assert found("--until", first) == []
+    assert found("--since", first, "--tool", "demo.post", "--state", "succeeded") == []
+    assert found("--limit", "1") == [refused["invocation_id"]]
+    assert found("--until", last, "--tool", "demo.balance", "--caller", "research-7") == [theirs]
+    shown = cli("calls", "list", "--caller", "research-7").out.splitlines()
+    assert len(shown) == 2
+    assert shown[1].split()[-1] == "research-7"

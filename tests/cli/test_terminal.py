@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from tests import warm
@@ -39,3 +40,45 @@ def test_progress_is_shown_neither_beside_json_nor_without_a_terminal(fresh: Cli
         shown = at_terminal(fresh, *words, "--json")
         assert "\r" not in shown
         assert "\x1b[K" not in shown
+
+
+# Width
+
+
+def unfitting(shown: str, columns: int) -> list[str]:
+    """The lines that are longer than the terminal, though they could be folded between words."""
+    lines = (_ESCAPES.sub("", line.rpartition("\r")[2]) for line in shown.split("\n"))
+    return [line for line in lines if len(line) > columns and " " in line.strip()]
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+MAIL = '{"account": "cash", "to": "somebody@example.org"}'
+
+
+def test_lines_fit_a_terminal_of_forty_columns(cli: Cli) -> None:
+    cli("call", "demo.mail_statement", MAIL, "--key", "before")
+    shown = {
+        words: at_terminal(cli, *words, columns=40)
+        for words in (
+            ("call", "demo.balance", '{"account": "cash"}'),
+            ("call", "demo.post", '{"account": "cash", "cents": "2,50"}', "--key", "k"),
+            ("call", "demo.mail_statement", MAIL, "--key", "m"),
+            ("call", "demo.nothing", "{}"),
+            ("calls", "show", "nothing-of-the-kind"),
+            ("tools", "list"),
+            ("tools", "show", "demo.post"),
+            ("tools", "test", "demo.balance"),
+            ("calls", "list"),
+            ("approvals", "list"),
+            ("approvals", "show", cli.ask("approvals", "list", "--all")["tickets"][0]["id"]),
+            ("policy", "explain", "me", "demo.mail_statement", MAIL),
+            ("audit", "verify"),
+            ("upstream", "probe", "nothing"),
+            ("health",),
+        )
+    }
+    assert {words: lines for words, text in shown.items() if (lines := unfitting(text, 40))} == {}
+    # Each text of a progress line replaces the one before, so it must not be folded.
+    steps = [step for text in shown.values() for step in text.split("\r\x1b[K")[1:-1]]
+    assert any("trying out demo.bal" in step for step in steps)
+    assert max(map(len, steps)) < 40

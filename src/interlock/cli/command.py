@@ -78,8 +78,10 @@ class Output:
 
         from interlock.cli.render import clean, progress_bar
 
-        text = clean(words if percent is None else f"{progress_bar(percent)}  {words}").replace("\n", " ")
-        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+        columns = shutil.get_terminal_size().columns
+        bar = "" if percent is None else f"{progress_bar(percent)}  " if columns >= 60 else f"{percent:.0f} %  "
+        text = clean(f"{bar}{words}").replace("\n", " ")
+        sys.stderr.write(f"\r\x1b[K{text[: columns - 1]}")
         sys.stderr.flush()
 
     @contextlib.contextmanager

@@ -39,9 +39,16 @@ def clean(text: str) -> str:
     return _UNSAFE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
-def indented(text: str) -> Text:
-    """A message as it stands below its heading. No line of it can be taken for a line of ours: each is indented."""
-    return Text("\n".join(f"  {line}" for line in clean(text).split("\n")))
+def _breaks(text: str, width: int, margin: int) -> list[int]:
+    """Where to fold a line of so many columns: at the beginnings of words. Later lines have a margin in front."""
+    found: list[int] = []
+    begin, room, empty = 0, width, True
+    for word in re.finditer(r"\S+", text):
+        if not empty and cell_len(text[begin : word.end()]) > room:
+            found.append(word.start())
+            begin, room = word.start(), width - margin
+        empty = False
+    return found
 
 
 class Page:
@@ -55,13 +62,28 @@ class Page:
         return min(self.console.width, 120) if self.console.is_terminal else WIDTH
 
     def line(self, *parts: Cell, right: Cell = "") -> None:
-        """Parts one after the other; `right` at the right edge where there is room."""
+        """Parts one after the other; `right` at the right edge where there is room, else on a line of its own if that
+        is a terminal.
+        """
         text = Text.assemble(*(_styled(part) for part in parts))
         if str(right):
             room = self.width - text.cell_len - cell_len(str(right))
-            text.append(" " * room if room > len(GAP) else GAP)
+            if room < len(GAP) and self.console.is_terminal:
+                self.fold(text)
+                text = Text("  ")
+            else:
+                text.append(" " * room if room > len(GAP) else GAP)
             text.append_text(_styled(right, "dim"))
-        self.console.print(text)
+        self.fold(text)
+
+    def fold(self, text: Text, margin: str = "  ") -> None:
+        """A line that is folded between words on a terminal. The lines after the first begin with `margin`."""
+        if not self.console.is_terminal:
+            self.console.print(text)
+            return
+        for number, line in enumerate(text.divide(_breaks(text.plain, self.console.width, cell_len(margin)))):
+            line.rstrip()
+            self.console.print(line if number == 0 else Text(margin).append_text(line))
 
     def facts(self, facts: Iterable[tuple[str, Cell]], indent: str = "  ") -> None:
         """Names and what is said of them, aligned."""
@@ -90,18 +112,21 @@ class Page:
             self._fold(text, row[-1])
 
     def _fold(self, text: Text, last: Text) -> None:
+        """A row of a table. Its last cell is folded in its column; below the others if the column is too narrow."""
         room = self.width - text.cell_len
-        lines = (
-            textwrap.wrap(last.plain, room, break_on_hyphens=False)
-            if self.console.is_terminal and room >= LEAST
-            else [last.plain]
-        )
-        margin = " " * text.cell_len
-        for number, line in enumerate(lines or [""]):
-            start = text if number == 0 else Text(margin)
-            full = start.append(line, last.style)
-            full.rstrip()
-            self.console.print(full)
+        if not self.console.is_terminal or last.cell_len <= room:
+            text.append_text(last).rstrip()
+            self.console.print(text)
+        elif room < LEAST or (self.width < WIDTH and max(map(cell_len, last.plain.split())) > room):
+            text.rstrip()
+            self.fold(text)
+            self.fold(Text("    ").append_text(last), "    ")
+        else:
+            margin = " " * text.cell_len
+            lines = textwrap.wrap(last.plain, room, break_on_hyphens=False, break_long_words=False)
+            for number, line in enumerate(lines):
+                start = text if number == 0 else Text(margin)
+                self.console.print(start.append(line, last.style))
 
     def failure(self, failure: Failure, home: str = "") -> None:
         """One readable block: the code, what happened, what to do next."""
@@ -109,7 +134,7 @@ class Page:
         self.line(BAD, " ", Text(row.code, "bold"), f"  {row.title}", right=retry_words(failure))
         facts: list[tuple[str, Cell]] = []
         if failure.in_full != row.title:
-            self.console.print(indented(failure.in_full))
+            show_message(self, failure.in_full)
         if failure.code[:3] == "E38" and home:
             facts.append(("home", home))
         # Here there is no operator with a trace id at hand; there is the person who typed the command.
@@ -144,7 +169,7 @@ class Page:
         if faults:
             self.table([(Text(f"  {name}", "bold"), message) for name, message in faults])
             return
-        self.console.print(indented(failure.in_full))
+        show_message(self, failure.in_full)
         self.facts([("next", _advice(failure, result.tool.partition("@")[0]))])
 
     def _success(self, result: Result) -> None:
@@ -199,6 +224,12 @@ class Page:
             notes.append(f"deprecated: it runs until {clock_time(str(told.get('removalDate')))}{instead}")
         for note in notes:
             self.line("  ", MAYBE, " ", Text(clean(note), "yellow"))
+
+
+def show_message(page: Page, text: str) -> None:
+    """A message as it stands below its heading. No line of it can be taken for a line of ours: each is indented."""
+    for line in clean(text).split("\n"):
+        page.fold(Text(f"  {line}"))
 
 
 def progress_bar(percent: float) -> str:

@@ -146,7 +146,7 @@ def _answer(out: Output, told: list[Json], target: Path | None, *, dry_run: bool
 
 
 def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool) -> None:
-    from interlock.cli.render import BAD, GOOD, MAYBE, indented
+    from interlock.cli.render import BAD, GOOD, MAYBE, show_message
 
     marks = {"added": GOOD, "known": GOOD, "planned": GOOD, "skipped": MAYBE, "refused": BAD}
     for one in told:
@@ -154,7 +154,7 @@ def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool) -
         words = one["state"] if dry_run or one["reason"] else f"{counts(states)} of {len(states)} tools"
         page.line(marks[one["state"]], f" {one['name']}", right=words)
         if one["reason"]:
-            page.line(indented(one["reason"]))
+            show_message(page, one["reason"])
         if one.get("next"):
             page.facts([("next", one["next"])])
         facts = [("upstream", one["upstream"])] if one["upstream"] and one["state"] == "planned" else []

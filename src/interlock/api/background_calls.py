@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.data.schema import Json
 
-# How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
+# How many background calls run, and how many of their results are kept for clients; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
 KEPT = 1000
 KEPT_EACH = 250

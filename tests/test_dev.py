@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,12 +45,23 @@ def test_serving_installs_what_running_needs_and_shows_progress(checkout: Path) 
     assert itself.endswith("-e .")
     assert "preparing .venv from requirements/run.txt" in done.stderr
     assert " packages, " in done.stderr
-    assert "alembic" in done.stderr
+    assert "installing interlock itself, " in done.stderr
     assert "ready after" in done.stderr
     # It is prepared once, for every command of interlock.
     assert dev(checkout, "serve").stderr == ""
     assert dev(checkout, "interlock", "upstream", "list").stdout == "interlock upstream list\n"
     assert len((checkout / "asked").read_text().splitlines()) == 2
+
+
+def test_on_a_terminal_the_package_that_is_installed_is_shown(checkout: Path) -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run(["./dev", "serve"], cwd=checkout, stdout=subprocess.DEVNULL, stderr=theirs, check=True, timeout=60)
+    shown = os.read(ours, 4096).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert "\r\x1b[K  1 of " in shown
+    assert "s  alembic" in shown
+    assert "installing interlock itself" in shown
 
 
 def test_an_environment_for_development_serves_as_it_is(checkout: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import pty
 import select
+import shlex
+import shutil
 import signal
 import socket
 import ssl
@@ -184,7 +186,8 @@ def test_a_token_goes_to_a_terminal_and_not_into_a_log(fresh: Cli) -> None:
         assert "eyJ" not in server.said
         # The line that issues one is pasted as it stands, with the data directory that is served.
         export = next(line for line in server.said.splitlines() if line.startswith("export TOKEN="))
-        words = export.removeprefix("export TOKEN=$(interlock ").removesuffix(")").split()
+        program, *words = shlex.split(export.removeprefix("export TOKEN=$(").removesuffix(")"))
+        assert shutil.which(program), "by its name, or by its path where that is not on the PATH"
         token = fresh(*words).out.strip()
         url = next(line.split()[1] for line in server.said.splitlines() if line.startswith("  REST"))
         called = httpx.post(f"{url}/tools/invoke", json=BALANCE, headers=bearer(token), timeout=PATIENCE_S)

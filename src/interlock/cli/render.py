@@ -61,9 +61,9 @@ class Page:
     def width(self) -> int:
         return min(self.console.width, 120) if self.console.is_terminal else WIDTH
 
-    def line(self, *parts: Cell, right: Cell = "") -> None:
+    def line(self, *parts: Cell, right: Cell = "", whole: bool = False) -> None:
         """Parts one after the other; `right` at the right edge where there is room, else on a line of its own if that
-        is a terminal.
+        is a terminal. A line that is meant to be copied stays `whole`.
         """
         text = Text.assemble(*(_styled(part) for part in parts))
         if str(right):
@@ -74,7 +74,10 @@ class Page:
             else:
                 text.append(" " * room if room > len(GAP) else GAP)
             text.append_text(_styled(right, "dim"))
-        self.fold(text)
+        if whole:
+            self.console.print(text)
+        else:
+            self.fold(text)
 
     def fold(self, text: Text, margin: str = "  ") -> None:
         """A line that is folded between words on a terminal. The lines after the first begin with `margin`."""

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,23 +292,30 @@ def _show(page: Page, facts: dict[str, Any], places: list[Address], tools: list[
     page.line("")
     if token is None:
         page.line("Calls need a token; one is printed to a terminal only, or with --token. To issue one:")
-        page.line(
-            f"export TOKEN=$(interlock --home {shlex.quote(facts['home'])} token issue --agent my-agent --ttl 8h)"
-        )
+        issue = f"{_program()} --home {shlex.quote(facts['home'])} token issue --agent my-agent --ttl 8h"
+        page.line(f"export TOKEN=$({issue})", whole=True)
     else:
         page.line("A token for an agent of yours, good for 8 hours (others: interlock token issue):")
-        page.line(f"export TOKEN={token}")
+        page.line(f"export TOKEN={token}", whole=True)
     page.line("")
     page.line("A first call:")
-    page.line(_curl(facts["rest"], tools))
+    page.line(_curl(facts["rest"], tools), whole=True)
     page.line("")
     page.line("An MCP client takes this:")
     entry = {"type": "http", "url": facts["mcp"], "headers": {"Authorization": f"Bearer {token or 'TOKEN'}"}}
-    page.line(json.dumps({"mcpServers": {"interlock": entry}}))
+    page.line(json.dumps({"mcpServers": {"interlock": entry}}), whole=True)
     page.line("")
     if demo or not tools:
         page.line("Your own tools: interlock tools add FILE.py    Other people's: interlock upstream add --help")
+    if _program() != "interlock":
+        page.line(f"interlock is not on the PATH of this shell: write {_program()} for it")
     page.line("Approvals: interlock approvals watch    End: Ctrl-C")
+
+
+def _program() -> str:
+    """How this program is started: by its name, or by its path where the name is not found, as from a checkout."""
+    here = Path(sys.executable).with_name("interlock")
+    return "interlock" if shutil.which("interlock") or not here.exists() else shlex.quote(str(here))
 
 
 def _curl(rest: str, tools: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from interlock.call.connector import Connector
-from interlock.call.context import Caller
+from interlock.call.context import Caller, Context
 from interlock.call.phases import Call, Granted
 from interlock.contract.manifest import NetworkPolicy
 from interlock.core.clock import Clock
@@ -21,6 +21,7 @@ def site(clock: Clock | None = None) -> Site:
         network_of={},
         connect=_nowhere,
         narrowed=_same,
+        make_context=_no_context,
         alert=_unheard,
         hide=lambda call, text: text,
         violated=lambda call, attempts: None,
@@ -37,6 +38,10 @@ def _nowhere(upstream: str) -> Connector:
 def _same(granted: Granted) -> Caller:
     assert granted.request.caller is not None
     return granted.request.caller
+
+
+def _no_context(granted: Granted) -> Context:
+    raise AssertionError(f"{granted.ref} was to have a context")
 
 
 def _unheard(name: str, call: Call, /, **facts: Any) -> None: ...

@@ -25,7 +25,12 @@ class Unfinished(Protocol):
 
 
 class Executor(ABC):
-    """Runs granted calls. It has no other entry point."""
+    """Runs granted calls. It has no other entry point.
+
+    `makes_context`: the executor makes the context of a read itself, when there is something to report.
+    """
+
+    makes_context = False
 
     def __init__(self, grant: object) -> None:
         self._grant = grant

@@ -28,7 +28,12 @@ def make(site: Site) -> RemoteExecutor:
 
 
 class RemoteExecutor(Executor):
-    """Calls the upstreams of tools."""
+    """Calls the upstreams of tools.
+
+    Of a context it needs only progress, which most reads do not report: their context is made with the first report.
+    """
+
+    makes_context = True
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.grant)
@@ -37,6 +42,7 @@ class RemoteExecutor(Executor):
         self._connect = site.connect
         self._read_file = site.read_file
         self._narrowed = site.narrowed
+        self._make_context = site.make_context
 
     async def execute(self, granted: Granted, context: Context | None) -> Any:
         # INVARIANT: a connector sees no more authority than its tool requires.
@@ -68,7 +74,7 @@ class RemoteExecutor(Executor):
             else {name: lease[secret_of(name, caller)].reveal() for name in tool.credentials},
             retry=manifest.retry_policy,
             breaker=manifest.circuit_breaker_config,
-            progress=None if not tool.bound.takes_context else _reporter(context),
+            progress=self._reporter(granted, context) if tool.bound.takes_context else None,
             interaction=call.request.interaction or ALONE,
             objection=self._objection(caller, manifest.network_policy),
             # Files are read with the rights of the caller: with those that the tool needs, some might be hidden.
@@ -124,6 +130,20 @@ class RemoteExecutor(Executor):
             if any(fact is not None for fact in remote.provenance.values()):
                 call.extend().provenance = _provenance(remote.provenance)
 
+    def _reporter(self, granted: Granted, context: Context | None) -> Callable[[Json], None] | None:
+        """Return the function that passes on progress; None for a call whose operation has no context."""
+        without = granted.tool.writes or granted.more.looking or granted.request.operation != "invoke"
+        if context is None and without:
+            return None
+
+        def report(facts: Json) -> None:
+            nonlocal context
+            if context is None:
+                context = granted.extend().context = self._make_context(granted)
+            context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
+
+        return report
+
     def _objection(self, caller: Caller, manifest: NetworkPolicy) -> Callable[[str, int], str | None] | None:
         general, own = self._network, self._network_of.get(caller.acting)
         if own is None and not (general.deny_all_egress or manifest.deny_all_egress):
@@ -153,14 +173,3 @@ def _provenance(stated: Json) -> Json:
         with suppress(Failure):
             attached.add_provenance({name: stated.get(name)})
     return attached.provenance
-
-
-def _reporter(context: Context | None) -> Callable[[Json], None] | None:
-    """Return the function that passes on progress, if there is a context for it."""
-    if context is None:
-        return None
-
-    def report(facts: Json) -> None:
-        context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
-
-    return report

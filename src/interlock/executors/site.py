@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from interlock.call.checkpoints import Bounds
 from interlock.call.connector import Connector, ReadFile
-from interlock.call.context import Caller
+from interlock.call.context import Caller, Context
 from interlock.call.executor import Executor
 from interlock.call.phases import Call, Granted
 from interlock.contract import executors
@@ -31,9 +31,10 @@ class Site:
     `grant` is the object that Authorize puts on granted calls. `network` is what this gateway's tools may reach, and
     `network_of` that of single agents. `connect` returns the connector of an upstream by its name; it raises E3502 if
     the upstream is known to be away. `read_file` reads a file that an earlier call of a caller left. `narrowed` returns
-    the caller of a call with no more authority than its tool requires. `hide` removes the private values of a call from
-    a text. `violated` records attempts at what the sandbox forbids. `sandbox` is the file through which the
-    processes of a data directory share the resources of a sandbox.
+    the caller of a call with no more authority than its tool requires. `make_context` returns a context for a call that
+    was started without one. `hide` removes the private values of a call from a text. `violated` records attempts at
+    what the sandbox forbids. `sandbox` is the file through which the processes of a data directory share the resources
+    of a sandbox.
     """
 
     grant: object
@@ -43,6 +44,7 @@ class Site:
     connect: Callable[[str], Connector]
     read_file: ReadFile
     narrowed: Callable[[Granted], Caller]
+    make_context: Callable[[Granted], Context]
     alert: Alert
     hide: Callable[[Call, str], str]
     violated: Callable[[Call, Sequence[str]], None]

@@ -103,6 +103,7 @@ class Execution:
             await self._locks.hold(granted)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
+        wanted = wanted and (tool.writes or self._runner.uses_context(tool))
         context = self._contexts.make(granted) if wanted else None
         call.move("running")
         if self._observer.audience:

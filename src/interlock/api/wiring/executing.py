@@ -55,6 +55,16 @@ class Executing:
         self.audit = EffectAudit(
             journal, observer, redaction, shared.quarantine, file_watchers(settings), database_watchers(settings)
         )
+        self.contexts = Contexts(
+            clock=clock,
+            redaction=redaction,
+            progress=shared.progress,
+            outputs=outputs,
+            sessions=storage.sessions,
+            checkpoints=checkpoints,
+            invoke=invoke,
+            running=active.get,
+        )
         self.runner = ToolRunner(
             grant=outside.grant,
             journal=journal,
@@ -71,18 +81,9 @@ class Executing:
             checkpoints=checkpoints,
             connect=outside.connect,
             read_file=outside.read_file,
+            make_context=self.contexts.make,
         )
         self.previews = Previews(self.runner, failure_log)
-        self.contexts = Contexts(
-            clock=clock,
-            redaction=redaction,
-            progress=shared.progress,
-            outputs=outputs,
-            sessions=storage.sessions,
-            checkpoints=checkpoints,
-            invoke=invoke,
-            running=active.get,
-        )
         self.execution = Execution(
             services=self.services,
             credentials=credentials,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from interlock.call.connector import Connector, ReadFile
     from interlock.call.context import Context
     from interlock.call.phases import Call, FastRead, Granted
+    from interlock.call.prepared import Prepared
     from interlock.core.clock import Clock
     from interlock.executors.function import FunctionExecutor, Started
     from interlock.settings import Settings
@@ -58,6 +59,7 @@ class ToolRunner:
         checkpoints: CheckpointWriter,
         connect: Callable[[str], Connector],
         read_file: ReadFile,
+        make_context: Callable[[Granted], Context],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -76,6 +78,7 @@ class ToolRunner:
             connect=connect,
             read_file=read_file,
             narrowed=narrowed,
+            make_context=make_context,
             alert=observer.alert,
             hide=redaction.redact_text,
             violated=self._record_violations,
@@ -87,6 +90,10 @@ class ToolRunner:
         functions = cast("FunctionExecutor", self._executors[kind_of("function").module])
         self.start: Callable[[FastRead, Context | None], Started] = functions.start
         self._resume = functions.resume
+
+    def uses_context(self, tool: Prepared) -> bool:
+        """Whether the executor of a tool uses a context from the start, and does not make one when it is needed."""
+        return not self._executors[tool.executor].makes_context
 
     async def run(self, granted: Granted, context: Context | None, started: Started | None = None) -> Any:
         """Run the tool of a call and return its output. `started` is a function that was started on the fast path."""

@@ -417,3 +417,25 @@ async def test_what_is_told_of_an_upstream_later_says_as_much_as_the_first_repor
         server.offers[0] = definition("say")
         await upstreams.refresh("far")
         assert await upstreams.changes("far") == {"say": {}}, "it changed and changed back"
+
+
+@pytest.mark.parametrize("reports", [2, 0])
+async def test_a_read_passes_on_the_progress_that_its_upstream_reports(tmp_path: Path, reports: int) -> None:
+    """Its context is made with the first report; the result and the record tell of the last one."""
+
+    class Reporting(Scripted):
+        async def call(self, call: RemoteCall) -> Any:
+            assert call.progress is not None
+            for part in range(reports):
+                call.progress({"message": f"part {part}", "percent": 50.0 * part})
+            return {"content": [], "structuredContent": await super().call(call)}
+
+    server, heard = Reporting(), list[Json]()
+    server.offers = [definition("look", hints={"readOnlyHint": True}, native={"protocol": "mcp", "name": "look"})]
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "mcp", {"accept_hints": True}, by=lock.caller)
+        result = await lock.call("far.look", {"text": "a"}, on_progress=heard.append)
+    assert result.ok, result.error
+    heard_of = [(one["message"], one["percent"]) for one in heard]
+    assert heard_of == [("started", 0.0), ("part 0", 0.0), ("part 1", 50.0)][: reports + 1]
+    assert ("progress" in result.metadata) is bool(reports)

@@ -59,9 +59,12 @@ class ResultVerifier:
             return cast("Verified", ran)
         # The private values of the input are searched for in the result, so a large input needs a thread as well.
         large = len(call.model_input) > LARGE_INPUT
-        threads = WALKS if not map_output.is_small(ran.output) else INPUTS if large else None
+        small = map_output.is_small(ran.output)
+        threads = WALKS if not small else INPUTS if large else None
         try:
-            value, removed = self._mapped(ran) if threads is None else await threads.run(self._mapped, ran)
+            value, removed = (
+                self._mapped(ran, small) if threads is None else await threads.run(self._mapped, ran, small)
+            )
         except Failure as failure:
             if failure.code != "E3303":
                 raise
@@ -84,11 +87,11 @@ class ResultVerifier:
             verified.extend().artifacts = await self._outputs.refer(call)
         return verified
 
-    def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
+    def _mapped(self, ran: Ran, small: bool) -> tuple[Any, tuple[str, ...]]:
         """Return an output as its contract describes it, and the places where private values were removed."""
         tool = ran.tool
         try:
-            value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool))
+            value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool), small=small)
         except Failure as failure:
             details = failure.details or {}
             if not tool.contract.tolerates_off_schema or details.get("violation") != "TOOL_OUTPUT_SCHEMA_VIOLATION":

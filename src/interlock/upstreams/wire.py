@@ -26,7 +26,7 @@ import email.utils
 import hashlib
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -334,7 +334,7 @@ class Sender:
         if services is not None and len(urls) > 1:
             self._guarded = Endpoints(name, urls, services, cache=self._last_good)
 
-    async def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Any:
+    def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Coroutine[Any, Any, Any]:
         """Return the answer, or raise the last failure. `ask` is one attempt: it receives the call as it is sent, and
         the endpoint.
 
@@ -342,7 +342,38 @@ class Sender:
         """
         keyed = call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
         safe = keyed or not call.writes
-        limit = call.deadline
+        once = self._to_one(call, ask) if len(self._urls) == 1 else self._to_several(call, ask, safe=safe)
+
+        async def timed(until: float) -> Any:
+            """Make one attempt within its own deadline. The last one has the call's, which is enforced elsewhere."""
+            # INVARIANT: a call that is still being retried does not connect again after the upstream was closed.
+            if self._closed:
+                raise Failure("E3108", f"the upstream `{self._name}` was removed during the request")
+            if until >= call.deadline:
+                return await once(until)
+            try:
+                async with asyncio.timeout(max(0.0, until - call.monotonic())):
+                    return await once(until)
+            except TimeoutError:
+                raise late(self._name) from None
+
+        key, stale_s = (None, 0.0) if self._guarded is not None else _cached_as(call)
+        sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
+        return sent if key is None else self._or_old(key, stale_s, sent)
+
+    def _to_one(
+        self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]
+    ) -> Callable[[float], Awaitable[Any]]:
+        """Return one attempt at the only endpoint, which takes its deadline."""
+        url, span = self._urls[0], call.span
+        if span is None:
+            return lambda _: ask(call, url)
+        return partial(_traced(call, span, ask), url)
+
+    def _to_several(
+        self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]], *, safe: bool
+    ) -> Callable[[float], Awaitable[Any]]:
+        """Return one attempt at all endpoints in turn, each with its part of the time."""
 
         async def bounded(one: RemoteCall, url: str) -> Any:
             left = len(self._urls) - self._urls.index(url)
@@ -354,36 +385,17 @@ class Sender:
             except TimeoutError:
                 raise late(self._name) from None
 
-        several = len(self._urls) > 1
-        attempt = partial(bounded if several else ask, call)
-        if call.span is not None:
-            attempt = _traced(call, call.span, bounded if several else ask, lambda: limit)
+        traced = None if call.span is None else _traced(call, call.span, bounded)
 
-        async def timed(until: float) -> Any:
-            """Make one attempt within its own deadline. The last one has the call's, which is enforced elsewhere."""
-            nonlocal limit
-            limit = until
-            if until >= call.deadline:
-                return await once()
-            try:
-                async with asyncio.timeout(max(0.0, until - call.monotonic())):
-                    return await once()
-            except TimeoutError:
-                raise late(self._name) from None
+        def once(until: float) -> Awaitable[Any]:
+            def attempt(url: str) -> Awaitable[Any]:
+                return bounded(call, url) if traced is None else traced(url, until)
 
-        def once() -> Awaitable[Any]:
-            # INVARIANT: a call that is still being retried does not connect again after the upstream was closed.
-            if self._closed:
-                raise Failure("E3108", f"the upstream `{self._name}` was removed during the request")
-            if not several:
-                return attempt(self._urls[0])
             if self._guarded is None or call.breaker is None:
                 return self._in_turn(attempt, safe=safe)
-            return self._by_breakers(self._guarded, call, attempt, call.breaker, safe=safe, until=limit)
+            return self._by_breakers(self._guarded, call, attempt, call.breaker, safe=safe, until=until)
 
-        key, stale_s = (None, 0.0) if self._guarded is not None else _cached_as(call)
-        sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
-        return await (sent if key is None else self._or_old(key, stale_s, sent))
+        return once
 
     def forget(self) -> None:
         """Drop all cached answers."""
@@ -436,15 +448,15 @@ class Sender:
 
 
 def _traced(
-    call: RemoteCall, span: Outbound, ask: Callable[[RemoteCall, str], Awaitable[Any]], limit: Callable[[], float]
-) -> Callable[[str], Awaitable[Any]]:
-    """Trace the attempts at a call. `limit` is the deadline of the present one."""
+    call: RemoteCall, span: Outbound, ask: Callable[[RemoteCall, str], Awaitable[Any]]
+) -> Callable[[str, float], Awaitable[Any]]:
+    """Trace the attempts at a call. Each takes its endpoint and its deadline."""
     number = 0
 
-    async def attempt(url: str) -> Any:
+    async def attempt(url: str, until: float) -> Any:
         nonlocal number
         number += 1
-        own = span.below("Attempt", limit(), {"external.attempt": number, **_address(url)})
+        own = span.below("Attempt", until, {"external.attempt": number, **_address(url)})
         if own is None:
             return await ask(call, url)
         with own:

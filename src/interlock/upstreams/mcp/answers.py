@@ -259,6 +259,9 @@ def _error_data(error: RpcError) -> Json:
 
 
 def stated_of_data(answer: Json) -> Json:
-    """Return the data version and the confidence that a server states, under Interlock's own key."""
-    source = members(members(members(answer.get("_meta")).get("interlock/call")).get("provenance"))
+    """Return the data version and the confidence that a server states, under Interlock's own key; empty without it."""
+    stated = members(answer.get("_meta")).get("interlock/call")
+    if stated is None:
+        return {}
+    source = members(members(stated).get("provenance"))
     return {"data_version": source.get("dataVersion"), "confidence": source.get("confidence")}

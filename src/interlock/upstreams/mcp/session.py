@@ -184,8 +184,9 @@ class Session:
         Raises RpcError for the server's own error, E3502 if the conversation breaks off, E3503 if time is up, in which
         case the server is told that the request is cancelled.
         """
-        if self.ended.done():
-            raise Failure("E3502", self.ended.result(), details=UNSENT)
+        wire = self.wire
+        if wire.ended.done():
+            raise Failure("E3502", wire.ended.result(), details=UNSENT)
         number = next(self._numbers)
         if noted is not None:
             noted["jsonrpc_request_id"], noted["mcp_protocol_version"] = number, self.server.protocol
@@ -202,7 +203,7 @@ class Session:
         timer: asyncio.TimerHandle | None = None
         sent = False
         try:
-            sending = self.wire.send(message, stamped)
+            sending = wire.send(message, stamped)
             if sending is not None:
                 async with asyncio.timeout_at(until):
                     await sending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +52,34 @@ class Notes:
                 yield client
 
     async def rest(self, text: str, **headers: str) -> Json:
-        body = {"tool_id": "notes.add", "parameters": {"text": text}}
+        return await self.rest_of("add", {"text": text}, **headers)
+
+    async def rest_of(self, tool: str, arguments: Json, **headers: str) -> Json:
+        body = {"tool_id": f"notes.{tool}", "parameters": arguments}
         return (await self.wires.http.post("/v1/tools/invoke", json=body, headers=headers)).json()
 
 
 @asynccontextmanager
-async def notes(home: Path, idempotency: str, *, approved: bool = True) -> AsyncGenerator[Notes]:
+async def notes(home: Path, idempotency: str, *, approved: bool = True, **tools: Json) -> AsyncGenerator[Notes]:
     """Serve the notes with keys from there; calls of `bot` whose text begins with m are approved in advance."""
     file = home.parent / "notes.txt"
     async with Interlock.open(home, housekeeping=False) as lock, wired(lock) as wires:
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.notes", str(file)]
         config: Json = {"command": command, "cwd": str(ROOT)}
-        overlay: Json = {"defaults": {"idempotency": idempotency}, "tools": {"read": {"mutation_class": "read_only"}}}
+        tools = {"read": {"mutation_class": "read_only"}, **tools}
+        overlay: Json = {"defaults": {"idempotency": idempotency}, "tools": tools}
         report = await lock.upstreams.add("notes", "mcp", config, by=lock.caller, overlay=overlay)
         assert {one.state for one in report.tools} == {"admitted"}, report.tools
         if approved:
-            for who in (did_of("bot"), lock.caller.acting):
+            number = {"minimum": 1, "maximum": 99}
+            bounds: Json = {
+                "add": {"text": "m*"},
+                "change": {"number": number, "text": "m*"},
+                "remove": {"number": number},
+            }
+            for who, tool in product((did_of("bot"), lock.caller.acting), bounds):
                 await lock.standing_approvals.grant(
-                    "notes.add", by=REVIEWER, caller=who, tenant="local", arguments={"text": "m*"}, uses=100,
+                    f"notes.{tool}", by=REVIEWER, caller=who, tenant="local", arguments=bounds[tool], uses=100,
                     expires_ms=lock.clock.now_ms() + 3_600_000,
                 )  # fmt: skip
         yield Notes(lock, wires, file)
@@ -139,8 +150,8 @@ async def _raw_session(world: Notes) -> str:
 ACCEPT = {"accept": "application/json, text/event-stream"}
 
 
-async def _raw_call(world: Notes, session: str, ident: int | str, arguments: Json) -> Json:
-    params = {"name": "notes-add", "arguments": arguments}
+async def _raw_call(world: Notes, session: str, ident: int | str, arguments: Json, tool: str = "add") -> Json:
+    params = {"name": f"notes-{tool}", "arguments": arguments}
     body = {"jsonrpc": "2.0", "id": ident, "method": "tools/call", "params": params}
     headers = {**ACCEPT, "mcp-session-id": session, "mcp-protocol-version": "2025-11-25"}
     answer = await world.wires.http.post("/mcp", json=body, headers=headers)
@@ -215,6 +226,62 @@ async def test_each_request_is_an_action_and_the_record_says_that_nothing_protec
         assert "resendProtection" not in the_record(world.lock)
         assert world.lines == ["milk"] * 3
         assert verify(world.lock.home).faults == ()
+
+
+@pytest.mark.proves("IDEM-01")
+async def test_tools_of_one_upstream_may_have_their_keys_from_different_places(home: Path) -> None:
+    """The upstream says `each`; one of its tools says `caller`, another `request`. The same over MCP and REST."""
+    async with notes(home, "each", add={"idempotency": "caller"}, change={"idempotency": "request"}) as world:
+        world.file.write_text("m\n" * 9)
+        async with world.client("legacy") as client:
+            listed = await client.list_tools()
+        takes = {name: set(schema_of(listed, f"notes-{name}")["properties"]) for name in ("add", "change", "remove")}
+        keyed = {"add": {"text", "idempotency_key"}, "change": {"number", "text"}, "remove": {"number"}}
+        assert takes == keyed
+        session = await _raw_session(world)
+        milk: Json = {"number": 1, "text": "milk"}
+
+        async def over_mcp(ident: int, tool: str, arguments: Json) -> str:
+            answer = await _raw_call(world, session, ident, arguments, tool)
+            about: Json = answer["result"]["_meta"]
+            failed: Json | None = about.get("interlock/error")
+            return str(about["interlock/call"]["source"] if failed is None else failed["error_code"])
+
+        async def over_rest(tool: str, arguments: Json, **headers: str) -> str:
+            answer = await world.rest_of(tool, arguments, **headers)
+            failed: Json | None = answer.get("error")
+            return str(answer["source"] if failed is None else failed["error_code"])
+
+        over_wires = [
+            # `caller`: the id of a request is no key, a key of the caller is.
+            await over_mcp(1, "add", {"text": "milk"}),
+            await over_mcp(2, "add", {"text": "milk", "idempotency_key": "one"}),
+            await over_mcp(3, "add", {"text": "milk", "idempotency_key": "one"}),
+            # `request`: the id of the request within its session.
+            await over_mcp(4, "change", milk),
+            await over_mcp(4, "change", milk),
+            await over_mcp(5, "change", milk),
+            # `each`: nothing.
+            await over_mcp(6, "remove", {"number": 9}),
+            await over_mcp(6, "remove", {"number": 8}),
+        ]
+        assert over_wires == ["E3307", "compute", "replay", "compute", "replay", "compute", "compute", "compute"]
+        assert (len(world.lines), world.lines[0]) == (8, "milk")
+        key = {"idempotency-key": "two"}
+        over_wires = [
+            await over_rest("add", {"text": "milk"}),
+            await over_rest("add", {"text": "milk"}, **key),
+            await over_rest("add", {"text": "milk"}, **key),
+            await over_rest("change", milk),
+            await over_rest("change", milk, **key),
+            await over_rest("change", milk, **key),
+            await over_rest("remove", {"number": 9}),
+            await over_rest("remove", {"number": 8}),
+        ]
+        assert over_wires == ["E3307", "compute", "replay", "E3307", "compute", "replay", "compute", "compute"]
+        assert len(world.lines) == 7
+        removed = [one for one in records(world.lock) if one.get("toolId") == "notes.remove"]
+        assert [one["resendProtection"] for one in removed] == ["none"] * 4
 
 
 @pytest.mark.parametrize("idempotency", ["request", "each"])

@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 PATIENCE_S = 300
+# The directory that clients name as their root.
+ROOT = "file:///home/ann"
 # The features, in the order of the table's columns.
 FEATURES = (
-    "list", "call", "structured result", "error", "progress", "cancel", "elicitation", "sampling", "resources",
-    "prompts",
+    "list", "call", "structured result", "images", "error", "progress", "cancel", "approvals", "elicitation",
+    "sampling", "roots", "resources", "prompts",
 )  # fmt: skip
 
 
@@ -38,6 +40,19 @@ async def cancelled(marker: str, call: Callable[[str], Awaitable[Any]]) -> None:
         await asyncio.sleep(0.01)
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
+
+
+async def approved(call: Callable[[dict[str, Any]], Awaitable[Any]]) -> bool:
+    """Call a tool that a person must agree to until they have: first it waits, then it is done.
+
+    `call` returns whatever the client makes of the result. The person is a task of the test.
+    """
+    arguments = {"to": f"{uuid.uuid4()}", "idempotency_key": f"{uuid.uuid4()}"}
+    waits = "waits for a person" in str(said := await call(arguments)) or "pending" in str(said)
+    while "sent to" not in str(said):
+        await asyncio.sleep(0.05)
+        said = await call(arguments)
+    return waits
 
 
 def run(probe: Callable[[dict[str, Any], str], Coroutine[Any, Any, set[str]]]) -> None:

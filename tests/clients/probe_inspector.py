@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.clients.common import PATIENCE_S, Report
+from tests.clients.common import PATIENCE_S, Report, approved
 from tests.clients.target import Target
 from tests.upstreams.mcp_servers.real import (
     CACHE,
@@ -54,11 +54,17 @@ async def inspector(target: Target, wire: str) -> set[str]:
         assert said, complaint.decode()[-2000:]
         return json.loads(said)
 
+    def send(given: dict[str, Any]) -> Any:
+        return ask("tools/call", "--tool-name", "probe-send", "--tool-arg", *(f"{key}={given[key]}" for key in given))
+
     report = Report()
     report("list", "probe-add" in {one["name"] for one in (await ask("tools/list"))["tools"]})
     added = await ask("tools/call", "--tool-name", "probe-add", "--tool-arg", "a=1", "b=2")
     report("call", added["content"][0]["text"] == '{"sum":3}')
     report("structured result", added["structuredContent"] == {"sum": 3})
+    picture = await ask("tools/call", "--tool-name", "probe-picture")
+    report("images", "image" in {one["type"] for one in picture["content"]})
+    report("approvals", await approved(send))
     failed = await ask("tools/call", "--tool-name", "probe-fail", "--tool-arg", "a=2")
     report("error", failed["isError"] and "on purpose" in failed["content"][0]["text"])
     (resource,) = (await ask("resources/list"))["resources"]

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
-"""The MCP client of the OpenAI Agents SDK. It has no means for progress, elicitation and sampling."""
+"""The MCP client of the OpenAI Agents SDK. It has no means for progress and questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from agents.mcp import MCPServerStdio, MCPServerStreamableHttp
 
-from tests.clients.common import PATIENCE_S, Report, cancelled, run
+from tests.clients.common import PATIENCE_S, Report, approved, cancelled, run
 
 
 async def probe(target: dict[str, Any], wire: str) -> set[str]:
@@ -24,6 +24,8 @@ async def probe(target: dict[str, Any], wire: str) -> set[str]:
         added = await server.call_tool("probe-add", {"a": 1, "b": 2})
         report("call", added.content[0].text == '{"sum":3}')
         report("structured result", _structured(added) == {"sum": 3})
+        report("images", "image" in {one.type for one in (await server.call_tool("probe-picture", {})).content})
+        report("approvals", await approved(lambda given: server.call_tool("probe-send", given)))
         failed = await server.call_tool("probe-fail", {"a": 2})
         report("error", "on purpose" in failed.content[0].text)
         await cancelled(target["marker"], lambda marker: server.call_tool("probe-hang", {"marker": marker}))

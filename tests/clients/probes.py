@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic_ai.exceptions import ModelRetry
 from pydantic_ai.mcp import MCPToolset
 
-from tests.clients.common import PATIENCE_S, Report, cancelled
+from tests.clients.common import PATIENCE_S, ROOT, Report, approved, cancelled
 from tests.clients.target import Target
 
 Probe = Callable[[Target, str], Awaitable[set[str]]]
@@ -33,10 +33,15 @@ async def _sample(context: Any, params: Any) -> types.CreateMessageResult:
     return types.CreateMessageResult(role="assistant", content=types.TextContent(text="ann"), model="m")
 
 
+async def _roots(context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri=ROOT)])  # pyright: ignore[reportArgumentType]
+
+
 @asynccontextmanager
 async def _sdk_client(target: Target, wire: str, mode: str) -> AsyncGenerator[Client]:
     options: Any = {
         "mode": mode, "read_timeout_seconds": PATIENCE_S, "elicitation_callback": _elicit, "sampling_callback": _sample,
+        "list_roots_callback": _roots,
     }  # fmt: skip
     if wire == "stdio":
         server = StdioServerParameters(command=target.command[0], args=target.command[1:])
@@ -65,12 +70,15 @@ def sdk(mode: str) -> Probe:
             added = await client.call_tool("probe-add", {"a": 1, "b": 2})
             report("call", _text(added.content) == '{"sum":3}' and not added.is_error)
             report("structured result", added.structured_content == {"sum": 3})
+            report("images", _has_image((await client.call_tool("probe-picture", {})).content))
             failed = await client.call_tool("probe-fail", {"a": 2})
             report("error", failed.is_error and "on purpose" in _text(failed.content))
             await client.call_tool("probe-steps", {"to": 3}, progress_callback=hear)
             report("progress", "step 2" in heard)
             await cancelled(target.marker, lambda marker: client.call_tool("probe-hang", {"marker": marker}))
+            report("approvals", await approved(lambda given: client.call_tool("probe-send", given)))
             report("elicitation", _text((await client.call_tool("asks-ask", {"who": "x"})).content) == "ann")
+            report("roots", _text((await client.call_tool("asks-roots", {"who": "x"})).content) == ROOT)
             report("sampling", _text((await client.call_tool("asks-sample", {"who": "x"})).content) == "ann")
             (resource,) = (await client.list_resources()).resources
             report("resources", _text((await client.read_resource(str(resource.uri))).contents) == "a note")
@@ -84,6 +92,10 @@ def sdk(mode: str) -> Probe:
 
 def _text(content: Any) -> str:
     return "".join(getattr(one, "text", "") for one in content)
+
+
+def _has_image(content: Any) -> bool:
+    return any(getattr(one, "type", "") == "image" and one.mime_type == "image/png" for one in content)
 
 
 def _transport(target: Target, wire: str) -> Any:
@@ -104,7 +116,7 @@ def _handlers(heard: list[Any]) -> dict[str, Any]:
     async def sample(messages: Any, params: Any, context: Any) -> str:
         return "ann"
 
-    return {"elicitation_handler": elicit, "sampling_handler": sample, "progress_handler": hear}
+    return {"elicitation_handler": elicit, "sampling_handler": sample, "progress_handler": hear, "roots": [ROOT]}
 
 
 async def fastmcp(target: Target, wire: str) -> set[str]:
@@ -115,12 +127,15 @@ async def fastmcp(target: Target, wire: str) -> set[str]:
         added = await client.call_tool("probe-add", {"a": 1, "b": 2})
         report("call", _text(added.content) == '{"sum":3}')
         report("structured result", added.structured_content == {"sum": 3})
+        report("images", _has_image((await client.call_tool("probe-picture", {})).content))
         failed = await client.call_tool("probe-fail", {"a": 2}, raise_on_error=False)
         report("error", failed.is_error and "on purpose" in _text(failed.content))
         await client.call_tool("probe-steps", {"to": 3})
         report("progress", "step 2" in heard)
         await cancelled(target.marker, lambda marker: client.call_tool("probe-hang", {"marker": marker}))
+        report("approvals", await approved(lambda given: client.call_tool("probe-send", given)))
         report("elicitation", _text((await client.call_tool("asks-ask", {"who": "x"})).content) == "ann")
+        report("roots", _text((await client.call_tool("asks-roots", {"who": "x"})).content) == ROOT)
         report("sampling", _text((await client.call_tool("asks-sample", {"who": "x"})).content) == "ann")
         (resource,) = await client.list_resources()
         report("resources", _text(await client.read_resource(str(resource.uri))) == "a note")
@@ -142,6 +157,7 @@ async def pydantic_ai(target: Target, wire: str) -> set[str]:
         added = await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2})
         report("call", added is not None)
         report("structured result", added == {"sum": 3})
+        report("images", "image/png" in str(await toolset.direct_call_tool("probe-picture", {})))
         try:
             await toolset.direct_call_tool("probe-fail", {"a": 2})
         except ModelRetry as error:
@@ -149,6 +165,8 @@ async def pydantic_ai(target: Target, wire: str) -> set[str]:
         await toolset.direct_call_tool("probe-steps", {"to": 3})
         report("progress", "step 2" in heard)
         await cancelled(target.marker, lambda marker: toolset.direct_call_tool("probe-hang", {"marker": marker}))
+        report("approvals", await approved(lambda given: toolset.direct_call_tool("probe-send", given)))
+        report("roots", await toolset.direct_call_tool("asks-roots", {"who": "x"}) == ROOT)
         report("elicitation", await toolset.direct_call_tool("asks-ask", {"who": "x"}) == "ann")
         report("sampling", await toolset.direct_call_tool("asks-sample", {"who": "x"}) == "ann")
         (resource,) = await toolset.list_resources()

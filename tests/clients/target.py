@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from interlock import Interlock
+from interlock import Caller, Failure, Interlock
 from interlock.api.service import Service
 from interlock.api.tokens import Tokens
 from interlock.api.upstreams import Upstreams
 from interlock.doors.server import Listening, serving
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 # Reads, so that no call needs a key or an approval: the table is about clients. The example asks nobody.
 OVERLAY = {"defaults": {"mutation_class": "read_only"}} | {
-    "tools": {one: {"examples": [{"who": "nobody"}]} for one in ("ask", "sample")}
+    "tools": {one: {"examples": [{"who": "nobody"}]} for one in ("ask", "sample", "roots")}
 }
 
 
@@ -48,6 +50,21 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
         await Upstreams(app, on_machine=True).add("asks", "mcp", config, by=app.caller, overlay=OVERLAY)
         issued = await Tokens(app).issue(by=app.caller, agent="client", tools=["*"])
         async with serving(Service(app), Listening(port=0, grpc_port=None)) as server:
-            command = [str(Path(sys.executable).parent / "interlock"), "--home", str(home), "serve", "--stdio"]
+            command = [*forked.python(), "-m", "interlock.cli", "--home", str(home), "serve", "--stdio"]
             url = f"http://127.0.0.1:{server.port}/mcp"
-            yield app, Target(url, issued["token"], command, str(folder / "begun"))
+            reviewing = asyncio.create_task(_agree_to_all(app))
+            try:
+                yield app, Target(url, issued["token"], command, str(folder / "begun"))
+            finally:
+                reviewing.cancel()
+                await asyncio.gather(reviewing, return_exceptions=True)
+
+
+async def _agree_to_all(app: Interlock) -> None:
+    """A person who agrees to every call that waits, of this process or another on the data directory."""
+    person = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+    while True:
+        for ticket in await app.approvals.list():
+            with suppress(Failure):  # the call may have gone on, or ended
+                await app.approvals.approve(ticket.id, by=person)
+        await asyncio.sleep(0.1)

@@ -33,13 +33,11 @@ async def target(
         yield made
 
 
-# A client over stdio starts a server of its own, which takes time: one of them is enough in the normal run, and the
-# clients of other environments have to be installed.
+# The clients of other environments have to be installed, which a normal run does not do.
 ROWS = [(name, wire) for name in (table.CLIENTS if THOROUGH else PROBES) for wire in table.WIRES]
-NORMAL = [(name, wire) for name, wire in ROWS if wire == "http" or name == next(iter(PROBES))]
 
 
-@pytest.mark.parametrize(("name", "wire"), ROWS if THOROUGH else NORMAL)
+@pytest.mark.parametrize(("name", "wire"), ROWS)
 async def test_a_client_does_what_the_table_says(target: tuple[Interlock, Target], name: str, wire: str) -> None:
     assert await table.row(*target, name, wire) == table.stated()[name, wire]
 

@@ -17,7 +17,7 @@ TAKES: dict[str, Any] = {"type": "object", "properties": {"who": {"type": "strin
 async def tools(ctx: Any, params: Any) -> types.ListToolsResult:
     found = [
         types.Tool(name=name, description="Ask the client, then answer.", input_schema=TAKES)
-        for name in ("ask", "sample")
+        for name in ("ask", "sample", "roots")
     ]
     return types.ListToolsResult(tools=found)
 
@@ -29,6 +29,8 @@ async def call(ctx: ServerRequestContext[Any, Any], params: types.CallToolReques
     elif params.name == "ask":
         answer = await session.elicit_form("Who?", SCHEMA, related_request_id=ctx.request_id)
         told = str(answer.content["answer"])
+    elif params.name == "roots":
+        told = ",".join(str(one.uri) for one in (await session.list_roots()).roots)
     else:
         said = types.SamplingMessage(role="user", content=types.TextContent(text="Who?"))
         message = await session.create_message(messages=[said], max_tokens=9, related_request_id=ctx.request_id)

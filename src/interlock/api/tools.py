@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.search import DEFAULT_LIMIT, Found, Search
 from interlock.call.context import Caller
-from interlock.contract.standard.export import interface
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, compile_validator
@@ -146,6 +145,8 @@ class Tools:
 
     def interface(self, version: Version) -> Json:
         """The tool_interface of a version for callers, with its state in the registry."""
+        from interlock.contract.standard.export import interface  # the models of the standard; calls do without them
+
         return interface(version.contract, enabled=self._parts.enabled(version), for_callers=True).document()
 
     def timeout(self, version: Version) -> Json:

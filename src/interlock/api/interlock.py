@@ -373,7 +373,7 @@ class Interlock(Parts):
         """What the context window of a model holds. Most programs never ask, so it is made on first use."""
         from interlock.api.window import Windows
 
-        return Windows(self)
+        return Windows(self, self.tools)
 
     async def token_costs(self, *, caller: Caller | None = None) -> Json:
         """The tokens of every tool the caller can see: of its line in an index, of its full schema, and of all."""

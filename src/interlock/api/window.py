@@ -40,9 +40,9 @@ _LOOKED_THROUGH: Final = 5000
 class Windows:
     """Token counts of one data directory. A tool is measured once and remembered by the digest of its content."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, tools: Tools) -> None:
         self._parts = parts
-        self._tools = Tools(parts)
+        self._tools = tools
         self._counter: Counter | None = None
         self._measured: dict[tuple[str, str], Offer] = {}
 

@@ -232,8 +232,8 @@ def publish(
     contract: Contract = contract_of(manifest)
     address, version, ref = contract.address, contract.version, contract.ref
     state, aliases = manifest.lifecycle_state, [f"{manifest.namespace}.{alias}" for alias in manifest.aliases]
-    # The unit has the manifest as bytes alone. A look at an upstream makes hundreds of units before it commits them, and
-    # a text with one letter beyond Latin-1 takes twice as much memory.
+    # The unit has the manifest as bytes alone. A look at an upstream makes hundreds of units before it commits them,
+    # and a text with one letter beyond Latin-1 takes twice as much memory.
     document = orjson.dumps(manifest.document())
     profile = permission_profile(contract).document()
 

@@ -79,7 +79,7 @@ PARTS: tuple[tuple[str, type[pydantic.BaseModel], str, str, Words], ...] = (
             ),
             "undo": (
                 "how a write is undone, see below",
-                "undo: {tool: delete_issue, arguments: {id: /result/structuredContent/id}}",
+                "undo: {tool: delete_issue, arguments: {id: /result/structuredContent/id}, example: {title: a trial}}",
             ),
             "concurrency_safe": (
                 "that calls of a batch may run beside others, together with `isolated_calls`",
@@ -205,7 +205,7 @@ PARTS: tuple[tuple[str, type[pydantic.BaseModel], str, str, Words], ...] = (
                 "before: {tool: read_file, arguments: {path: /input/path}}",
             ),
             "example": (
-                "an input with which admission makes the write, and undoes it; without one only the form is checked",
+                "an input with which admission makes the write, and undoes it; a recipe without one is refused",
                 "example: {owner: me, title: a trial}",
             ),
         },

@@ -40,7 +40,7 @@ DOOR = pytest.mark.part_of(
     rest="over stdio: progress, cancellation, announced list changes, prompts, resources, paging and input in several"
     " round trips, which are asserted over HTTP",
 )
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 AGENT, OTHER = (make_did_key(make_private("EdDSA").public_key()) for _ in range(2))
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))

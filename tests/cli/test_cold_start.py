@@ -18,6 +18,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from interlock import Interlock
+from interlock.api.tool_listing import any_version, contract_document
+from interlock.api.upstreams import list_upstreams
 from tests.cli.conftest import Cli
 
 _LOADED = """
@@ -138,3 +141,23 @@ def test_a_forged_signature_is_refused_by_commands_that_only_read(tmp_path: Path
     ended = Cli(tmp_path)("tools", "list")
     assert ended.code == 1
     assert "the signature of keys/journal.head does not verify" in ended.err
+
+
+async def test_what_is_read_at_rest_is_what_an_open_data_directory_tells(cli: Cli) -> None:
+    cli("identities", "add", "--name", "scout", "--group", "readers")
+    cli("call", "demo.mail_statement", '{"account": "cash", "to": "a@b.example"}', "--key", "k")
+    (ticket,) = cli.ask("approvals", "list")["tickets"]
+    approvals = (("approvals", "list"), ("approvals", "list", "--all"), ("approvals", "show", ticket["id"]))
+    at_rest = [cli.ask(*words) for words in approvals]
+    shown, upstreams = cli.ask("tools", "show", "demo.post"), cli.ask("upstream", "list")
+    identities = cli.ask("identities", "list")["identities"]
+    # Settings may say where the keys of sealed parts are, so now the data directory is opened for tickets.
+    (cli.home / "settings.toml").write_text("")
+    assert [cli.ask(*words) for words in approvals] == at_rest
+    async with Interlock.open(cli.home, housekeeping=False) as lock:
+        version = await any_version(lock.catalog, "demo.post", None)
+        await lock.measure()
+        told = contract_document(version, lock.availability(version.row), lock.latencies)
+        assert orjson.loads(orjson.dumps(told)) == shown
+        assert await list_upstreams(lock) == upstreams
+        assert [one.did for one in await lock.identities.all()] == [one["did"] for one in identities]

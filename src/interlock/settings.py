@@ -41,6 +41,21 @@ def _engine_address(value: str) -> str:
     return value
 
 
+def _encoder(value: str) -> str:
+    kind, colon, rest = value.partition(":")
+    if not colon or kind not in ("ollama", "openai"):
+        if value in ("auto", "table", "package", "none") or "/" in value or "\\" in value:
+            return value
+        raise ValueError("write auto, table, package, none, a folder with a `/`, ollama:MODEL@URL or openai:MODEL@URL")
+    model, _, url = rest.rpartition("@")
+    parts = urlsplit(url)
+    if not model or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"a service is written {kind}:MODEL@https://HOST")
+    if "@" in parts.netloc or re.search(r"://[^/]*@", rest):
+        raise ValueError("keep credentials out of the settings: search_encoder_secret names a stored one")
+    return value
+
+
 def _is_here(host: str) -> bool:
     """Whether a host name is this machine."""
     if host == "localhost":
@@ -306,6 +321,17 @@ class Settings(pydantic.BaseModel):
         description="Postgres databases that are watched in the same way, as postgresql://HOST/DATABASE; not restored",
     )
 
+    search_encoder: Annotated[str, pydantic.AfterValidator(_encoder)] = pydantic.Field(
+        "auto",
+        description="what finds tools by their meaning. auto: the package interlock-search-encoder if it is installed,"
+        " otherwise the table of this package. table; package; none: words alone. A folder with model.onnx and"
+        " vocab.txt, absolute or in the data directory. ollama:MODEL@URL or openai:MODEL@URL: a service, which receives"
+        " the descriptions of tools and the requests",
+    )
+    search_encoder_secret: str = pydantic.Field(
+        "", max_length=200, description="the name of the stored credential that such a service receives as its bearer"
+    )
+
     budgets: tuple[Budget, ...] = pydantic.Field((), description="limits on the total cost of calls; see limits")
     rate_limits: tuple[RateLimit, ...] = pydantic.Field(
         (), description="limits on the number of calls per period; see limits"
@@ -372,6 +398,14 @@ class Settings(pydantic.BaseModel):
         if token is not None and parts.scheme in ("http", "grpc") and not _is_here(parts.hostname or ""):
             raise ValueError("the token would travel in clear text; use an https or grpcs address")
         return token
+
+    @pydantic.field_validator("search_encoder_secret")
+    @classmethod
+    def _key_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
+        url = urlsplit(str(info.data.get("search_encoder", "")).rpartition("@")[2])
+        if name and url.scheme == "http" and not _is_here(url.hostname or ""):
+            raise ValueError("the credential would travel in clear text; use an https address")
+        return name
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction

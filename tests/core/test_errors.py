@@ -38,7 +38,7 @@ def test_the_ledger_lists_as_many_codes_as_its_proofs_count() -> None:
     assert [len(list(listed(clause))) for clause in ("CONTRACT-15", "CONTRACT-16", "CONTRACT-17")] == [18, 20, 20]
 
 
-@pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
+@pytest.mark.proves("CONTRACT-15")
 def test_general_registry_and_token_codes_keep_the_statuses_of_the_ledger() -> None:
     assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-15")} == {
         code: status for code, _, status in listed("CONTRACT-15")

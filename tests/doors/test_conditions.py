@@ -80,7 +80,9 @@ ANCHORED: Json = {
 
 @pytest_asyncio.fixture
 async def world(home: Path) -> AsyncGenerator[World]:
-    (home / "settings.toml").write_text('rate_limits = [{per = "tool", limit = 1, window_s = 60, tools = "demo.echo"}]')
+    (home / "settings.toml").write_text(
+        'search_encoder = "none"\nrate_limits = [{per = "tool", limit = 1, window_s = 60, tools = "demo.echo"}]'
+    )
     async with serving(home) as made:
         yield made
 
@@ -149,6 +151,7 @@ GENERAL: Mapping[str, Provoke] = {
     "E3103": _other_content,
     "E3104": _removed,
     "E3105": lambda w: _register(w, version="1"),
+    "E3106": lambda w: w.ask("GET", "/v1/tools?q=add&by=meaning"),
     "E3201": _expired,
     "E3202": _forged,
     "E3203": lambda w: w.invoke("demo.add", {"a": 1}, "a.b.c"),
@@ -168,20 +171,20 @@ def told(response: httpx.Response, code: str) -> Json:
     return envelope
 
 
-@pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
+@pytest.mark.proves("CONTRACT-15")
 @pytest.mark.supports("AUTH-04")
 @pytest.mark.parametrize("code", GENERAL)
 async def test_a_general_condition_has_its_code_and_status(world: World, code: str) -> None:
     told(await GENERAL[code](world), code)
 
 
-@pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
+@pytest.mark.proves("CONTRACT-15")
 async def test_a_fault_inside_is_an_internal_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.service.calls, "invoke", None)
     told(await world.invoke("demo.add", {"a": 1}), "E3000")
 
 
-@pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
+@pytest.mark.proves("CONTRACT-15")
 async def test_a_body_that_does_not_come_is_a_request_timeout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_S", 0.05)
     async with place(home) as here:
@@ -193,7 +196,7 @@ async def test_a_body_that_does_not_come_is_a_request_timeout(home: Path, monkey
 
 
 def test_all_that_is_listed_and_exists_is_provoked() -> None:
-    exist = {code for clause in ("CONTRACT-15", "CONTRACT-16") for code, _, _ in listed(clause)} - {"E3106"}
+    exist = {code for clause in ("CONTRACT-15", "CONTRACT-16") for code, _, _ in listed(clause)}
     assert exist == {*GENERAL, "E3000", "E3002", *INSIDE, *UPSTREAM, *SECRETS}
 
 

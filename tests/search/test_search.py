@@ -54,7 +54,7 @@ async def _names(lock: Interlock, query: str, limit: int = 10) -> list[str]:
     return [one.version.row.address for one in await lock.search(query, limit=limit)]
 
 
-@pytest.mark.part_of("REG-14", rest="embedders of other kinds, E3106, and Postgres")
+@pytest.mark.part_of("REG-14", rest="vectors in Postgres: the index is in memory, whatever the database")
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"
     assert (await _names(office, "bill the client"))[0] == "office.create_invoice"

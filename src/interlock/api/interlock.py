@@ -26,7 +26,7 @@ from interlock.core.errors import Failure
 from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 
 if TYPE_CHECKING:
-    from interlock.api.search import Found
+    from interlock.api.search import Answer
     from interlock.api.window import Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
@@ -120,12 +120,14 @@ class Interlock(Parts):
         """The catalog as callers see it."""
         return Tools(self)
 
-    async def search(self, query: str, *, limit: int = DEFAULT_LIMIT, caller: Caller | None = None) -> list[Found]:
+    async def search(
+        self, query: str, *, limit: int = DEFAULT_LIMIT, by: str = "both", caller: Caller | None = None
+    ) -> Answer:
         """Find tools by what they do, best first: `await lock.search("send a message to a customer")`.
 
-        Only tools that the caller may use are found.
+        Only tools that the caller may use are found. `by` is words, meaning or both.
         """
-        return await self.tools.search(query, caller or self.caller, limit)
+        return await self.tools.search(query, caller or self.caller, limit, by)
 
     # A declared tool takes what its function takes, and the result has the type of the function. These overloads come
     # first; a type checker goes on to the others where options are given by name, and then checks the options only.

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -23,7 +23,9 @@ from interlock.registry.catalog import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
-    from interlock.search.index import Entry, Hit, Index, Mask
+    from interlock.search.embedders import Embedder
+    from interlock.search.index import By, Entry, Floats, Hit, Index, Mask
+    from interlock.search.remembered import Remembered
 
 Visible = Callable[[Caller], Awaitable[Iterable[Version]]]
 
@@ -34,6 +36,12 @@ _AT_ONCE: Final = 100
 # For how long it is remembered which tools a caller sees. A version may reach its removal date meanwhile.
 _SEEN_FOR_S: Final = 1.0
 _MOST_CALLERS: Final = 64
+# A search waits for the vectors of new tools if they are few, and no longer than this.
+_FEW: Final = 200
+_WAIT_S: Final = 5.0
+# An encoder that failed is asked again after this time.
+_RETRY_S: Final = 5.0
+WAYS: Final = ("words", "meaning", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,15 @@ class Found:
             "description": manifest.get("description", ""),
             "score": self.score,
         }
+
+
+class Answer(list[Found]):
+    """The tools that were found, best first; what counted in the search, and why meaning did not if it should have."""
+
+    def __init__(self, found: Iterable[Found], by: By, note: str | None = None) -> None:
+        super().__init__(found)
+        self.by: By = by
+        self.note = note
 
 
 @dataclass(slots=True)
@@ -73,42 +90,138 @@ class Search:
         self._surfaces: OrderedDict[tuple[object, ...], _Surface] = OrderedDict()
         self._filling = asyncio.Lock()
         self._swept: object = None
+        self._opening = asyncio.Lock()
+        self._opened = False
+        self._index: Index = cast("Index", None)
+        self._embedder: Embedder | None = None
+        self._remembered: Remembered | None = None
+        self._embedding: asyncio.Task[None] | None = None
+        # Until when the encoder is not asked, and why.
+        self._away: tuple[float, str] | None = None
 
-    async def find(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT) -> list[Found]:
-        """The tools that fit a request best, best first. A tool whose name is the request comes first."""
+    async def find(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
+        """The tools that fit a request best, best first. A tool whose name is the request comes first.
+
+        `by` is words, meaning or both. Without vectors, a search for both goes on by words and says so, and a search by
+        meaning alone is refused (E3106).
+        """
         if not query.strip():
             raise Failure("E3004", "say what the tool is to do", resolution="search for words, such as: send mail")
         if not 1 <= limit <= MOST_FOUND:
             raise Failure("E3004", f"a search returns between 1 and {MOST_FOUND:,} tools")
-        index = await self._ready()
-        surface, hits = await self._hits(index, query, limit, caller)
+        if by not in WAYS:
+            raise Failure("E3004", f"a search is by {', '.join(WAYS[:2])} or {WAYS[2]}")
+        await self._ready()
+        if by == "words":
+            surface, hits = await self._hits(query, limit, caller, "words", None)
+            return self._answer(surface, hits, query, limit, "words", None)
+        asked, note = await self._asked(query, caller)
+        if note is not None and by == "meaning":
+            raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
+        way: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
+        surface, hits = await self._hits(query, limit, caller, way, asked)
+        if note is None and (missing := self._missing(surface)):
+            note = (
+                f"{missing:,} of {len(surface.versions):,} tools are searched by words only, until their vectors exist"
+            )
+        return self._answer(surface, hits, query, limit, way, note)
+
+    def _answer(
+        self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None
+    ) -> Answer:
         found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface.versions]
         named = [one for one in surface.versions.values() if _is_named(one, query.strip())]
         if named:
             rest = [one for one in found if one.version not in named]
             found = [*(Found(one, 1.0) for one in named), *rest][:limit]
-        return found
+        return Answer(found, by, note)
 
-    async def _hits(self, index: Index, query: str, limit: int, caller: Caller) -> tuple[_Surface, list[Hit]]:
+    async def _hits(
+        self, query: str, limit: int, caller: Caller, by: By, asked: Floats | None
+    ) -> tuple[_Surface, list[Hit]]:
         from interlock.search.index import Renumbered
 
         while True:
-            surface = await self._surface(caller, index)
+            surface = await self._surface(caller, self._index)
             with suppress(Renumbered):
-                return surface, await WALKS.run(index.search, query, limit, surface.mask)
+                search = partial(self._index.search, query, limit, surface.mask, by=by, asked=asked)
+                return surface, await WALKS.run(search)
 
-    @cached_property
-    def _index(self) -> Index:
-        from interlock.search.index import Index
-        from interlock.search.table import shipped
+    async def _ready(self) -> None:
+        """Make the index, on a thread where that takes long: numpy and the table take a while to load."""
+        async with self._opening:
+            if not self._opened:
+                await self._open()
+                self._opened = True
 
-        return Index(shipped())
+    async def _open(self) -> None:
+        from interlock.search.embedders import opened
+        from interlock.search.remembered import Remembered
 
-    async def _ready(self) -> Index:
-        """The index; made on a thread, because numpy and the table take a while to load."""
-        if "_index" not in vars(self):
-            await DEFINITIONS.run(lambda: self._index)
-        return self._index
+        settings, home = self._parts.settings, self._parts.home.path
+
+        async def key() -> str | None:
+            name = settings.search_encoder_secret
+            return (await self._parts.authority.secret_texts(name))[0] if name else None
+
+        self._embedder = await opened(settings.search_encoder, home, key)
+        self._index = await DEFINITIONS.run(_index, settings.search_encoder, self._embedder)
+        if self._embedder is not None:
+            self._remembered = Remembered(home / "search", self._embedder.model)
+
+    async def _asked(self, query: str, caller: Caller) -> tuple[Floats | None, str | None]:
+        """The vectors of a request where the index does not make them itself, or why there are none."""
+        from interlock.search.embedders import Away
+        from interlock.search.index import texts_of
+
+        if self._embedder is None:
+            return None, None if self._parts.settings.search_encoder != "none" else "the setting search_encoder is none"
+        now = self._parts.clock.monotonic()
+        if self._away is not None and now < self._away[0]:
+            return None, self._away[1]
+        try:
+            asked = await self._embedder.queries(texts_of(query))
+        except Away as away:
+            self._away = (now + _RETRY_S, str(away))
+            return None, str(away)
+        self._away = None
+        await self._vectors_for(await self._surface(caller, self._index))
+        return asked, None
+
+    def _missing(self, surface: _Surface) -> int:
+        return 0 if self._embedder is None else len(self._index.without_vector(surface.versions))
+
+    async def _vectors_for(self, surface: _Surface) -> None:
+        """See that tools get their vectors; wait for them if they are few."""
+        missing = self._index.without_vector(surface.versions)
+        if not missing:
+            return
+        if self._embedding is None or self._embedding.done():
+            tools = [(tool, surface.versions[tool]) for tool in missing]
+            self._embedding = self._parts.supervisor.spawn("vectors of tools", self._embed(tools))
+        if len(missing) <= _FEW:
+            await asyncio.wait({self._embedding}, timeout=_WAIT_S)
+
+    async def _embed(self, tools: Sequence[tuple[str, Version]]) -> None:
+        """Place the vectors of tools, remembered or new. Stops where the encoder is away; a later search goes on."""
+        from interlock.search.embedders import BATCH, Away
+
+        assert self._embedder is not None
+        assert self._remembered is not None
+        remembered = self._remembered
+        for start in range(0, len(tools), BATCH):
+            some = tools[start : start + BATCH]
+            texts = await DEFINITIONS.run(_texts_of_tools, some)
+            known = await DEFINITIONS.run(remembered.get, texts)
+            new = [text for text, vector in zip(texts, known, strict=True) if vector is None]
+            if new:
+                try:
+                    vectors = await self._embedder.documents(new)
+                except Away as away:
+                    self._away = (self._parts.clock.monotonic() + _RETRY_S, str(away))
+                    return
+                await DEFINITIONS.run(remembered.put, new, vectors)
+            await DEFINITIONS.run(_place, self._index, [tool for tool, _ in some], remembered.get(texts))
 
     async def _surface(self, caller: Caller, index: Index) -> _Surface:
         """What a caller sees, as of now; remembered for a moment, because it takes a look at every tool."""
@@ -146,6 +259,27 @@ def _id(version: Version) -> str:
 def _is_named(version: Version, text: str) -> bool:
     address = version.row.address
     return text in (address, f"{address}@{version.row.version}", address.partition(".")[2])
+
+
+def _index(setting: str, embedder: Embedder | None) -> Index:
+    from interlock.search.index import Index
+    from interlock.search.table import shipped
+
+    if embedder is not None:
+        return Index(counts=embedder)
+    return Index() if setting == "none" else Index(shipped())
+
+
+def _texts_of_tools(tools: Sequence[tuple[str, Version]]) -> list[str]:
+    return [entry_of(tool, orjson.loads(one.row.manifest), one.row.origin).text() for tool, one in tools]
+
+
+def _place(index: Index, tools: Sequence[str], vectors: Sequence[Floats | None]) -> None:
+    import numpy as np
+
+    found = [(tool, vector) for tool, vector in zip(tools, vectors, strict=True) if vector is not None]
+    if found:
+        index.place([tool for tool, _ in found], np.stack([vector for _, vector in found]))
 
 
 def _add(index: Index, versions: Sequence[tuple[str, Version]]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from interlock.api.search import DEFAULT_LIMIT, Found, Search
+from interlock.api.search import DEFAULT_LIMIT, Answer, Search
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
@@ -153,9 +153,9 @@ class Tools:
         """The timeout class of a version, where it comes from, and what was measured."""
         return self._parts.latencies.describe(version.contract)
 
-    async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT) -> list[Found]:
-        """The tools that fit a request best, best first."""
-        return await self._search.find(query, caller, limit)
+    async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
+        """The tools that fit a request best, best first; by words, meaning or both."""
+        return await self._search.find(query, caller, limit, by)
 
 
 def compare_versions(before: Version, after: Version) -> Json:

@@ -142,22 +142,31 @@ def _answer_list(out: Output, documents: list[Json]) -> int:
     return 0
 
 
-async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int) -> int:
-    page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500))
+async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int:
+    page = await server.get("/v1/tools", q=" ".join(words), limit=min(limit, 500), by=by)
     documents = [
         {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description", "score")}}
         for one in page["tools"]
     ]
-    return _answer_search(out, documents)
+    return _answer_search(out, documents, page["by"], page["note"])
 
 
 @tools.command()
 @at_server(_search_at_server)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most.")
+@click.option(
+    "--by",
+    type=click.Choice(("words", "meaning", "both")),
+    default="both",
+    show_default=True,
+    help="What counts: words, their meaning, or both.",
+)
 @as_holder
 @over_home
-async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit: int, token: str | None) -> int:
+async def search(
+    lock: Interlock, out: Output, /, words: tuple[str, ...], limit: int, by: str, token: str | None
+) -> int:
     """Find tools by what they do, best first.
 
     Words of names, descriptions and parameters count, and what they mean: "tell a customer" finds a tool that sends
@@ -168,12 +177,14 @@ async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit:
     interlock tools search "tell a customer that the parcel is late" --limit 5
     """
     caller = await acting(lock, token)
-    found = await lock.search(" ".join(words), limit=limit, caller=caller)
-    return _answer_search(out, [one.document() for one in found])
+    found = await lock.search(" ".join(words), limit=limit, by=by, caller=caller)
+    return _answer_search(out, [one.document() for one in found], found.by, found.note)
 
 
-def _answer_search(out: Output, documents: list[Json]) -> int:
+def _answer_search(out: Output, documents: list[Json], by: str, note: str | None) -> int:
     def show(page: Page) -> None:
+        if note:
+            page.line(f"searched by {by}: {note}")
         if not documents:
             page.line("no tool fits; see them all: interlock tools list")
             return
@@ -181,7 +192,7 @@ def _answer_search(out: Output, documents: list[Json]) -> int:
         rows = [[str(one[column]).splitlines()[0] for column in columns] for one in documents]
         page.table(rows, ("tool", "version", "changes", "what it does"))
 
-    out.answer({"tools": documents}, show)
+    out.answer({"tools": documents, "by": by, "note": note}, show)
     return 0
 
 

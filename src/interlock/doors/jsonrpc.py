@@ -259,11 +259,12 @@ class JsonRpcDoor(Route):
         page = await self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
         return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
 
-    async def _search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT) -> Json:
+    async def _search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT, by: str = "both") -> Json:
         if limit.__class__ is not int or not 1 <= limit <= MOST_FOUND:
             raise _Fault(_PARAMS, f"invalid params: `limit` is a number from 1 to {MOST_FOUND}")
-        found = await self._service.tools.search(_text(query, "query") or "", caller, limit)
-        return {"tools": [{**self._brief(one.version), "score": one.score} for one in found]}
+        found = await self._service.tools.search(_text(query, "query") or "", caller, limit, _text(by, "by") or "both")
+        tools = [{**self._brief(one.version), "score": one.score} for one in found]
+        return {"tools": tools, "by": found.by, "note": found.note}
 
     async def _negotiate(self, caller: Caller, expected: Json) -> Json:
         matches = await self._service.tools.negotiate(_expected(expected) or {}, caller)

@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ CANDIDATES: Final = 300
 MOST_REQUEST: Final = 4000
 _LEAST_REMOVED: Final = 1000
 
+By = Literal["words", "meaning", "both"]
 Floats = NDArray[np.float32]
 _Bits = NDArray[np.bool_]
 _Postings = tuple[NDArray[np.int32], Floats]
@@ -69,8 +70,8 @@ class Entry:
         return f"{head}: {self.description[:400]} ({names}) {' '.join(self.parameter_texts)[:250]}"
 
 
-class Encoder(Protocol):
-    """Converts texts to vectors of length one.
+class Counts(Protocol):
+    """How vectors count.
 
     `share` is the part of a score that comes from them; a tool without a common term is found if its vector is at least
     `near` to the request's.
@@ -78,6 +79,10 @@ class Encoder(Protocol):
 
     share: float
     near: float
+
+
+class Encoder(Counts, Protocol):
+    """Converts texts to vectors of length one."""
 
     def documents(self, texts: Sequence[str]) -> Floats: ...
 
@@ -103,17 +108,25 @@ class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be mad
 
 
 class Index:
-    """Tools can be added and removed at any time, from any thread."""
+    """Tools can be added and removed at any time, from any thread.
 
-    def __init__(self, encoder: Encoder | None = None) -> None:
+    With an encoder the index makes the vectors itself. Vectors that take long are made elsewhere: `counts` says how
+    they count, `place` adds those of tools, and a search is given those of its request. A tool whose vector is not
+    there yet is found by words.
+    """
+
+    def __init__(self, encoder: Encoder | None = None, *, counts: Counts | None = None) -> None:
         self._encoder = encoder
+        self._counts = encoder or counts
         self._lock = threading.Lock()
         self._slots: dict[str, int] = {}
         self._ids: list[str | None] = []
         self._documents: dict[str, array[int]] = {}
         self._weights: dict[str, array[float]] = {}
         self._vectors: Floats = np.zeros((0, 0), np.float32)
-        self._removed: set[int] = set()
+        self._placed: _Bits = np.zeros(0, np.bool_)
+        self._gone: _Bits = np.zeros(0, np.bool_)
+        self._removed = 0
         self.numbering = 0
 
     def __len__(self) -> int:
@@ -134,6 +147,7 @@ class Index:
             vectors = self._encoder.documents([entry.text() for entry in entries])
         with self._lock:
             first = len(self._ids)
+            self._reserve(first + len(entries), vectors)
             for entry, weights in zip(entries, weighed, strict=True):
                 self._drop(entry.id)
                 slot = len(self._ids)
@@ -146,18 +160,30 @@ class Index:
                     self._documents[term].append(slot)
                     self._weights[term].append(weight)
             if vectors is not None:
-                if len(self._vectors) < len(self._ids):
-                    grown = np.zeros((max(64, len(self._ids) * 5 // 4), vectors.shape[1]), np.float32)
-                    if first:
-                        grown[:first] = self._vectors[:first]
-                    self._vectors = grown
                 self._vectors[first : len(self._ids)] = vectors
+                self._placed[first : len(self._ids)] = True
+
+    def place(self, tools: Sequence[str], vectors: Floats) -> None:
+        """Set the vectors of tools. Those that are no longer in the index are left out."""
+        with self._lock:
+            self._reserve(len(self._ids), vectors)
+            for tool, vector in zip(tools, vectors, strict=True):
+                slot = self._slots.get(tool)
+                if slot is not None:
+                    self._vectors[slot] = vector
+                    self._placed[slot] = True
+
+    def without_vector(self, tools: Iterable[str]) -> list[str]:
+        """Return those of the tools that are in the index and have no vector."""
+        with self._lock:
+            slots = self._slots
+            return [tool for tool in tools if (slot := slots.get(tool)) is not None and not self._placed[slot]]
 
     def remove(self, tools: Iterable[str]) -> None:
         with self._lock:
             for tool in tools:
                 self._drop(tool)
-            if len(self._removed) > len(self._slots) + _LEAST_REMOVED:
+            if self._removed > len(self._slots) + _LEAST_REMOVED:
                 self._renumber()
 
     def mask(self, tools: Iterable[str]) -> Mask:
@@ -167,28 +193,27 @@ class Index:
             bits[[slot for tool in tools if (slot := self._slots.get(tool)) is not None]] = True
             return Mask(bits, self.numbering)
 
-    def search(self, query: str, limit: int, mask: Mask) -> list[Hit]:
+    def search(self, query: str, limit: int, mask: Mask, *, by: By = "both", asked: Floats | None = None) -> list[Hit]:
         """Return the best of the visible tools for a request, best first; raise Renumbered if the mask is void.
 
-        A tool is found if it has a term of the request, or if its vector is near to the request's.
+        A tool is found if it has a term of the request, or if its vector is near to the request's; one of the two can
+        be left out. `asked` has the vectors of `texts_of` the request, where the index has no encoder.
         """
-        query = query[:MOST_REQUEST]
-        parts = words.sentences(query)
-        asked = None if self._encoder is None else self._encoder.queries([query, *parts])
+        query, *parts = texts_of(query)
+        if by == "words":
+            asked = None
+        elif self._encoder is not None:
+            asked = self._encoder.queries([query, *parts])
         with self._lock:
             if mask.numbering != self.numbering:
                 raise Renumbered
-            seen = mask.bits
-            gone = [slot for slot in self._removed if slot < len(seen)]
-            if gone:
-                seen = seen.copy()
-                seen[gone] = False
+            seen = mask.bits & ~self._gone[: len(mask.bits)]
             if not seen.any():
                 return []
-            scores = lexical = self._lexical(query, parts, seen)
-            found = lexical > 0
-            if self._encoder is not None and asked is not None:
-                scores, near = self._joined(lexical, asked, seen, self._encoder)
+            scores = np.zeros(len(seen), np.float32) if by == "meaning" else self._lexical(query, parts, seen)
+            found = scores > 0
+            if self._counts is not None and asked is not None:
+                scores, near = self._joined(scores, asked, seen, self._counts, alone=by == "meaning")
                 found |= near
             slots = np.flatnonzero(found)
             if len(slots) > limit:
@@ -222,15 +247,21 @@ class Index:
             best = np.maximum(best, _sum(found, [t for t in dict.fromkeys(words.terms(part)) if t in found], len(seen)))
         return WHOLE_WORDS * scores + (1 - WHOLE_WORDS) * best
 
-    def _joined(self, lexical: Floats, asked: Floats, seen: _Bits, encoder: Encoder) -> tuple[Floats, _Bits]:
-        """Scores by words and vectors together, and which tools are near to the request."""
-        share = np.float32(encoder.share)
+    def _joined(
+        self, lexical: Floats, asked: Floats, seen: _Bits, counts: Counts, *, alone: bool
+    ) -> tuple[Floats, _Bits]:
+        """Scores by words and vectors together, or by vectors alone, and which tools are near to the request."""
+        seen = seen & self._placed[: len(seen)]
+        if not seen.any():
+            return lexical, seen
         known = self._vectors[: len(seen)]
         cosine = known @ asked[0]
         low, high = cosine[seen].min(), cosine[seen].max()
-        scale = np.float32(1 / max(high - low, LEAST_SPREAD))
-        scores = (1 - share) * lexical + share * (cosine - low) * scale
-        near = seen & (cosine >= encoder.near)
+        # By vectors alone the score is the cosine itself.
+        share, low = (np.float32(1), np.float32(0)) if alone else (np.float32(counts.share), low)
+        scale = np.float32(1 if alone else 1 / max(high - low, LEAST_SPREAD))
+        scores = np.where(seen, (1 - share) * lexical + share * (cosine - low) * scale, lexical)
+        near = seen & (cosine >= counts.near)
         if len(asked) > 1:
             # A sentence is compared with the candidates only: with all tools it would take most of the time.
             candidates = np.flatnonzero(seen)
@@ -238,14 +269,28 @@ class Index:
                 candidates = candidates[np.argpartition(-scores[candidates], CANDIDATES)[:CANDIDATES]]
             best = (known[candidates] @ asked[1:].T).max(axis=1)
             scores[candidates] += share * (1 - WHOLE_VECTOR) * (best - cosine[candidates]) * scale
-            near[candidates] |= best >= encoder.near
+            near[candidates] |= best >= counts.near
         return scores, near
+
+    def _reserve(self, count: int, vectors: Floats | None) -> None:
+        """Make room for so many tools, and for their vectors once there are any."""
+        width = self._vectors.shape[1] if vectors is None else vectors.shape[1]
+        room = len(self._gone)
+        if count > room:
+            room = max(64, count * 5 // 4)
+            self._gone, self._placed = _resized(self._gone, room), _resized(self._placed, room)
+        if self._vectors.shape != (room, width):
+            grown = np.zeros((room, width), np.float32)
+            if self._vectors.size:
+                grown[: len(self._vectors)] = self._vectors
+            self._vectors = grown
 
     def _drop(self, tool: str) -> None:
         slot = self._slots.pop(tool, None)
         if slot is not None:
             self._ids[slot] = None
-            self._removed.add(slot)
+            self._gone[slot] = True
+            self._removed += 1
 
     def _renumber(self) -> None:
         """Number the tools anew, without those that were removed."""
@@ -261,12 +306,19 @@ class Index:
                 self._weights[term] = array("f", weights.tobytes())
             else:
                 del self._documents[term], self._weights[term]
-        if len(self._vectors):
-            self._vectors = self._vectors[: len(kept)][kept]
+        self._vectors = self._vectors[: len(kept)][kept]
+        self._placed = self._placed[: len(kept)][kept]
+        self._gone = np.zeros(len(self._placed), np.bool_)
         self._ids = [one for one in self._ids if one is not None]
         self._slots = {str(one): slot for slot, one in enumerate(self._ids)}
-        self._removed = set()
+        self._removed = 0
         self.numbering += 1
+
+
+def texts_of(query: str) -> list[str]:
+    """The texts of a request whose vectors count: the request, and its sentences if it has several."""
+    query = query[:MOST_REQUEST]
+    return [query, *words.sentences(query)]
 
 
 def weigh(entry: Entry) -> dict[str, float]:
@@ -295,3 +347,9 @@ def _sum(found: Mapping[str, _Postings], terms: Iterable[str], size: int) -> Flo
         scores[documents] += weights
     highest = scores.max(initial=0)
     return scores / highest if highest > 0 else scores
+
+
+def _resized(bits: _Bits, size: int) -> _Bits:
+    grown = np.zeros(size, np.bool_)
+    grown[: len(bits)] = bits
+    return grown

@@ -5,13 +5,36 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 _LONGEST_WORD: Final = 100
 _CACHED_WORDS: Final = 50_000
-_CJK: Final = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# A word, one sign, or one Chinese character.
-_WORDS: Final = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+|[^\s\w]|_")
+# Words and single signs of ASCII text, in lower case.
+_WORDS: Final = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
+_CJK: Final = (
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+_NO_CONTROLS: Final = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127))
+
+
+def _words(text: str) -> list[str]:
+    """Words without accents, in lower case. Each punctuation mark and each Chinese character is a word."""
+    spaced = "".join(map(_spaced, text))
+    return "".join(c for c in unicodedata.normalize("NFD", spaced) if unicodedata.category(c) != "Mn").lower().split()
+
+
+@lru_cache(maxsize=10_000)
+def _spaced(character: str) -> str:
+    """A character, with spaces around it if it is a word, or nothing for one that cannot be seen."""
+    if character.isspace() and (character in "\t\n\r" or character >= " "):
+        return " "
+    kind, number = unicodedata.category(character), ord(character)
+    if kind in ("Cc", "Cf", "Co", "Cs") or character == "\ufffd":
+        return ""
+    alone = kind[0] == "P" or (number < 128 and not character.isalnum()) or any(a <= number <= b for a, b in _CJK)
+    return f" {character} " if alone else character
 
 
 class WordPiece:
@@ -28,10 +51,8 @@ class WordPiece:
     def ids(self, text: str, most: int) -> list[int]:
         """Return the ids of the first `most` pieces of a text; words that the vocabulary cannot spell are left out."""
         found: list[int] = []
-        plain = text.lower()
-        if not plain.isascii():
-            plain = "".join(c for c in unicodedata.normalize("NFD", plain) if unicodedata.category(c) != "Mn")
-        for word in _WORDS.findall(plain):
+        # Control characters are dropped, not taken for the end of a word.
+        for word in _WORDS.findall(text.translate(_NO_CONTROLS).lower()) if text.isascii() else _words(text):
             cut = self._known.get(word)
             if cut is None:
                 if len(self._known) >= _CACHED_WORDS:

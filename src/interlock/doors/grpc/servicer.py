@@ -233,8 +233,9 @@ class Servicer:
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         tools = self._service.tools
         if request.query:
-            found = await tools.search(request.query, caller, limit)
-            return wire.DiscoverResponse(tools=[self._tool(one.version) for one in found])
+            found = await tools.search(request.query, caller, limit, request.by or "both")
+            shown = [self._tool(one.version) for one in found]
+            return wire.DiscoverResponse(tools=shown, searched_by=found.by, note=found.note or "")
         page = await tools.page(caller, request.page_token or None, limit)
         return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 

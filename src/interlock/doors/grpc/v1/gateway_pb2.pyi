@@ -129,22 +129,28 @@ class Tool(_message.Message):
     def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., input_schema_json: _Optional[bytes] = ..., output_schema_json: _Optional[bytes] = ..., mutation_class: _Optional[_Union[MutationClass, str]] = ..., timeout_class: _Optional[_Union[TimeoutClass, str]] = ..., key_required: _Optional[bool] = ..., required_scopes: _Optional[_Iterable[str]] = ..., timeout_default_s: _Optional[float] = ..., timeout_max_s: _Optional[float] = ..., tags: _Optional[_Iterable[str]] = ..., deprecation_json: _Optional[bytes] = ..., availability: _Optional[str] = ..., known_pairs: _Optional[int] = ...) -> None: ...
 
 class DiscoverRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "query")
+    __slots__ = ("page_size", "page_token", "query", "by")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     query: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ...) -> None: ...
+    by: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
 
 class DiscoverResponse(_message.Message):
-    __slots__ = ("tools", "next_page_token")
+    __slots__ = ("tools", "next_page_token", "searched_by", "note")
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_BY_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     next_page_token: str
-    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    searched_by: str
+    note: str
+    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., searched_by: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("tool_id", "version")

@@ -54,6 +54,7 @@ class Registered(Answer):
 
 class ToolsQuery(Query):
     q: str | None = Field(None, max_length=1000, description="what the tool is to do, or words of it")
+    by: Literal["words", "meaning", "both"] = Field("both", description="what counts in a search with `q`")
     cursor: str | None = Field(None, max_length=600, description="where the page before ended")
     limit: int = Field(100, ge=1, le=500)
 
@@ -140,6 +141,8 @@ class Tool(Answer):
 class Tools(Answer):
     tools: list[Tool]
     cursor: str | None = Field(None, description="where to go on; null at the end")
+    by: str | None = Field(None, description="what counted in a search: words, meaning or both")
+    note: str | None = Field(None, description="why a search was by words only")
 
 
 class NegotiateBody(Body):

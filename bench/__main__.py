@@ -1,4 +1,4 @@
-"""`python -m bench [NAME] [FOLDER] [--quick] [--row ROW] [--save]`: measure, print, and keep only what is to be kept."""
+"""`python -m bench [NAME] [FOLDER] [--quick] [--row ROW] [--save]`: measure, print, and keep what is to be kept."""
 
 from __future__ import annotations
 

@@ -518,7 +518,7 @@ def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> No
     assert holder.ask("calls", "show", result["invocation_id"])["state"] == "succeeded"
     found = holder.ask("tools", "search", "echoes", "input")["tools"]
     assert [one["tool"] for one in found] == ["default.echo_tool"]
-    assert holder.ask("tools", "search", "nothing", "like", "it") == {"tools": []}
+    assert holder.ask("tools", "search", "nothing", "like", "it")["tools"] == []
     malformed = holder.call("default.echo_tool", {"massage": "Hello World"})
     assert malformed["error"]["error_code"] == "E3301"
     # Denied: the token names another tool.
@@ -526,7 +526,7 @@ def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> No
     denied = Cli(fresh.path, {"INTERLOCK_TOKEN": other}).call("default.echo_tool", {"message": "Hello World"})
     assert denied["error"]["error_code"] == "E3204"
     # A tool that the token does not name is not found either.
-    assert Cli(fresh.path, {"INTERLOCK_TOKEN": other}).ask("tools", "search", "echoes") == {"tools": []}
+    assert Cli(fresh.path, {"INTERLOCK_TOKEN": other}).ask("tools", "search", "echoes")["tools"] == []
     # Audit and query, as over REST.
     explained = fresh.ask("audit", "explain", result["invocation_id"])
     assert "default.echo_tool" in " ".join(explained["story"])

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError
 
 from interlock import Failure, Interlock
 from interlock.api import search as module
@@ -87,6 +89,11 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
                 assert rpc["error"]["data"]["error_code"] == "E3106"
                 rpc = orjson.loads(await wires.rpc("tools.search", {"query": query["q"]}))
                 assert (rpc["result"]["by"], rpc["result"]["note"]) == ("words", "the encoder cannot be reached")
+                grpc = await wires.discovered("translate a text", by="words")
+                assert grpc[0].tool_id == "office.translate"
+                with pytest.raises(AioRpcError) as over_grpc:
+                    await wires.discovered("translate a text", by="meaning")
+                assert over_grpc.value.code() is StatusCode.UNAVAILABLE
 
 
 async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_restart(

@@ -192,9 +192,9 @@ class Wires:
         listed = [str(await self._stub.Discover(one, metadata=metadata)) for one in asked]
         return [*listed, str(await self._stub.Describe(wire.DescribeRequest(tool_id=tool), metadata=metadata))]
 
-    async def discovered(self, query: str = "") -> Sequence[wire.Tool]:
+    async def discovered(self, query: str = "", by: str = "") -> Sequence[wire.Tool]:
         """The tools that the gRPC door lists."""
-        asked = wire.DiscoverRequest(query=query)
+        asked = wire.DiscoverRequest(query=query, by=by)
         return (await self._stub.Discover(asked, metadata=tuple(self._bearer.items()))).tools
 
     async def _found_by_mcp(self, *, modern: bool) -> Sequence[str]:

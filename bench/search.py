@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -148,17 +147,22 @@ def _many(size: int) -> list[Entry]:
     ]
 
 
+def _resident() -> int:
+    """Bytes of memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _measure(size: int, count: int) -> None:
     told = {folder.name: sets.load(folder) for folder in sets.found()}
     entries = _many(size)
     table = shipped()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident()
     began = time.process_time()
     index = Index(table)
     for start in range(0, size, 100):
         index.add(entries[start : start + 100])
     build = time.process_time() - began
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    memory = (_resident() - before) / 2**20
     seen = index.mask(index.ids())
 
     def timed(work: Callable[[], object]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -157,9 +158,11 @@ def _summary(picture: Json) -> str:
     leaf = chain[-1]
     behalf = "" if len(chain) == 1 else f" for {_called(chain[0])}"
     scopes = ", ".join(leaf["scopes"]) or "no scopes"
+    # The whole lifetime, not what is left of it: a slow machine would print another time than was asked for.
+    lifetime = datetime.fromisoformat(leaf["expires"]) - datetime.fromisoformat(leaf["not_before"])
     return (
         f"{_called(leaf)}{behalf} · {', '.join(leaf['tools']) or 'no tools'} · {scopes}"
-        f" · {_span(picture['seconds_left'])} · {leaf['jti']}"
+        f" · {_span(round(lifetime.total_seconds()))} · {leaf['jti']}"
     )
 
 

@@ -38,10 +38,7 @@ LIBRARY_THREADS = {
 # gRPC keeps a thread of this name and a pair of sockets for as long as any of its objects is alive.
 GRPC_POLLER = "(_poll_wrapper)"
 # Processes that tests start once and share, by a part of their command. Each has one socket in this process.
-SHARED_PROCESSES = {
-    "-m tests.warm": "commands are forked off it (tests/warm.py)",
-    "-m tests.support.forked": "programs are forked off it (tests/support/forked.py)",
-}
+SHARED_PROCESSES = {"-m tests.warm": "commands are forked off it (tests/warm.py)"}
 # Tasks that libraries keep on a loop until it ends, by the names of their coroutines.
 LIBRARY_TASKS = {"_shutdown_watcher": "sse-starlette's, one per loop"}
 # Descriptors that libraries open once per process, by the beginning of what they point to.

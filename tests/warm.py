@@ -36,6 +36,7 @@ from typing import IO, Any, NoReturn
 
 import interlock.cli
 from interlock.store import home
+from tests.support import forked
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
@@ -144,18 +145,31 @@ def _close(stream: IO[bytes]) -> None:
 
 
 def start(
-    words: Sequence[str], environment: Mapping[str, str], directory: Path, *, pass_fds: Sequence[int] = ()
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    *,
+    pass_fds: Sequence[int] = (),
+    python: bool = False,
 ) -> Started:
-    """Start one command with pipes to its streams. It has each descriptor of `pass_fds` under the same number."""
+    """Start one command with pipes to its streams. It has each descriptor of `pass_fds` under the same number.
+
+    With `python` the words are those of an interpreter: `-c CODE …` or `-m MODULE …`.
+    """
     pipes = [os.pipe() for _ in range(3)]
     theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
     try:
-        task = {**_task_of(words, environment, directory), "start": True, "pass_fds": [*pass_fds]}
+        task = {**_task_of(words, environment, directory), "start": True, "python": python, "pass_fds": [*pass_fds]}
         pid = _ask(task, (*theirs, *pass_fds))
     finally:
         for one in theirs:
             os.close(one)
     return Started(pid, open(pipes[0][1], "wb"), open(pipes[1][0], "rb"), open(pipes[2][0], "rb"))
+
+
+def serve_programs(listening: int) -> None:
+    """Have a process that has loaded the program serve a socket (see tests/support/forked.py)."""
+    _ask({"start": True, "serve": os.getpid()}, (listening,))
 
 
 def _task_of(words: Sequence[str], environment: Mapping[str, str], directory: Path) -> dict[str, Any]:
@@ -296,6 +310,8 @@ if __name__ == "__main__":
     gc.freeze()  # or each command would look for garbage in all of this when it ends
     with socket.socket(fileno=int(sys.argv[1])) as door:
         received = _task(door)
-    if received is not None:
+    if received is not None and "serve" in received[0]:
+        forked.serve(received[1][0], received[0]["serve"])
+    elif received is not None:
         _become(*received)
-        _end(_run())
+        _end(forked.run(received[0]["words"]) if received[0].get("python") else _run())

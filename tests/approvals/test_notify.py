@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from interlock.store.port import Transaction
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests import warm
 from tests.approvals.test_webhook import OLDER, SECRET, Answer, Names, Receiver
 
 TOLD = pytest.mark.supports("HITL-06")
@@ -345,6 +344,7 @@ async def test_several_processes_share_the_work_and_send_each_message_once(post:
     assert len(post.acts()) == 20
 
 
+ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys
 from interlock.store.home import Home, Instance
@@ -358,15 +358,10 @@ sys.stdin.read()
 async def test_what_a_killed_process_had_claimed_is_taken_over(post: Post, receiver: Receiver) -> None:
     courier = post.courier(hook(receiver))
     await post.write("hook")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOLDER, str(post.home.path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"held\n"
-    await post.set("UPDATE notification SET state = 'sending', owner = ?, attempts = 1", "K" * 26)
-    assert await courier.deliver_due() == 0, "its owner lives"
-    process.kill()
-    await process.wait()
+    with warm.start(["-c", HOLDER, str(post.home.path)], os.environ, ROOT, python=True) as process:
+        assert process.stdout.readline() == b"held\n"
+        await post.set("UPDATE notification SET state = 'sending', owner = ?, attempts = 1", "K" * 26)
+        assert await courier.deliver_due() == 0, "its owner lives"
     assert await courier.deliver_due() == 1
     assert [(act["act"], act["attempts"]) for act in post.acts()] == [("notified", 2)]
 

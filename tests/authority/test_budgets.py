@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -35,6 +34,7 @@ from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
@@ -333,20 +333,22 @@ asyncio.run(main())
 """
 
 
-def start_holding(home: Path, instance: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLDER, str(home), instance]
-    holder = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "holding\n"
+def start_holding(home: Path, instance: str) -> warm.Started:
+    holder = warm.start(["-c", HOLDER, str(home), instance], os.environ, ROOT, python=True)
+    assert holder.stdout.readline() == b"holding\n"
     return holder
 
 
 @BEFORE_THE_GATEWAY
 async def test_what_a_killed_process_held_is_spent_where_it_may_have_run_and_free_where_not(tmp_path: Path) -> None:
     dead, ours = "0" * 25 + "D", "0" * 25 + "A"
-    holder = start_holding(tmp_path, dead)
-    async with opened(tmp_path, Clock()) as journal:
-        instance = Instance(Home(tmp_path), ours)
+    with start_holding(tmp_path, dead) as holder:
+        await _take_over(tmp_path, ours, holder)
+
+
+async def _take_over(path: Path, ours: str, holder: warm.Started) -> None:
+    async with opened(path, Clock()) as journal:
+        instance = Instance(Home(path), ours)
         assert await journal.commit(budgets.release_orphans(instance.alive)) == []
         assert books(journal) == [(0, 800_000)]
         purse = [Allowance("purse", UNIT, None, "1 per tenant")]

@@ -12,12 +12,8 @@ from typing import Any
 
 import httpx2
 import mcp_types as types
-from fastmcp.client import Client as FastMCPClient
-from fastmcp.client.transports import StdioTransport, StreamableHttpTransport
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from pydantic_ai.exceptions import ModelRetry
-from pydantic_ai.mcp import MCPToolset
 
 from tests.clients.common import PATIENCE_S, ROOT, Report, approved, cancelled
 from tests.clients.target import Target
@@ -98,7 +94,12 @@ def _has_image(content: Any) -> bool:
     return any(getattr(one, "type", "") == "image" and one.mime_type == "image/png" for one in content)
 
 
+# The libraries are large: they are loaded where they are probed, and not by each process that collects tests.
+
+
 def _transport(target: Target, wire: str) -> Any:
+    from fastmcp.client.transports import StdioTransport, StreamableHttpTransport
+
     if wire == "stdio":
         return StdioTransport(target.command[0], target.command[1:], keep_alive=False)
     return StreamableHttpTransport(target.url, headers={"authorization": f"Bearer {target.token}"})
@@ -121,6 +122,8 @@ def _handlers(heard: list[Any]) -> dict[str, Any]:
 
 async def fastmcp(target: Target, wire: str) -> set[str]:
     """FastMCP's client."""
+    from fastmcp.client import Client as FastMCPClient
+
     report, heard = Report(), list[Any]()
     async with FastMCPClient(_transport(target, wire), timeout=PATIENCE_S, **_handlers(heard)) as client:
         report("list", "probe-add" in {one.name for one in await client.list_tools()})
@@ -147,6 +150,9 @@ async def fastmcp(target: Target, wire: str) -> set[str]:
 
 async def pydantic_ai(target: Target, wire: str) -> set[str]:
     """The toolset of pydantic-ai."""
+    from pydantic_ai.exceptions import ModelRetry
+    from pydantic_ai.mcp import MCPToolset
+
     report, heard = Report(), list[Any]()
 
     toolset = MCPToolset[None](

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.home import Home
+from tests import warm
 from tests.gateway import checkpoint_tools as tools
 from tests.support.calls import admit, records
 
@@ -43,10 +43,8 @@ async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_o
 
 def _killed(home: Path, way: str) -> int:
     """Run a call that saves one checkpoint after another, and kill its process; how many it had heard of."""
-    words = [sys.executable, "-m", "tests.crash.test_checkpoints", str(home), way]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, env=environment) as child:
-        assert child.stdout is not None
+    words = ["-m", "tests.crash.test_checkpoints", str(home), way]
+    with warm.start(words, os.environ, ROOT, python=True) as child:
         told: list[bytes] = []
         while _saved(told) < 5 and (line := child.stdout.readline()):
             told.append(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from interlock.gateway.results import map_output, record_failure, replay
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.record_success import SuccessWriter
 from interlock.registry.catalog import Catalog
-from tests import sample
+from tests import sample, warm
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
@@ -179,14 +179,8 @@ async def lingers() -> str:
 async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(lock: Interlock, home: Path) -> None:
     await lock.journal.commit(publish(lingers))
     lock.catalog.attach(lingers)
-    reader = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", READER, str(home), cwd=Path(__file__).parents[2]
-    )  # fmt: skip
-    try:
+    with warm.start(["-c", READER, str(home)], os.environ, Path(__file__).parents[2], python=True):  # and kill it
         await _noted(lock, 1)
-    finally:
-        reader.kill()
-        await reader.wait()
     (begun,) = records(lock, kind="started")
     own = lock.gateway.with_id(lock.request("demo.lingers"))
     mine = asyncio.create_task(lock.gateway.invoke(own))

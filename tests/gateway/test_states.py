@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import sys
 import tempfile
 from collections.abc import Coroutine
 from itertools import pairwise
@@ -22,7 +22,7 @@ from interlock.audit.invocations import invocation_of
 from interlock.call.results import Result
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL
 from interlock.testing import FakeClock
-from tests import sample
+from tests import sample, warm
 from tests.sample import Name
 from tests.support.calls import admit, until
 
@@ -272,20 +272,14 @@ def invocations(lock: Interlock) -> dict[str, Json]:
 
 async def _kill_a_process(lock: Interlock, home: Path) -> dict[str, Json]:
     """Have another process make calls and kill it in the midst of two; every call as it was committed before that."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHILD, str(home), cwd=Path(__file__).parents[2]
-    )  # fmt: skip
     reached = {
         "demo.increment": "succeeded", "demo.send": "awaiting_approval", "race.read": "running", "race.write": "queued",
     }  # fmt: skip
-    try:
+    with warm.start(["-c", CHILD, str(home)], os.environ, Path(__file__).parents[2], python=True):
         async with asyncio.timeout(120):
             while {tool: one["status"] for tool, one in invocations(lock).items()} != reached:
                 await lock.journal.commit(lambda _: None)
         return invocations(lock)
-    finally:
-        child.kill()
-        await child.wait()
 
 
 @pytest.mark.proves("LIFE-04")

@@ -83,7 +83,7 @@ def strays() -> list[str]:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if state != "Z" and not any(ours in line for ours in ("zygote.launch", "tests.warm", "tests.support.forked")):
+        if state != "Z" and not any(ours in line for ours in ("zygote.launch", "tests.warm")):
             found.append(line)
     return found
 

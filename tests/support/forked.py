@@ -17,7 +17,6 @@ import os
 import runpy
 import select
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,34 +28,29 @@ from typing import Any, NoReturn
 
 LAUNCH = Path(__file__).with_name("launch.py")
 ROOT = Path(__file__).parents[2]
-# What the programs import, loaded once here. Each leaves the process with a single thread.
+# What the programs import beside what commands do, loaded once. Each leaves the process with a single thread.
 LOADED = (
-    "mcp.server.mcpserver", "mcp.server.stdio", "mcp.client.streamable_http", "mcp_types", "starlette.applications",
-    "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.ciphers.aead",
-    "semantic_version", "alembic.command", "sqlalchemy", "interlock.api.interlock", "interlock.api.service",
-    "interlock.executors.sandbox.supervisor", "interlock.upstreams.manager", "uvicorn", "interlock.doors.server",
-    "interlock.doors.mcp.sdk", "interlock.doors.mcp.stdio", "interlock.trials",
-)  # fmt: skip
+    "mcp.server.mcpserver",
+    "mcp.server.stdio",
+    "mcp_types",
+    "starlette.applications",
+    "interlock.doors.mcp.stdio",
+)
 
 
 @cache
 def python() -> tuple[str, ...]:
     """The beginning of a command, in the place of `sys.executable`."""
+    from tests import warm  # which hands its process over to `serve`
+
     directory = tempfile.mkdtemp(prefix="fork", dir="/tmp")
     place = f"{directory}/door"
-    ours, theirs = socket.socketpair()
-    with theirs:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forked", place, str(theirs.fileno())],
-            env=environment, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True,
-        )  # fmt: skip
-    ours.settimeout(150)
-    assert ours.recv(1) == b"R", "the process that programs are forked off did not start"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen(128)
+        warm.serve_programs(listening.fileno())
 
     def end() -> None:
-        ours.close()
-        process.wait(30)
         Path(place).unlink()
         Path(directory).rmdir()
 
@@ -64,8 +58,23 @@ def python() -> tuple[str, ...]:
     return sys.executable, "-I", "-S", str(LAUNCH), place
 
 
-def _serve(listening: socket.socket, owner: socket.socket) -> socket.socket:
-    """The connection of the next program, in the process that shall be it. The parent ends with whoever started it."""
+def serve(descriptor: int, owner: int) -> NoReturn:
+    """Fork programs off this process until its owner, another process, has ended."""
+    os.setsid()
+    for name in LOADED:
+        importlib.import_module(name)
+    sys.path.append(str(ROOT))
+    assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the programs"
+    gc.freeze()
+    with socket.socket(fileno=descriptor) as listening:
+        door = _next(listening, os.pidfd_open(owner))
+    with door:
+        words = _become(door)
+    _end(run(words))
+
+
+def _next(listening: socket.socket, owner: int) -> socket.socket:
+    """The connection of the next program, in the process that shall be it."""
     running: dict[int, tuple[int, socket.socket]] = {}
     while True:
         ready, _, _ = select.select([listening, owner, *running], [], [])
@@ -82,6 +91,7 @@ def _serve(listening: socket.socket, owner: socket.socket) -> socket.socket:
         door, _ = listening.accept()
         pid = os.fork()
         if pid == 0:
+            os.close(owner)
             for descriptor, (_, other) in running.items():
                 os.close(descriptor)
                 other.close()
@@ -117,7 +127,8 @@ def _become(door: socket.socket) -> list[str]:
     return task["words"]
 
 
-def _run(words: list[str]) -> int:
+def run(words: list[str]) -> int:
+    """Run a program in this process as an interpreter with these words would: its exit code."""
     way, what, *arguments = words
     try:
         if way == "-m":
@@ -147,23 +158,3 @@ def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 0xFF)
-
-
-def main() -> None:
-    for name in LOADED:
-        importlib.import_module(name)
-    sys.path.append(str(ROOT))
-    assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the programs"
-    gc.freeze()
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(fileno=int(sys.argv[2])) as owner:
-        listening.bind(sys.argv[1])
-        listening.listen(128)
-        owner.sendall(b"R")
-        door = _serve(listening, owner)
-    with door:
-        words = _become(door)
-    _end(_run(words))
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from interlock.authority.commands import programs
 from interlock.core.errors import Failure
+from tests.support.each import each
 
 SHELLS = [found for found in map(shutil.which, ("bash", "dash")) if found]
 assert SHELLS, "`./dev` itself is bash"
@@ -58,7 +59,7 @@ def test_a_program_is_found_in_whatever_it_is_wrapped(program: str, rest: str, w
     assert "rm" in programs(command)
 
 
-@pytest.mark.parametrize("wrap", WRAPS + ALONE)
+@each("wrap", WRAPS + ALONE)
 def test_a_program_is_found_in_each_wrap(wrap: str) -> None:
     for spelling in SPELLINGS:
         assert "rm" in programs(wrap.format(spelling))
@@ -161,15 +162,38 @@ def test_the_bait_is_taken_by_who_starts_it(bait: Bait, shell: str) -> None:
     assert not bait.taken(shell, "echo bait")
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
-        "$x y", "$(echo rm) y", "`echo rm` y", "r${x}m", "/bin/r?", "/bin/[r]m", "{rm,x}", "$'\\x72m' x", '"$x" y',
-        "/bin/@(rm) x", "true; $x", "A=1 $x", "sudo $x", "env A=1 $x", 'sh -c "$x"', "eval $x", "nohup nice $x",
-        "echo 'open", 'echo "open', "echo $(open", "echo `open", "echo ${open", "r\0m", "${ rm x; }", "cat <<$x\nrm\n",
-        "$(" * 40, "`" + "\\" * 300 + "`",
+        "$x y",
+        "$(echo rm) y",
+        "`echo rm` y",
+        "r${x}m",
+        "/bin/r?",
+        "/bin/[r]m",
+        "{rm,x}",
+        "$'\\x72m' x",
+        '"$x" y',
+        "/bin/@(rm) x",
+        "true; $x",
+        "A=1 $x",
+        "sudo $x",
+        "env A=1 $x",
+        'sh -c "$x"',
+        "eval $x",
+        "nohup nice $x",
+        "echo 'open",
+        'echo "open',
+        "echo $(open",
+        "echo `open",
+        "echo ${open",
+        "r\0m",
+        "${ rm x; }",
+        "cat <<$x\nrm\n",
+        "$(" * 40,
+        "`" + "\\" * 300 + "`",
     ],
-)  # fmt: skip
+)
 def test_a_command_that_only_a_shell_could_understand_is_refused(command: str) -> None:
     with pytest.raises(Failure) as caught:
         programs(command, "line")
@@ -177,14 +201,25 @@ def test_a_command_that_only_a_shell_could_understand_is_refused(command: str) -
     assert "argument `line`" in caught.value.message
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
-        "echo rm", "git rm x", "ls rm # rm", "echo 'rm; rm' \"rm | rm\"", "cat <<'E'\nrm x\n$(rm)\nE", "grep rm <f >rm",
-        "for f in *.txt; do echo \"$f\" rm; done", "echo \\; rm", "x=rm true", "cp a rm && ls rm",
+        "echo rm",
+        "git rm x",
+        "ls rm # rm",
+        "echo 'rm; rm' \"rm | rm\"",
+        "cat <<'E'\nrm x\n$(rm)\nE",
+        "grep rm <f >rm",
+        'for f in *.txt; do echo "$f" rm; done',
+        "echo \\; rm",
+        "x=rm true",
+        "cp a rm && ls rm",
         "find $d -name '*.py'",
-        "[ -f rm ] && [[ -n $x ]]", "echo $(( $x + 1 )) ${x:-rm}", "bash build.sh \"$x\"", "python3 -c 'print(1)' $x",
+        "[ -f rm ] && [[ -n $x ]]",
+        "echo $(( $x + 1 )) ${x:-rm}",
+        'bash build.sh "$x"',
+        "python3 -c 'print(1)' $x",
     ],
-)  # fmt: skip
+)
 def test_a_word_that_nothing_starts_is_no_program(command: str) -> None:
     assert "rm" not in programs(command)

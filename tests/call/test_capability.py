@@ -29,6 +29,7 @@ from interlock.call.capability import (
     write_link,
 )
 from interlock.core.errors import Failure
+from tests.support.each import each
 
 DID = "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK"
 TAGS = ("", "-0", "-0.0", "-a", "-a.0", "-a.1", "-b", "-b.0", "-z")
@@ -133,7 +134,7 @@ def test_known_cases_of_one_range_within_others(inner: str, outer: tuple[str, ..
 # Resources
 
 
-@pytest.mark.parametrize(
+@each(
     ("patterns", "resource", "covered"),
     [
         (None, "anything:at/all", True),
@@ -280,7 +281,7 @@ def test_resources_are_stated_plainly(resource: Any) -> None:
     assert resource_fault(resource)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"sub": "alice"},

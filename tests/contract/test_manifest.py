@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from interlock.contract.manifest import Effect, Manifest, ToolKind, parse_manifest
 from interlock.core.errors import Failure
+from tests.support.each import each
 
 Json = dict[str, Any]
 MINIMAL: Json = {
@@ -78,13 +79,13 @@ REQUIRED: list[tuple[str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.proves("CONTRACT-02")
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, good, _ in REQUIRED for value in good])
+@each(("field", "value"), [(field, value) for field, good, _ in REQUIRED for value in good])
 def test_a_required_field_is_accepted_inside_its_bounds(field: str, value: Any) -> None:
     assert faults(MINIMAL | {field: value}) == []
 
 
 @pytest.mark.proves("CONTRACT-02")
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, _, bad in REQUIRED for value in bad])
+@each(("field", "value"), [(field, value) for field, _, bad in REQUIRED for value in bad])
 def test_a_required_field_is_refused_one_step_outside_with_its_pointer(field: str, value: Any) -> None:
     assert pointers(MINIMAL | {field: value}) == [f"/{field}"]
 
@@ -244,13 +245,13 @@ DOMAINS_BAD = [
 
 
 @pytest.mark.proves("CONTRACT-04")
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, good, _ in ACCESS for value in good])
+@each(("path", "value"), [(path, value) for path, good, _ in ACCESS for value in good])
 def test_permissions_limits_and_services_are_accepted_in_their_forms(path: str, value: Any) -> None:
     assert faults(placed(path, value)) == []
 
 
 @pytest.mark.proves("CONTRACT-04")
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, _, bad in ACCESS for value in bad])
+@each(("path", "value"), [(path, value) for path, _, bad in ACCESS for value in bad])
 def test_permissions_limits_and_services_are_refused_in_any_other_form(path: str, value: Any) -> None:
     assert pointers(placed(path, value)) == ["/" + path.replace(".", "/")]
 
@@ -270,7 +271,7 @@ def test_host_names_and_one_leading_wildcard_are_accepted(domain: str) -> None:
 
 
 @pytest.mark.proves("CONTRACT-04")
-@pytest.mark.parametrize("domain", DOMAINS_BAD)
+@each("domain", DOMAINS_BAD)
 def test_other_domains_are_refused_with_their_position(domain: Any) -> None:
     document = placed("network_policy.allowed_domains", ["example.com", domain])
     assert pointers(document) == ["/network_policy/allowed_domains/1"]
@@ -340,13 +341,13 @@ FORMATS: list[tuple[str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.proves("CONTRACT-05")
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, good, _ in FORMATS for value in good])
+@each(("path", "value"), [(path, value) for path, good, _ in FORMATS for value in good])
 def test_lifecycle_and_descriptive_fields_are_accepted_in_their_formats(path: str, value: Any) -> None:
     assert faults(placed(path, value)) == []
 
 
 @pytest.mark.proves("CONTRACT-05")
-@pytest.mark.parametrize(("path", "value"), [(path, value) for path, _, bad in FORMATS for value in bad])
+@each(("path", "value"), [(path, value) for path, _, bad in FORMATS for value in bad])
 def test_a_bad_format_is_refused_with_its_pointer(path: str, value: Any) -> None:
     [where] = pointers(placed(path, value))
     assert where.startswith("/" + path.replace(".", "/"))
@@ -551,8 +552,8 @@ def test_arbitrary_json_as_a_schema_is_accepted_or_refused_and_nothing_else(part
     outcome(MINIMAL | {field: {"properties": {"a": {"default": part, "examples": [part]}}}})
 
 
-@pytest.mark.parametrize("field", ["annotations", "parameters", "examples", "tags", "author"])
-@pytest.mark.parametrize("depth", [100, 300, 5000])
+@each("field", ["annotations", "parameters", "examples", "tags", "author"])
+@each("depth", [100, 300, 5000])
 def test_deep_nesting_is_accepted_or_refused_and_nothing_else(field: str, depth: int) -> None:
     value: Any = 1
     for _ in range(depth):

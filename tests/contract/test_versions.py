@@ -15,6 +15,7 @@ import pytest
 
 from interlock.contract.standard import OBJECTS, ToolResult, published_schemas
 from interlock.core.errors import Failure
+from tests.support.each import each
 
 Json = dict[str, Any]
 FROZEN: Json = orjson.loads((Path(__file__).parent / "data" / "agent_tool_0.2.0.json").read_bytes())
@@ -67,15 +68,15 @@ def test_the_frozen_file_has_all_nineteen_objects() -> None:
 
 
 @NEVER
-@pytest.mark.parametrize("version", ["0.2.0", "0.2.9"])
-@pytest.mark.parametrize("name", DOCUMENTS)
+@each("version", ["0.2.0", "0.2.9"])
+@each("name", DOCUMENTS)
 def test_a_frozen_document_is_read_and_written_as_ever(name: str, version: str) -> None:
     document = DOCUMENTS[name] | {"schema_version": version}
     assert OBJECTS[name].parse(document).document() == document
 
 
 @NEVER
-@pytest.mark.parametrize("name", OBJECTS)
+@each("name", OBJECTS)
 def test_a_document_that_was_complete_stays_complete(name: str) -> None:
     needed = FROZEN["required"][name]
     assert set(SCHEMAS[name]["required"]) <= set(needed), "a newer reader requires no more"
@@ -84,7 +85,7 @@ def test_a_document_that_was_complete_stays_complete(name: str) -> None:
 
 
 @NEVER
-@pytest.mark.parametrize(("name", "field"), [(name, one) for name, listed in FIELDS.items() for one in listed.split()])
+@each(("name", "field"), [(name, one) for name, listed in FIELDS.items() for one in listed.split()])
 def test_identity_lifecycle_mappings_and_results_keep_their_form(name: str, field: str) -> None:
     assert field_schema(SCHEMAS[name], field) == FROZEN["fields"][name][field]
 
@@ -115,7 +116,7 @@ def test_a_result_is_interpreted_as_ever() -> None:
 
 
 @NEVER
-@pytest.mark.parametrize("name", OBJECTS)
+@each("name", OBJECTS)
 def test_what_is_made_here_carries_version_0_2_0(name: str) -> None:
     """Also where it is not said: whatever Interlock makes is a document of this version."""
     said = copy.deepcopy(DOCUMENTS[name])

@@ -13,6 +13,7 @@ from interlock import Failure
 from interlock.data import bounds
 from interlock.data.bounds import MARGIN, Shortener, check_values, size_of
 from interlock.privacy.redact import Redactor, safe_log, safe_message, without_credentials
+from tests.support.each import each
 
 values = st.recursive(
     st.none() | st.integers(0, 9) | st.text("a,[{:", max_size=4),
@@ -80,10 +81,8 @@ def test_what_is_left_out_is_said_where_it_was() -> None:
 SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
-@pytest.mark.parametrize("search", [safe_message, safe_log, without_credentials])
-@pytest.mark.parametrize(
-    "at", [0, 7_990, 8_000, 15_990, 16_000, 16_000 + MARGIN - 10, 31_990, 32_000 + MARGIN - 10, 500_000]
-)
+@each("search", [safe_message, safe_log, without_credentials])
+@each("at", [0, 7_990, 8_000, 15_990, 16_000, 16_000 + MARGIN - 10, 31_990, 32_000 + MARGIN - 10, 500_000])
 def test_a_credential_in_a_long_text_is_never_shown_not_even_the_half_of_it_before_the_cut(
     search: Any, at: int
 ) -> None:

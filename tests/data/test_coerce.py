@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from interlock import Field, Interlock, tool
 from interlock.data.coerce import Coercion, coerce
 from interlock.data.schema import Schema
+from tests.support.each import each
 
 Json = dict[str, Any]
 INTEGER: Json = {"type": "integer"}
@@ -96,7 +97,7 @@ UNFIT_FOR_NUMBERS = [
 
 
 @pytest.mark.supports("VALID-01")
-@pytest.mark.parametrize("text", UNFIT_FOR_NUMBERS, ids=ascii)
+@each("text", UNFIT_FOR_NUMBERS)
 def test_text_that_is_not_plainly_a_number_is_left_for_validation_to_refuse(text: str) -> None:
     for schema in (INTEGER, NUMBER):
         result = coerce(Schema(schema), text)
@@ -390,7 +391,7 @@ async def keep(text: Annotated[str, Field(description="any text", examples=["hel
 
 
 @pytest.mark.part_of("VALID-02", rest=SINKS)
-@pytest.mark.parametrize("text", ATTACKS, ids=ascii)
+@each("text", ATTACKS)
 def test_dangerous_looking_text_passes_unchanged_as_plain_data(text: str) -> None:
     schema = Schema({"type": "object", "properties": {"note": TEXT, "list": {"type": "array", "items": TEXT}}})
     value: Json = {"note": text, "list": [text]}

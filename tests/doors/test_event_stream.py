@@ -23,6 +23,7 @@ from interlock.data.schema import compile_validator
 from interlock.doors.server import Listening, serving
 from tests import sample
 from tests.support import source
+from tests.support.each import each
 from tests.support.identities import did_of
 
 Json = dict[str, Any]
@@ -197,7 +198,7 @@ def test_no_event_is_told_that_has_no_class_and_no_schema() -> None:
     assert told <= KINDS.keys()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_an_event_without_its_link_or_its_facts_does_not_validate(kind: str) -> None:
     known = KINDS[kind]
     whole = Event(

@@ -13,6 +13,7 @@ from interlock.executors.egress import EgressPolicy, Refusal, Seen, violation
 from interlock.executors.egress.hello import Hello, NotTlsError, read_hello
 from interlock.executors.egress.target import Target, read_target, shown
 from tests.egress.world import both, policy
+from tests.support.each import each
 
 labels = st.sampled_from(("a", "b", "example", "com", "org"))
 hosts = st.lists(labels, min_size=1, max_size=4).map(".".join)
@@ -82,7 +83,7 @@ def test_a_target_has_one_form(text: str, target: Target) -> None:
 
 
 @pytest.mark.proves("EXEC-06")
-@pytest.mark.parametrize("text", UNREADABLE)
+@each("text", UNREADABLE)
 def test_a_target_that_could_be_read_in_two_ways_is_not_read(text: str) -> None:
     with pytest.raises(ValueError):
         read_target("GET", text)
@@ -170,7 +171,7 @@ def test_no_beginning_of_a_hello_is_a_hello() -> None:
     assert {read_hello(HELLO[:size]) for size in range(len(HELLO))} == {None}
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",

@@ -14,6 +14,7 @@ from interlock.core.errors import Failure
 from interlock.privacy import patterns
 from interlock.privacy.patterns import Patterns
 from interlock.privacy.redact import RedactionRules, Redactor, SchemaRedactor, private_values, safe_message
+from tests.support.each import each
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -104,8 +105,8 @@ def test_the_examples_of_the_specification(redactor: Redactor) -> None:
 
 
 @pytest.mark.proves("AUDIT-05")
-@pytest.mark.parametrize("redactor", [REDACTOR, STRICT], ids=["lax", "strict"])
-@pytest.mark.parametrize(("marker", "texts"), CANARIES.items(), ids=list(CANARIES))
+@each("redactor", [REDACTOR, STRICT])
+@each(("marker", "texts"), CANARIES.items())
 def test_each_pattern_becomes_its_marker(redactor: Redactor, marker: str, texts: tuple[str, ...]) -> None:
     for text in texts:
         assert redactor.text(text) == marker
@@ -126,7 +127,7 @@ def test_false_alarms_need_the_strict_setting(text: str, strictly: str) -> None:
     assert STRICT.text(text) == strictly
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["2024-05-01T10:30:00Z", "order 12345678", "3.14159265358979", "v1.2.3", "npm@1.2.3", "1700000000", "a @ b", "12%"],
 )
@@ -160,11 +161,22 @@ def test_a_sensitive_name_is_known_in_every_spelling_and_depth(name: str, choice
 
 
 @pytest.mark.proves("AUDIT-05")
-@pytest.mark.parametrize(
+@each(
     "name",
-    ["password", "secret", "token", "apiKey", "api_key", "accessToken", "refresh_token", "private_key", "credit_card",
-     "ssn", "social_security"],
-)  # fmt: skip
+    [
+        "password",
+        "secret",
+        "token",
+        "apiKey",
+        "api_key",
+        "accessToken",
+        "refresh_token",
+        "private_key",
+        "credit_card",
+        "ssn",
+        "social_security",
+    ],
+)
 def test_the_whole_value_of_a_sensitive_name_goes_also_where_it_only_holds_a_match(name: str) -> None:
     for text in ("hunter2 alice@example.com", "alice@example.com, or hunter2", "123-45-6789 hunter2"):
         done = REDACTOR.value({name: text}).value
@@ -340,7 +352,7 @@ def test_pattern_redaction_of_results_can_be_turned_off_but_names_and_marks_hold
 
 
 @pytest.mark.supports("VALID-04")
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         {"type": "string", "format": "ipv4"},
@@ -352,7 +364,6 @@ def test_pattern_redaction_of_results_can_be_turned_off_but_names_and_marks_hold
         {"anyOf": [{"type": "null"}, {"type": "string", "format": "ipv4"}]},
         {"oneOf": [{"const": "10.0.0.1"}, {"type": "integer"}, {"type": "string", "format": "uuid"}]},
     ],
-    ids=json.dumps,
 )
 def test_a_field_whose_schema_says_what_it_holds_is_not_corrupted(schema: dict[str, Any]) -> None:
     whole = {"$defs": {"address": {"type": "string", "format": "ipv4"}}, "properties": {"field": schema}}
@@ -361,7 +372,7 @@ def test_a_field_whose_schema_says_what_it_holds_is_not_corrupted(schema: dict[s
     assert compiled(whole).for_sinks(data).value == {"field": "[IP_ADDRESS_REDACTED]"}
 
 
-@pytest.mark.parametrize(
+@each(
     "schema",
     [
         True,
@@ -373,7 +384,6 @@ def test_a_field_whose_schema_says_what_it_holds_is_not_corrupted(schema: dict[s
         {"type": "integer"},
         {"type": "object", "additionalProperties": False},
     ],
-    ids=json.dumps,
 )
 def test_free_text_and_what_does_not_fit_the_schema_is_redacted(schema: Any) -> None:
     whole: dict[str, Any] = {"properties": {"field": schema}}
@@ -431,7 +441,7 @@ def test_a_recursive_schema_is_followed_to_any_depth() -> None:
     assert text.count("10.0.0.1") == 51
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "trivial"),
     [
         ({"type": "integer"}, True),
@@ -447,7 +457,6 @@ def test_a_recursive_schema_is_followed_to_any_depth() -> None:
         ({"type": "string"}, False),
         ({}, False),
     ],
-    ids=json.dumps,
 )
 def test_a_schema_without_room_for_anything_to_remove_is_trivial(schema: dict[str, Any], trivial: bool) -> None:
     assert compiled(schema).trivial is trivial
@@ -567,7 +576,7 @@ def test_text_that_is_none_and_a_schema_we_cannot_follow_are_refused() -> None:
 
 
 @pytest.mark.proves("CONTRACT-13")
-@pytest.mark.parametrize(
+@each(
     ("text", "safe"),
     [
         ("the bank does not answer", "the bank does not answer"),
@@ -644,16 +653,28 @@ def test_a_long_text_is_masked_in_windows_as_it_is_at_once(text: str, strict: bo
         assert in_windows == masking.mask(text)
 
 
-@pytest.mark.parametrize(
+@each(
     "credential",
     [
-        "-----BEGIN KEY----- abc -----END KEY-----", "://ann:pass@host", "bearer abcdef", "BEARER abcdef",
+        "-----BEGIN KEY----- abc -----END KEY-----",
+        "://ann:pass@host",
+        "bearer abcdef",
+        "BEARER abcdef",
         "sk-abcdefij",
-        "rk_abcdefij", "pk-abcdefij", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "ghp_abcdefij",
-        "github_pat_abcdefij", "glpat-abcdefij", "xoxb-abcdefij", "AIzaabcdefijklmnopqrstuv", "eyJabcdefijk.klm.nop",
-        "password=abcdef", "api key: abcdef",
+        "rk_abcdefij",
+        "pk-abcdefij",
+        "AKIAIOSFODNN7EXAMPLE",
+        "ASIAIOSFODNN7EXAMPLE",
+        "ghp_abcdefij",
+        "github_pat_abcdefij",
+        "glpat-abcdefij",
+        "xoxb-abcdefij",
+        "AIzaabcdefijklmnopqrstuv",
+        "eyJabcdefijk.klm.nop",
+        "password=abcdef",
+        "api key: abcdef",
     ],
-)  # fmt: skip
+)
 def test_each_kind_of_credential_is_hidden_where_nothing_else_is_in_the_text(credential: str) -> None:
     shown = Patterns(strict=False, extra=(), names=SENSITIVE_NAMES).log(credential)
     assert "[REDACTED]" in shown

@@ -23,6 +23,7 @@ from interlock.registry.compat import (
     negotiate,
     require_bump,
 )
+from tests.support.each import each
 
 Schema = Any
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
@@ -252,7 +253,7 @@ def listing(**keywords: Any) -> Schema:
 
 
 @pytest.mark.supports("REG-07")
-@pytest.mark.parametrize(
+@each(
     ("wide", "narrow", "answer"),
     [
         (listing(items=COUNT), listing(items=TEXT, maxItems=1), False),
@@ -566,9 +567,7 @@ OUTPUT_RULES: list[tuple[str, Schema, Schema, bool, str]] = [
 
 
 @CLASSES
-@pytest.mark.parametrize(
-    ("old", "new", "level"), [rule[1:] for rule in INPUT_RULES], ids=[rule[0] for rule in INPUT_RULES]
-)
+@each(("old", "new", "level"), [rule[1:] for rule in INPUT_RULES])
 def test_an_input_change_has_its_class(old: Schema, new: Schema, level: str) -> None:
     difference = classify(Surface(input=old), Surface(input=new))
     assert difference.level == level
@@ -576,16 +575,14 @@ def test_an_input_change_has_its_class(old: Schema, new: Schema, level: str) -> 
 
 
 @CLASSES
-@pytest.mark.parametrize(
-    ("old", "new", "tolerant", "level"), [rule[1:] for rule in OUTPUT_RULES], ids=[rule[0] for rule in OUTPUT_RULES]
-)
+@each(("old", "new", "tolerant", "level"), [rule[1:] for rule in OUTPUT_RULES])
 def test_an_output_change_has_its_class(old: Schema, new: Schema, tolerant: bool, level: str) -> None:
     before, after = (Surface(output=output, tolerant_output=tolerant) for output in (old, new))
     assert classify(before, after).level == level
 
 
 @CLASSES
-@pytest.mark.parametrize(("kind", "keyword", "narrow", "wide"), CONSTRAINTS)
+@each(("kind", "keyword", "narrow", "wide"), CONSTRAINTS)
 def test_a_constraint_tightens_one_way_and_relaxes_the_other(kind: str, keyword: str, narrow: Any, wide: Any) -> None:
     tight, loose = (
         takes({"type": kind, "properties": {"a": True}, **OPEN, **({} if value is None else {keyword: value})})

@@ -47,7 +47,7 @@ def test_a_file_that_all_tests_share_or_whose_readers_are_unknown_touches_every_
 
 def test_a_page_touches_the_tests_of_the_pages_and_data_the_tests_beside_it() -> None:
     own = {"tests/test_changed.py"}  # which names these files too
-    pages = {"tests/docs/test_docs.py", "tests/docs/test_openapi_table.py"}
+    pages = {f"tests/docs/{one.name}" for one in (ROOT / "tests" / "docs").glob("test_*.py")}
     assert touched({"docs/tutorial.md"}) == pages | own
     assert touched({"docs/explanation/test-tiers.md"}) == {*pages, "tests/test_tiers.py"} | own
     assert touched({"tests/golden/files/raw.json"}) == {"tests/golden/test_golden.py"}

@@ -5,7 +5,8 @@ its answer. A coroutine that continues is not called again, and a comprehension 
 async function; the write has an idempotency key, a context and a declared effect.
 
 The journal writes the records of all calls of a turn together, in a thread or, where nothing else waits, on the loop.
-That work is counted apart: it is done once for many calls. `test_hops.py` holds the numbers.
+That work is counted apart: it is done once for many calls. So are timers, of which a slow machine sees more in a call.
+`test_hops.py` holds the numbers.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _META = {
 }
 
 
-# Functions below this one write to the database.
-_COMMIT = "Journal._flush"
+# Functions that serve many calls: they write to the database, wake those who wait for that, or look after all calls.
+_FOR_MANY = frozenset(("Journal._flush", "Journal._settle", "ActiveCalls._sweep", "Locks._look"))
 
 Functions = Counter[tuple[str, str]]
 
@@ -51,7 +52,7 @@ class Trace(NamedTuple):
     """The functions that one call passes, in the order of their first call, and how often each is called."""
 
     functions: Functions
-    committing: Functions
+    apart: Functions
 
     @property
     def hops(self) -> int:
@@ -102,7 +103,7 @@ async def _traced(client: _Client, arguments: dict[str, Any]) -> Trace:
         if event != "call" or not code.co_filename.startswith(_OURS) or frame in entered or _is_comprehension(frame):
             return
         entered.add(frame)
-        functions = trace.committing if _commits(frame) else trace.functions
+        functions = trace.apart if _for_many(frame) else trace.functions
         functions[code.co_filename.removeprefix(_OURS), code.co_qualname] += 1
 
     sys.setprofile(note)
@@ -117,8 +118,8 @@ def _is_comprehension(frame: FrameType) -> bool:
     return frame.f_code.co_name in ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 
 
-def _commits(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_qualname != _COMMIT:
+def _for_many(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_qualname not in _FOR_MANY:
         frame = frame.f_back
     return frame is not None
 
@@ -150,9 +151,7 @@ class _Client(NamedTuple):
 
 async def _main() -> None:
     for name, trace in (("a read", await read()), ("a write with an idempotency key", await write())):
-        print(
-            f"{name}: {trace.hops} hops in {trace.files} files, and {trace.committing.total()} in the journal's write"
-        )
+        print(f"{name}: {trace.hops} hops in {trace.files} files, and {trace.apart.total()} that serve many calls")
         for (file, function), count in trace.functions.items():
             print(f"{count:4}  {file}  {function}")
         print()

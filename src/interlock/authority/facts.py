@@ -50,7 +50,7 @@ from interlock.authority.normalize import (
     written_path,
 )
 from interlock.contract.contract import Contract
-from interlock.contract.effects import predict
+from interlock.contract.effects import Change, predict
 from interlock.core.errors import Failure
 from interlock.data.bounds import plain_text
 from interlock.data.schema import Json
@@ -109,9 +109,43 @@ def facts(
 
 def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
     """Return the resources that a call with these arguments uses; E3206 for a value without a normal form."""
+    changes = changes_of(contract, arguments)
+    if changes is not None:
+        return names_of(changes)
     seen = _Seen(contract, _RESOURCES)
     seen.predict(seen.members(arguments, arguments, NOTHING_COMPARED))
     return sorted(seen.sets["resources"])
+
+
+def changes_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[Change, ...] | None:
+    """Return the changes that a call with these arguments may make, if they use no other resources.
+
+    None if an argument may be a path, a URL or a host: then resources have to be looked for, and brought into normal
+    form. Most calls have numbers and plain texts only.
+    """
+    places = contract.input.places
+    if places.blind is not None:
+        return None
+    for name, value in arguments.items():
+        if value.__class__ in _NO_TEXTS:
+            continue
+        if value.__class__ is not str or _is_more(value, places.root.member(name)):
+            return None
+    return predict(contract.mutation.effects, arguments)
+
+
+def names_of(changes: Iterable[Change]) -> list[str]:
+    """Return the resources that changes name; E3206 for one that is not in normal form."""
+    names = {change.resource for change in changes}
+    for name in names:
+        if climbs(name.partition(":")[2]):
+            raise Failure("E3206", f"the call would change `{name[:100]}`, which is not in normal form")
+    return sorted(names)
+
+
+def _is_more(text: str, place: Place) -> bool:
+    """Whether a text is marked as a path, a URL, a host or a command, or may look like one."""
+    return bool(place.kinds or place.negated) or _MAY_LOOK.search(text) is not None
 
 
 def as_written(
@@ -173,10 +207,7 @@ class _Seen:
 
     def predict(self, normal: Json) -> None:
         """Record the resources that the effects of the tool name."""
-        for change in predict(self._contract.mutation.effects, normal):
-            if climbs(change.resource.partition(":")[2]):
-                raise Failure("E3206", f"the call would change `{change.resource[:100]}`, which is not in normal form")
-            self.sets["resources"].add(change.resource)
+        self.sets["resources"].update(names_of(predict(self._contract.mutation.effects, normal)))
 
     def value(
         self, value: Any, place: Place, where: str, given: frozenset[str], compared: Compared, depth: int = 0
@@ -189,7 +220,7 @@ class _Seen:
             raise Failure("E3206", f"argument `{where}` is nested too deeply for policy to look at")
         kinds = place.kinds | given if given else place.kinds
         if isinstance(value, str):
-            if not (kinds or place.negated or compared.readings or _MAY_LOOK.search(value)):
+            if not (kinds or compared.readings or _is_more(value, place)):
                 return value  # nothing says that it is more than a text, and it does not look like more
             return self._text(value, kinds, place.negated, where, compared.readings)
         if isinstance(value, list | tuple):

@@ -119,6 +119,7 @@ class More:
         "context",
         "detected",
         "files",
+        "foreseen",
         "held",
         "hidden",
         "hook_outputs",
@@ -166,7 +167,9 @@ class More:
         self.files: tuple[File, ...] = ()
         self.artifacts: tuple[Artifact, ...] = ()
         # The changes predicted by its manifest, those its tool reported, and those an executor detected.
+        # `foreseen` are the predicted ones as they were found when its resources were.
         self.predicted: tuple[Change, ...] = ()
+        self.foreseen: tuple[Change, ...] = ()
         self.changes: tuple[Change, ...] = ()
         self.detected: tuple[Change, ...] = ()
         self.attestations: tuple[Attestation, ...] = ()

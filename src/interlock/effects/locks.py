@@ -107,11 +107,6 @@ def reach(resource: str) -> str:
     return _parse(resource)[0]
 
 
-def _wider(text: str) -> list[str]:
-    """Return every whole name whose reach a text begins with, except the text itself."""
-    return [text[:end] for end in (0, *[match.end() for match in _SEPARATOR.finditer(text)]) if end < len(text)]
-
-
 def overlap(one: str, other: str) -> bool:
     """Whether two names have a resource in common."""
     mine, theirs = reach(one), reach(other)
@@ -274,23 +269,21 @@ class Locks:
     def _conflicting(self, ticket: Held) -> Iterable[Held]:
         """Return every ticket that conflicts with this one, except those of its own callers."""
         tickets: dict[Held, None] = {}
+        table, order = self._table, self._order
         for mine, write in ticket.reaches.items():
-            for where in self._overlapping(mine):
-                for other, writes in self._table[where].items():
+            # The locked reaches above this one, which are whole names or end in a star; then those at and below it.
+            above = ("", *[mine[: match.end()] for match in _SEPARATOR.finditer(mine)])
+            reaches = [where for where in above if where in table and where != mine]
+            reaches += [where for where in self._stems if where != mine and mine.startswith(where)]
+            index = bisect_left(order, mine)
+            while index < len(order) and order[index].startswith(mine):
+                reaches.append(order[index])
+                index += 1
+            for where in reaches:
+                for other, writes in table[where].items():
                     if write or writes:
                         tickets[other] = None
         return [other for other in tickets if not ticket.within(other)] if ticket.above is not None else tickets
-
-    def _overlapping(self, mine: str) -> list[str]:
-        """Return the locked reaches above, at and below a reach."""
-        table, order = self._table, self._order
-        reaches = [where for where in _wider(mine) if where in table]
-        reaches += [where for where in self._stems if where != mine and mine.startswith(where)]
-        index = bisect_left(order, mine)
-        while index < len(order) and order[index].startswith(mine):
-            reaches.append(order[index])
-            index += 1
-        return reaches
 
     async def _wait(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
         left_s = deadline - self._monotonic()

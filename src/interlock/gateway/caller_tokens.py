@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from interlock.authority.facts import as_written, resources_of
+from interlock.authority.facts import as_written, changes_of, names_of, resources_of
 from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
 from interlock.call.phases import Call, Checked, Decision
@@ -87,12 +87,16 @@ class CallerTokens:
 
         A call without recorded resources is visible only to tokens that are not bound to resources.
         """
-        call = checked
+        call, more = checked, checked.extend()
+        more.foreseen = ()
         if found is None and len(checked.model_input) <= _LARGEST_NAMED:
+            contract = checked.tool.contract
             try:
-                found = resources_of(checked.tool.contract, checked.input)
+                changes = changes_of(contract, checked.input)
+                more.foreseen = changes or ()
+                found = resources_of(contract, checked.input) if changes is None else names_of(changes)
             except Failure:
                 found = None  # this token is not bound to resources, so nothing is refused
-        call.extend().resources = (
+        more.resources = (
             self._redaction.recordable_resources(call, found) if found and len(found) <= _MOST_NAMED else None
         )

@@ -129,7 +129,7 @@ class Execution:
                 await asyncio.shield(self._check_effects(call, context, before))
             raise
         if before is not None or call.more.detected or (context is not None and reports(context)):
-            await self._check_effects(call, context, before)
+            await self._audit.judge(call, granted.tool, context, before)
         if isinstance(output, Aged):
             # INVARIANT: a cached answer is never presented as a new one.
             call.extend().warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")

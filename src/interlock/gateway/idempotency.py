@@ -73,6 +73,7 @@ def reserve(
     wanted: NewKey,
     intent: bytes,
     alive: Callable[[str], bool],
+    check_key: Callable[[], object] | None = None,
     *,
     ticket_scope: bytes | None = None,
     early: EarlyRow | None = None,
@@ -84,10 +85,13 @@ def reserve(
     Whatever else the call uses up (an approval, a budget, a rate limit) is used in the same transaction, all of it or
     nothing. `check` may refuse a call that is to run; it is not asked about one that ran before. `early` is the row of
     a call that uses nothing up: it is inserted where `check` would refuse nothing. `ticket_scope` is by what the call
-    finds its ticket, if that is not the key.
+    finds its ticket, if that is not the key. `check_key` refuses calls whose outcome could not be encrypted.
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
+        # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
+        if check_key is not None:
+            transaction.once(check_key)
         if early is not None and transaction.inserted(early):
             transaction.append("intent", wanted.call, intent)
             return RESERVED

@@ -76,7 +76,7 @@ def require_scope(caller: Caller) -> None:
         raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`, in the tenant `local`")
 
 
-Seal = Callable[[str, Json], bytes]
+Seal = Callable[[Transaction, str, Json], bytes]
 
 
 async def reconcile(
@@ -105,7 +105,7 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
             }
             # INVARIANT: a settled call is replayed for a whole window from now, however late it was settled.
             until_ms = transaction.now_ms + (expires_ms - reserved_ms)
-            idempotency_rows.finish_until(transaction, scope, call_id, seal(call_id, outcome), until_ms)
+            idempotency_rows.finish_until(transaction, scope, call_id, seal(transaction, call_id, outcome), until_ms)
         else:
             idempotency_rows.release(transaction, scope, call_id)
         actors = {**_actors(transaction, call_id), "callerId": caller}

@@ -20,7 +20,6 @@ from interlock.privacy.redact import (
     private_values,
     safe_log,
     safe_message,
-    without_credentials,
 )
 from interlock.privacy.scrub import scrub
 
@@ -122,8 +121,7 @@ class CallRedaction:
         private = self.private_values(call) if self.has_private_values(call) else []
         if private and any(scrub(one, private)[0] != one for one in found):
             return None
-        clean = self._redactor
-        return tuple(found) if all(without_credentials(clean, one) == one for one in found) else None
+        return None if any(map(self._redactor.has_credential, found)) else tuple(found)
 
 
 def _redact_text(redactor: Redactor, text: str, hidden: list[str], private: list[str]) -> str:

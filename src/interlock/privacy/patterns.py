@@ -158,6 +158,10 @@ class Patterns:
         text, left_out = cut(text, _REVIEW_LIMIT)
         return trim(self._hide_credentials(text), left_out)
 
+    def may_hold_credential(self, text: str) -> bool:
+        """Whether `without_credentials` can change a text. Most texts need no search."""
+        return may_hold_credential(text) or may_name_credential(text, self._last_words) or len(text) > _REVIEW_LIMIT
+
     def private(self, text: str) -> str:
         """Remove credentials and matches of configured patterns; other personal data stays."""
         text = self._hide_credentials(text)

@@ -106,6 +106,10 @@ class Redactor:
         """Redact data that no schema describes; returns the same object if nothing was removed."""
         return self._run(data, NO_SCHEMA, disclose=frozenset(), every=True, patterns=True)
 
+    def has_credential(self, text: str) -> bool:
+        """Whether a credential would be removed from a text. One that is too long to be searched counts as well."""
+        return self._patterns.may_hold_credential(text) and without_credentials(self, text) != text
+
     def names_secret(self, resource: str) -> bool:
         """Whether a part of a resource's name is the name of a secret, as in `session:api_key`."""
         return not self._names.isdisjoint(_NAMES.findall(plain_name(resource)))

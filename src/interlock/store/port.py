@@ -96,6 +96,10 @@ class Transaction(Reader, Protocol):
         """Whether the early row of the unit that runs was inserted. If nothing has tried that so far, this does."""
         ...
 
+    def once(self, look: Callable[[], T], /) -> T:
+        """What a function returns, which is called once in a transaction, although its units may be many."""
+        ...
+
     def append(self, kind: str, call: str, body: bytes) -> None:
         """Add a record to the journal."""
         ...

@@ -103,6 +103,11 @@ class Box:
         """The id of the key that seals now."""
         return next(reversed(self.look())).hex()
 
+    @property
+    def in_hand(self) -> bool:
+        """Whether the keys are in a file and have been read, so that looking at them is quick and makes none."""
+        return bool(self._raw) and isinstance(self._shelf, _FileShelf)
+
     def prepare(self) -> None:
         """Load the keys, and make the first one where they are in a keyring. May take long; call it on a thread."""
         if isinstance(self._shelf, _KeyringShelf):
@@ -113,9 +118,12 @@ class Box:
         raw = self._shelf.read()
         return frozenset(key_id.hex() for key_id in _parse(raw)) if raw else frozenset()
 
-    def seal(self, plain: bytes, *, purpose: str, about: str = "") -> bytes:
-        """Encrypt. The purpose is one of a few fixed words; what it is about must be said again to open it."""
-        keys = self.look()
+    def seal(self, plain: bytes, *, purpose: str, about: str = "", within: Transaction | None = None) -> bytes:
+        """Encrypt. The purpose is one of a few fixed words; what it is about must be said again to open it.
+
+        `within` is the transaction that stores the result. The keys are looked at once for all that it stores.
+        """
+        keys = self.look() if within is None else within.once(self.look)
         header = _VERSION + next(reversed(keys))
         # INVARIANT: no nonce comes twice under one key, so it is never drawn from a clock that tests can replay.
         nonce = os.urandom(_NONCE)

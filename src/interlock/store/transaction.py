@@ -54,8 +54,8 @@ class Transaction(Rows):
     """A transaction of a unit: the store's time, the tables, and the end of the chain."""
 
     __slots__ = (
-        "_changes", "_connection", "_first_later", "_head", "_later", "_seq", "_written", "early", "now_ms", "rows",
-        "soiled", "torn",
+        "_changes", "_connection", "_first_later", "_head", "_later", "_looks", "_seq", "_written", "early", "now_ms",
+        "rows", "soiled", "torn",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
@@ -66,6 +66,8 @@ class Transaction(Rows):
         self.rows: list[tuple[int, str, str, bytes, bytes]] = []
         # Whether the early row of each unit of a batch was inserted, by its id.
         self.early: dict[str, bool] = {}
+        # What functions returned that are called once.
+        self._looks: dict[Callable[[], Any], Any] = {}
         # Rows that are written together, each with its statement, and how many of them have been written.
         self._later: list[tuple[str, Sequence[Any]]] = []
         self._written = 0
@@ -120,19 +122,17 @@ class Transaction(Rows):
         for row in rows:
             by_statement.setdefault(row.statement, []).append(row)
         for statement, some in by_statement.items():
-            done = self._insert_early(statement, some)
+            done = _insert_early(self, statement, some)
             self.early.update((row.id, row.id in done) for row in some)
 
     def inserted(self, row: EarlyRow, /) -> bool:
         known = self.early.get(row.id)
-        return row.id in self._insert_early(row.statement, (row,)) if known is None else known
+        return row.id in _insert_early(self, row.statement, (row,)) if known is None else known
 
-    def _insert_early(self, statement: str, rows: Sequence[EarlyRow]) -> set[str]:
-        done: set[str] = set()
-        for some in _together(rows):
-            values = [self.now_ms, *chain.from_iterable(row.values for row in some)]
-            done.update(row_id for (row_id,) in self.all(_for_rows(statement, len(some[0].values), len(some)), values))
-        return done
+    def once(self, look: Callable[[], T], /) -> T:
+        if look not in self._looks:
+            self._looks[look] = look()
+        return self._looks[look]
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""
@@ -187,6 +187,16 @@ class Transaction(Rows):
         length, self._seq, self._head, later = mark
         del self.rows[length:]
         del self._later[max(later - self._written, 0) :]
+
+
+def _insert_early(transaction: Transaction, statement: str, rows: Sequence[EarlyRow]) -> set[str]:
+    """Insert early rows with one statement. Returns the ids of those that were inserted."""
+    done: set[str] = set()
+    for some in _together(rows):
+        values = [transaction.now_ms, *chain.from_iterable(row.values for row in some)]
+        inserted = transaction.all(_for_rows(statement, len(some[0].values), len(some)), values)
+        done.update(row_id for (row_id,) in inserted)
+    return done
 
 
 def head_of(cursor: sqlite3.Cursor) -> tuple[int, bytes]:

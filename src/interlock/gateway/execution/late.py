@@ -107,7 +107,9 @@ class LateOutcomes:
             booked = self._allowances.settle(transaction, call, cost)
             if idempotency_rows.state_of_call(transaction, scope, call.id) in ("unknown", "executing"):
                 withheld = storage.payloads.why_withheld(transaction, caller, bodies) if bodies else ""
-                idempotency.settle(transaction, scope, call.id, "done", storage.outcomes.seal(call.id, outcome))
+                idempotency.settle(
+                    transaction, scope, call.id, "done", storage.outcomes.seal(transaction, call.id, outcome)
+                )
                 storage.payloads.store(transaction, call, bodies, withheld, ahead, for_the_key)
                 transaction.append("late", call.id, records.with_budgets(body, booked.rows))
             elif booked.rows:

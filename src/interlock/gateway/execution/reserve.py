@@ -61,7 +61,7 @@ class Reservations:
         call, contract, request = granted, granted.tool.contract, granted.request
         assert request.caller is not None
         more = call.extend()
-        predicted = more.predicted = predict(contract.mutation.effects, granted.input)
+        predicted = more.predicted = more.foreseen or predict(contract.mutation.effects, granted.input)
         call.move("queued")
         if self._observer.audience:
             self._observer.emit("tool.invocation.queued", call)
@@ -77,8 +77,8 @@ class Reservations:
             self._instance.id, window_s * 1000,
         )  # fmt: skip
         intent = records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s)
-        # INVARIANT: a call whose outcome could not be sealed for its key does not begin.
-        self._storage.outcomes.check_key()
+        if not self._storage.outcomes.checks_quickly:
+            self._storage.outcomes.check_key()
         if self._unrecorded.waiting:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
             await asyncio.shield(self._unrecorded.write_all())
@@ -124,8 +124,9 @@ class Reservations:
             if not uses:
                 early = new_key(wanted, ticket_scope or wanted.scope, payloads.quotas(caller))
         unit = idempotency.reserve(
-            wanted, intent, self._instance.alive, ticket_scope=ticket_scope, early=early, uses=uses, check=check
-        )
+            wanted, intent, self._instance.alive, self._storage.outcomes.check_key,
+            ticket_scope=ticket_scope, early=early, uses=uses, check=check,
+        )  # fmt: skip
         try:
             return await self._journal.submit(unit, early)
         except asyncio.CancelledError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, cast
 
 import orjson
@@ -14,6 +14,8 @@ from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
+from interlock.privacy.redact import Redactor, SchemaRedactor
+from interlock.privacy.redact_schema import PLAIN
 from interlock.settings import Settings
 from interlock.store import ledger, payloads
 from interlock.store.port import Reader, Transaction
@@ -27,15 +29,34 @@ class PrivateValues:
     from it.
     """
 
-    def __init__(self, call: str, private: Callable[[str, Any], bool], random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        call: str,
+        redactor: Redactor,
+        schemas: Sequence[SchemaRedactor],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
         self._call = call
-        self._private = private
+        self._redactor = redactor
+        self._schemas = schemas
         self._random_bytes = random_bytes
+        # Whether the name of a resource is that of a secret.
+        self._secret: dict[str, bool] = {}
         self.to_seal: dict[str, bytes] = {}
 
     def shown(self, resource: str, value: Any) -> Any:
-        """Return a value as its record shows it."""
-        if value is None or not self._private(resource, value):
+        """Return a value as its record shows it. It is private by the name of its resource, a schema or its content."""
+        if value is None:
+            return value
+        private = self._secret.get(resource)
+        if private is None:
+            private = self._secret[resource] = self._redactor.names_secret(resource)
+        # Nothing is found in a number; only its name or its schema can tell that it is private.
+        if (
+            not private
+            and (value.__class__ in PLAIN or not self._redactor.value(value).paths)
+            and not any(schema.for_sinks(value).paths for schema in self._schemas)
+        ):
             return value
         ref = f"value:{self._call}.{len(self.to_seal)}"
         self.to_seal[ref] = plain = encode({"salt": self._random_bytes(16).hex(), "value": value})
@@ -59,7 +80,7 @@ class ChangeValues:
         """Store the private values of a call's changes for as long as the records that refer to them."""
         days = self._settings.retention_years_writes * 366
         for ref, plain in values.to_seal.items():
-            sealed = self._box.seal(plain, purpose=VALUE, about=ref)
+            sealed = self._box.seal(plain, purpose=VALUE, about=ref, within=transaction)
             insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(plain), days)
 
     def read(self, recorded: Any) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
+from interlock.store.port import Transaction
 from interlock.store.sealing import Box
 
 _OUTCOME = "outcome"
@@ -16,7 +19,12 @@ class OutcomeStore:
     def __init__(self, box: Box) -> None:
         self._box = box
         # Refuses (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted.
-        self.check_key = box.look
+        self.check_key: Callable[[], object] = box.look
+
+    @property
+    def checks_quickly(self) -> bool:
+        """Whether `check_key` may be called in a transaction, once for all its units."""
+        return self._box.in_hand
 
     def open(self, found: idempotency.Replay) -> Json:
         """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""
@@ -25,6 +33,6 @@ class OutcomeStore:
             return decode(sealed)
         return decode(self._box.open(sealed, purpose=_OUTCOME, about=found.call))
 
-    def seal(self, call: str, outcome: Json) -> bytes:
+    def seal(self, transaction: Transaction, call: str, outcome: Json) -> bytes:
         """Return the outcome of a call, encrypted for its key."""
-        return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call)
+        return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call, within=transaction)

@@ -47,7 +47,7 @@ class UndoStore:
     def store(self, transaction: Transaction, call: str, caller: Caller, undo: Json, hidden: list[str]) -> None:
         """Store what undoing a call needs. `hidden` are the private values that the undo must not show either."""
         ref = f"undo:{call}"
-        sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
+        sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref, within=transaction)
         insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(sealed), self._settings.undo_days)
 
     async def store_now(self, ran: Ran) -> None:

@@ -18,7 +18,6 @@ from interlock.data.schema import Json
 from interlock.gateway.persistence.change_values import PrivateValues
 from interlock.gateway.results.map_output import check_part, check_size
 from interlock.privacy.redact import Redactor, SchemaRedactor
-from interlock.privacy.redact_schema import PLAIN
 from interlock.privacy.scrub import holds
 
 if TYPE_CHECKING:
@@ -128,22 +127,11 @@ class Outputs:
         return {name: self.clean(call, one) if isinstance(one, str) else one for name, one in facts.items()}
 
     def private_values(self, call: Call, tool: Prepared) -> PrivateValues:
-        """Return a judge of values: private by the name of their resource, by either schema, or by their content."""
+        """Return what decides which values of a call's changes are private."""
         # A schema without private places says nothing about a value that is not found without it.
         both = (tool.redactor or self.redactor_of(tool), tool.input_redactor or self._redaction.input_redactor(call))
         schemas = [schema for schema in both if schema.guarded]
-        secret: dict[str, bool] = {}
-
-        def private(resource: str, value: Any) -> bool:
-            named = secret.get(resource)
-            if named is None:
-                named = secret[resource] = self._redactor.names_secret(resource)
-            # Nothing is found in a number; only its name or its schema can tell that it is private.
-            if named or (value.__class__ not in PLAIN and self._redactor.value(value).paths):
-                return True
-            return any(schema.for_sinks(value).paths for schema in schemas)
-
-        return PrivateValues(call.id, private, self._random_bytes)
+        return PrivateValues(call.id, self._redactor, schemas, self._random_bytes)
 
     def redactor_of(self, tool: Prepared) -> SchemaRedactor:
         """Return the redactor of a tool's results; compiled once for each version."""

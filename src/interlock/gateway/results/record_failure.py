@@ -103,7 +103,7 @@ class FailureWriter:
                 ended_before = not idempotency.is_open(transaction, call.more.scope, call.id)
                 if not ended_before:
                     done = settlement == "done"
-                    result = self._storage.outcomes.seal(call.id, stored(failure)) if done else None
+                    result = self._storage.outcomes.seal(transaction, call.id, stored(failure)) if done else None
                     idempotency.settle(transaction, call.more.scope, call.id, settlement, result)
                 elif call.recorded:
                     return _Written(ended_before=True)

@@ -122,7 +122,7 @@ class SuccessWriter:
             if session is not None:
                 storage.sessions.store(transaction, caller, request.session, session)
             if call.more.scope is not None:
-                sealed = storage.outcomes.seal(call.id, outcome)
+                sealed = storage.outcomes.seal(transaction, call.id, outcome)
                 idempotency.settle(transaction, call.more.scope, call.id, "done", sealed)
             elif call.more.noted:
                 reconcile.end(transaction, call.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from interlock.window.blocks import read_blocks
 from tests.cli.conftest import Cli
 
 
@@ -24,3 +25,17 @@ def test_the_command_line_writes_what_a_model_is_offered(cli: Cli) -> None:
     part = cli("tools", "schema", "demo.balance", "/properties/account")
     assert '"type": "string"' in part.out
     assert cli("tools", "schema", "demo.balance", "/nowhere").code == 1
+
+
+def test_a_result_is_printed_as_a_model_gets_it(cli: Cli) -> None:
+    shown = cli("call", "demo.balance", '{"account": "cash"}', "--tokens", "200")
+    assert shown.code == 0
+    (block,) = read_blocks(shown.out)
+    assert block.tool_id.startswith("demo.balance@")
+    told = cli.ask("call", "demo.balance", '{"account": "cash"}', "--tokens", "200")
+    assert told["level"] == 0
+    assert told["tokens"] <= 200
+    assert cli("calls", "part", "01JC", "--range", "x").code == 2
+    missing = cli("calls", "part", "01JC", "--at", "/a")
+    assert missing.code == 1
+    assert "E3702" in missing.err

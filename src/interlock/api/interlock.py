@@ -26,8 +26,9 @@ from interlock.core.errors import Failure
 from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 
 if TYPE_CHECKING:
+    from interlock.api.model_window import ModelWindow
     from interlock.api.search import Answer
-    from interlock.api.window import Windows
+    from interlock.api.window import WindowOptions, Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
     from interlock.call.checkpoints import Checkpoint
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from interlock.store.home import Home
     from interlock.trials import Trial
     from interlock.window.affordances import Affordances
+    from interlock.window.reading import Part
 
 __all__ = ["Admission", "Interlock"]
 
@@ -317,6 +319,10 @@ class Interlock(Parts):
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         return await self.records.payload(ref, by=caller or self.caller)
 
+    async def read_part(self, ref: str, part: Part, *, caller: Caller | None = None) -> Json:
+        """A part of a result that was kept instead of sent. Only for the caller that made the call."""
+        return await self.windows.read_part(await self.read_payload(ref, caller=caller), part)
+
     async def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, rebuilt from the journal's records of its changes."""
         return self.gateway.storage.changes.replay_session(caller or self.caller, session)
@@ -395,6 +401,10 @@ class Interlock(Parts):
         called most of late.
         """
         return await self.windows.affordances(caller or self.caller, budget, query=query, ranking=ranking)
+
+    async def window(self, size: int, *, caller: Caller | None = None, **options: Unpack[WindowOptions]) -> ModelWindow:
+        """The context window of a conversation, of so many tokens: results are put into it, and never more than fit."""
+        return await self.windows.open(self, size, caller or self.caller, **options)
 
     async def schema_part(self, tool: str, pointer: str = "", *, caller: Caller | None = None) -> Json:
         """The part of a tool's input schema that `affordances` left out under `x-detail`; without a pointer, all."""

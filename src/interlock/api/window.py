@@ -6,27 +6,32 @@ Only tools that the caller can see are counted, listed or loaded, by the same ch
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import orjson
 
 from interlock.api.tools import Tools
 from interlock.core.errors import Failure
-from interlock.core.threads import DEFINITIONS
+from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.canonical import encode
 from interlock.registry.source import function
 from interlock.store import calls
 from interlock.window import tokens
 from interlock.window.affordances import Affordances, Offer, compile_affordances, detail, offer, sizes
+from interlock.window.reading import Part, read_part, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from interlock.api.interlock import Interlock
+    from interlock.api.model_window import ModelWindow, Summariser
     from interlock.api.parts import Parts
     from interlock.call.context import Caller
     from interlock.data.schema import Json
     from interlock.registry.catalog import Version
     from interlock.store.port import Reader
+    from interlock.window.budget import Summarise
+    from interlock.window.levels import Criticality
     from interlock.window.tokens import Counter
 
 # How many tools are measured in one piece of work on a thread. One takes about 0.3 ms, once.
@@ -35,6 +40,22 @@ MOST_TOKENS: Final = 100_000_000
 # Tools whose schemas are considered for a window, and records in which it is looked up what a caller used.
 MOST_CANDIDATES: Final = 500
 _LOOKED_THROUGH: Final = 5000
+
+
+class WindowOptions(TypedDict, total=False):
+    """What is in a window from the start, in tokens, and how results are shown in it.
+
+    `reserve` is for the answer of the model, 2048 to 4096. `summarise` is a second model, which summarises a result;
+    `summarise_history` gets the tokens that the history should have, and returns how many it has then.
+    """
+
+    system: int
+    history: int
+    memory: int
+    reserve: int
+    criticality: Criticality | float
+    summarise: Summariser | None
+    summarise_history: Summarise | None
 
 
 class Windows:
@@ -118,6 +139,32 @@ class Windows:
         row = version.row
         return {"tool": row.address, "version": row.version, "at": pointer, "schema": schema, "tokens": size}
 
+    async def open(self, lock: Interlock, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
+        """The window of a conversation of a caller."""
+        from interlock.api.model_window import ModelWindow
+        from interlock.window.budget import LEAST_RESERVE, Window
+
+        window = Window(
+            size,
+            system=options.get("system", 0),
+            history=options.get("history", 0),
+            memory=options.get("memory", 0),
+            reserve=options.get("reserve", LEAST_RESERVE),
+            summarise_history=options.get("summarise_history"),
+        )
+        return ModelWindow(
+            lock,
+            window,
+            await self.counter(),
+            caller,
+            criticality=options.get("criticality", "normal"),
+            summarise=options.get("summarise"),
+        )
+
+    async def read_part(self, body: bytes, part: Part) -> Json:
+        """A part of a stored payload."""
+        return await WALKS.run(_read_part, body, part, await self.counter())
+
     async def offers(self, caller: Caller) -> list[Offer]:
         """The sizes of every tool the caller can see, in order of name."""
         visible = await self._tools.visible(caller)
@@ -130,6 +177,10 @@ class Windows:
         if len(self._measured) > 2 * len(known) + 1000:
             self._measured = known  # versions that were replaced are forgotten
         return list(known.values())
+
+
+def _read_part(body: bytes, part: Part, count: Counter) -> Json:
+    return read_part(value_of(body), part, count)
 
 
 def _most_called(caller: Caller, reader: Reader) -> dict[str, float]:

@@ -54,8 +54,11 @@ async def _call_at_server(
     wait_s: float | None,
     timeout_s: float | None,
     background: bool,
+    tokens: int | None,
     **given: Any,
 ) -> int:
+    if tokens is not None:
+        raise click.UsageError("--tokens works on a data directory itself; run it where the directory is")
     if background and wait_s is not None:
         raise click.UsageError("--background does not wait; follow the call: interlock calls follow ID")
     name, _, spec = tool.partition("@")
@@ -156,6 +159,9 @@ async def answer_from(server: Server, out: Output, result: Result) -> int:
 @click.option(
     "--background", is_flag=True, help="Let a server (--server) go on with the call, and print its id at once."
 )
+@click.option(
+    "--tokens", type=click.IntRange(1), metavar="N", help="Print it as a model gets it, within so many tokens."
+)
 @as_holder
 @over_home
 async def call(
@@ -166,6 +172,7 @@ async def call(
     arguments: Any,
     wait_s: float | None,
     background: bool,
+    tokens: int | None,
     token: str | None,
     **given: Any,
 ) -> int:
@@ -208,7 +215,20 @@ async def call(
         result = await lock.gateway.invoke(request)
     if result.pending and wait_s is not None:
         result = await _wait(lock, out, request, result, wait_s)
+    if tokens is not None and not result.pending:
+        return await _answer_block(lock, out, result, tokens)
     return await answer(lock, out, result)
+
+
+async def _answer_block(lock: Interlock, out: Output, result: Result, tokens: int) -> int:
+    """Print a result as a block of a model's context."""
+    from interlock.window.budget import LEAST_RESERVE
+
+    window = await lock.window(tokens + LEAST_RESERVE)
+    routed = await window.admit(result)
+    document = {"context": routed.context, "level": routed.level, "tokens": routed.tokens}
+    out.answer(document, lambda _: click.echo(routed.context or "", nl=False))
+    return 0 if result.ok and routed.context is not None else 1
 
 
 async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:

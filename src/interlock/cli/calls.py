@@ -21,6 +21,7 @@ from interlock.cli.command import (
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
+from interlock.cli.window import part_of_result
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -635,5 +636,6 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
 
 
 calls.add_command(payload)
+calls.add_command(part_of_result)
 calls.add_command(follow)
 calls.add_command(reconcile)

@@ -20,9 +20,9 @@ from itertools import groupby
 from typing import Any, Final, Literal, cast
 
 from interlock.contract.manifest import OWN_DESCRIPTION
-from interlock.core.errors import Failure
 from interlock.data.canonical import encode
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
+from interlock.window.reading import pointed
 from interlock.window.tokens import Counter
 
 LINE_TOKENS: Final = 8
@@ -173,24 +173,10 @@ def _is_nested(part: Json) -> bool:
 def detail(manifest: Json, pointer: str) -> Json:
     """The part of a tool's input schema at a JSON pointer, with the definitions it refers to; E3004 if it has none."""
     root = parameters_of(manifest)
-    node: Any = root
-    for step in _steps(pointer):
-        if isinstance(node, dict) and step in node:
-            node = cast("Json", node)[step]
-        elif isinstance(node, list) and step.isdecimal() and len(step) < 6 and int(step) < len(cast("Any", node)):
-            node = cast("list[Any]", node)[int(step)]
-        else:
-            words = "use a pointer that a schema names as x-detail, such as /properties/address"
-            raise Failure("E3004", f"the schema has nothing at `{pointer[:200]}`", resolution=words)
+    node = pointed(root, pointer)
     if not isinstance(node, dict):
         return {"const": node} if pointer else {}
     return {**cast("Json", node), **_definitions(root, cast("Json", node))}
-
-
-def _steps(pointer: str) -> list[str]:
-    if pointer and not pointer.startswith("/"):
-        raise Failure("E3004", "a pointer begins with /", resolution="write it like /properties/address")
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
 _REFERENCE = re.compile(rb'"\$ref":"#/(\$defs|definitions)/([^"/]+)')

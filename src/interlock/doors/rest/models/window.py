@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -62,3 +62,18 @@ class SchemaPart(Answer):
     at: str
     schema_: Json = Field(alias="schema")
     tokens: int
+
+
+class PartQuery(Query):
+    at: str = Field("", max_length=1000, description="a JSON pointer, such as /items/0; empty: all of it")
+    q: str = Field("", max_length=1000, description="a JMESPath expression, such as items[].name; after `at`")
+    start: int | None = Field(None, ge=-(2**40), le=2**40, description="the first item or character; after `q`")
+    stop: int | None = Field(None, ge=-(2**40), le=2**40, description="the one after the last")
+    tokens: int | None = Field(None, ge=1, le=100_000_000, description="cut to so many tokens; it stays JSON")
+
+
+class PayloadPart(Answer):
+    value: Any
+    of: str = Field(description="what the part was taken from, before the range and the cut")
+    tokens: int
+    truncated: bool

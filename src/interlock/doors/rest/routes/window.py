@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from interlock.doors.rest.models import window as models
 from interlock.doors.rest.operation import Ask, Id, json, says
+from interlock.window.reading import Part
 
 router = APIRouter(prefix="/v1")
 
@@ -30,3 +31,10 @@ async def fit_tools(ask: Ask, query: Annotated[models.AffordancesQuery, Query()]
 async def show_schema(tool_id: Id, ask: Ask, query: Annotated[models.SchemaQuery, Query()]) -> Response:
     """A part of a tool's input schema, by its JSON pointer: what `affordances` left out under `x-detail`."""
     return json(await ask.service.lock.schema_part(tool_id, query.at, caller=ask.caller))
+
+
+@router.get("/payloads/{ref}/part", tags=["calls"], **says(models.PayloadPart))
+async def read_part(ref: Id, ask: Ask, query: Annotated[models.PartQuery, Query()]) -> Response:
+    """A part of a result of yours that was too large to be sent: by JSON pointer, by JMESPath, by range."""
+    part = Part(at=query.at, query=query.q, start=query.start, stop=query.stop, tokens=query.tokens)
+    return json(await ask.service.lock.read_part(ref, part, caller=ask.caller))

@@ -1,0 +1,63 @@
+"""Tool results as blocks of a model's context, with delimiters that their content cannot write.
+
+    <tool_result tool_id="demo.balance" invocation_id="01JC…" timestamp="…" source="…" freshness="…" confidence="1.0">
+    1250
+    </tool_result>
+
+INVARIANT: a block contains exactly two `<`, those of its own delimiters. Every other one is escaped, in the content and
+in the attributes, as are characters that are invisible, change direction or control a terminal. So content can neither
+close its block nor open another, whatever it says; `read_blocks` gives back exactly what went in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final
+
+# Tabs and line ends stay in the content, and are escaped in attributes.
+_SPECIAL = re.compile(
+    "[<>&＜＞﹤﹥\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
+_IN_ATTRIBUTE = re.compile(f'{_SPECIAL.pattern[:-1]}"\t\n]')
+_NAMES: Final = {"<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;"}
+_VALUES: Final = {name: character for character, name in _NAMES.items()}
+_ESCAPE = re.compile(r"&(?:lt|gt|amp|quot);|&#x([0-9a-f]{1,6});")
+_BLOCK = re.compile(r"<tool_result((?: [a-z_]+=\"[^\"<]*\")*)>\n([^<]*)\n</tool_result>\n?")
+_ATTRIBUTE = re.compile(r" ([a-z_]+)=\"([^\"]*)\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tool result in a context: what it says, and where that comes from."""
+
+    tool_id: str
+    invocation_id: str
+    timestamp: str
+    source: str
+    freshness: str
+    confidence: str
+    content: str
+
+    def text(self) -> str:
+        attributes = "".join(
+            f' {one.name}="{_IN_ATTRIBUTE.sub(_escaped, getattr(self, one.name))}"' for one in fields(self)[:-1]
+        )
+        return f"<tool_result{attributes}>\n{_SPECIAL.sub(_escaped, self.content)}\n</tool_result>\n"
+
+
+def read_blocks(text: str) -> Iterator[Block]:
+    """The blocks in a text, with their content as it was."""
+    for found in _BLOCK.finditer(text):
+        attributes = {name: _ESCAPE.sub(_restored, value) for name, value in _ATTRIBUTE.findall(found[1])}
+        yield Block(**attributes, content=_ESCAPE.sub(_restored, found[2]))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _NAMES.get(found[0]) or f"&#x{ord(found[0]):x};"
+
+
+def _restored(found: re.Match[str]) -> str:
+    return _VALUES[found[0]] if found[1] is None else chr(int(found[1], 16))

@@ -18,10 +18,9 @@ from interlock.cli.command import (
     reading,
     refuse_token,
 )
-from interlock.cli.payloads import payload
+from interlock.cli.payloads import part_of_result, payload
 from interlock.cli.reconcile import reconcile
 from interlock.cli.viewer import AtRest, Remote, Viewer, with_names
-from interlock.cli.window import part_of_result
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock

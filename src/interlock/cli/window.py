@@ -1,8 +1,7 @@
-"""`interlock tools cost`, `affordances` and `schema`, `calls part`: tools and results in a model's context window."""
+"""`interlock tools cost`, `affordances` and `schema`: tools in the context window of a model."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -116,67 +115,4 @@ def _answer_schema(out: Output, document: Json) -> int:
     import json
 
     out.answer(document, lambda _: click.echo(json.dumps(document["schema"], indent=2, ensure_ascii=False)))
-    return 0
-
-
-Span = tuple[int | None, int | None]
-
-
-async def _part_at_server(server: Server, out: Output, /, name: str, span: Span, **given: Any) -> int:
-    from interlock.cli.remote import part
-
-    ref = part(_reference(name))
-    asked = {"at": given["at"], "q": given["query"], "start": span[0], "stop": span[1], "tokens": given["tokens"]}
-    return _answer_part(out, await server.get(f"/v1/payloads/{ref}/part", **asked))
-
-
-def _span(_: click.Context, __: click.Parameter, value: str | None) -> Span:
-    start, colon, stop = (value or ":").partition(":")
-    if not colon or not all(re.fullmatch(r"-?[0-9]{0,12}", one) and one != "-" for one in (start, stop)):
-        raise click.BadParameter("write it FROM:TO, such as 0:100, :20 or -5:")
-    return int(start) if start else None, int(stop) if stop else None
-
-
-@click.command("part")
-@at_server(_part_at_server)
-@click.argument("name", metavar="ID")
-@click.option("--at", default="", metavar="POINTER", help="A JSON pointer, such as /items/0.")
-@click.option("--query", default="", metavar="JMESPATH", help="An expression, such as items[].name.")
-@click.option("--range", "span", callback=_span, metavar="FROM:TO", help="Items of a list, or characters of a text.")
-@click.option("--tokens", type=click.IntRange(1), metavar="N", help="Cut it to so many tokens; it stays JSON.")
-@as_holder
-@over_home
-async def part_of_result(
-    lock: Interlock, out: Output, /, name: str, span: Span, token: str | None, **given: Any
-) -> int:
-    """A part of a result of yours that was too large to be shown.
-
-    ID is the call, or the reference that its result names. The options apply in the order in which they are listed.
-
-    \b
-    interlock calls part 01JCXK2M4Q8Z… --at /items --range 0:20
-    interlock calls part 01JCXK2M4Q8Z… --query 'items[?price > `10`].name' --tokens 500
-    """
-    from interlock.window.reading import Part
-
-    caller = await acting(lock, token)
-    part = Part(given["at"], given["query"], *span, given["tokens"])
-    return _answer_part(out, await lock.read_part(_reference(name), part, caller=caller))
-
-
-def _reference(name: str) -> str:
-    return name if name.startswith("payload:") else f"payload:{name}"
-
-
-def _answer_part(out: Output, document: Json) -> int:
-    import json
-
-    value = document["value"]
-    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
-
-    def show(page: Page) -> None:
-        for line in text.split("\n"):
-            page.line(line)
-
-    out.answer(document, show)
     return 0

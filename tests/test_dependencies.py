@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "explanation" / "dependencies.md"
 # Users bring these themselves: agent frameworks with their agents, pytest and pytest-asyncio with their own tests, and
-# an exact token counter.
-OPTIONAL = {"langchain-core", "pydantic-ai-slim", "pytest", "pytest-asyncio", "rs-bpe"}
+# an exact token counter or an encoder of another model.
+OPTIONAL = {"langchain-core", "onnxruntime", "pydantic-ai-slim", "pytest", "pytest-asyncio", "rs-bpe"}
 # Several distributions share these names; these are the ones that are needed.
 SHARED = {
     "google": {"protobuf"},

@@ -60,7 +60,6 @@ def test_the_index_of_real_tools_takes_at_most_ten_tokens_a_tool_and_a_hundred_s
 
 
 def test_an_exact_counter_agrees_with_the_estimate_within_its_margin() -> None:
-    pytest.importorskip("rs_bpe")
     for name in get_args(tokens.Exact):
         exact = tokens.exact(name)
         assert exact("") == 0

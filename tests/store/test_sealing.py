@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import keyring
 import keyring.backend
@@ -22,7 +23,13 @@ from interlock.store.home import Home
 from interlock.store.sealing import LASTING, Box, key_id_of, seal_again
 from tests.support import forked
 
-LOCAL = {"purpose": "test", "about": "here"}
+
+class _Said(TypedDict):
+    purpose: str
+    about: str
+
+
+LOCAL: _Said = {"purpose": "test", "about": "here"}
 
 
 class MemoryKeyring(keyring.backend.KeyringBackend):

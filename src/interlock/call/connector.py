@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -209,7 +209,7 @@ class Connector(Protocol):
     E3602 before it sends anything, and the method is called again with them.
     """
 
-    async def call(self, call: RemoteCall) -> Any: ...
+    def call(self, call: RemoteCall) -> Coroutine[Any, Any, Any]: ...
 
     def mapping(self, native: Json, reported: Json) -> Json | None:
         """The upstream's ids for a request, as an external mapping of the standard; None if it has none.

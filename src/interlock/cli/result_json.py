@@ -30,10 +30,11 @@ def result_json(result: Result) -> Json:
     document = {name: value for name, value in whole.items() if name not in _DERIVED}
     # The first item is the value or the error as text, unless the value is stored: then it is the reference to it.
     document["content"] = [one for one in whole["content"][:1] if one["type"] != "text"] + whole["content"][1:]
-    if whole["error"] is not None:
+    error: Json | None = whole["error"]
+    if error is not None:
         del document["summary"]  # the tool, the status and the message of the error
-    if result.pending:
-        document["error"] = {name: value for name, value in whole["error"].items() if name != "details"}
+        if result.pending:
+            document["error"] = {name: value for name, value in error.items() if name != "details"}
     views: Json = result.metadata.get("views") or {}
     if own := {name: text for name, text in views.items() if name != "summary"}:
         document["views"] = own

@@ -16,7 +16,7 @@ LONGEST: Final = 1000
 MOST_STEPS: Final = 1_000_000
 # Characters of text that count as one step.
 _CHARACTERS: Final = 16
-_visitor: Any = visitor
+_Interpreter: Any = cast("Any", visitor).TreeInterpreter
 _COSTLY: Final = frozenset({"flatten", "projection", "filter_projection", "value_projection", "slice"})
 
 
@@ -42,19 +42,19 @@ def search(expression: str, value: Any) -> Any:
 _HELP: Final = "see jmespath.org; for example: items[?price > `10`].name"
 
 
-class _Bounded(_visitor.TreeInterpreter):
+class _Bounded(_Interpreter):
     """An interpreter that stops after so many steps."""
 
     def __init__(self) -> None:
-        cast("Any", super()).__init__()
+        _Interpreter.__init__(self)
         self._left = MOST_STEPS
 
     def visit(self, node: Any, *args: Any, **named: Any) -> Any:
         self._spend(1)
-        made: Any = cast("Any", super()).visit(node, *args, **named)
+        made: Any = _Interpreter.visit(self, node, *args, **named)
         if node["type"] in _COSTLY and isinstance(made, list):
             self._spend(len(cast("list[Any]", made)))
-        return cast("Any", made)
+        return made
 
     def visit_function_expression(self, node: Any, value: Any) -> Any:
         given = [self.visit(child, value) for child in node["children"]]
@@ -65,7 +65,7 @@ class _Bounded(_visitor.TreeInterpreter):
         sides = [self.visit(child, value) for child in node["children"]]
         self.charge(sides)
         compared = {"value": node["value"], "children": [{"type": "literal", "value": one} for one in sides]}
-        return cast("Any", super()).visit_comparator(compared, value)
+        return _Interpreter.visit_comparator(self, compared, value)
 
     def charge(self, value: Any) -> None:
         """Count every value inside a value, as often as it occurs."""

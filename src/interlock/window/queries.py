@@ -52,8 +52,9 @@ class _Bounded(_Interpreter):
     def visit(self, node: Any, *args: Any, **named: Any) -> Any:
         self._spend(1)
         made: Any = _Interpreter.visit(self, node, *args, **named)
-        if node["type"] in _COSTLY and isinstance(made, list):
-            self._spend(len(cast("list[Any]", made)))
+        costly: object = made if node["type"] in _COSTLY else None
+        if isinstance(costly, list):
+            self._spend(len(cast("list[Any]", costly)))
         return made
 
     def visit_function_expression(self, node: Any, value: Any) -> Any:

@@ -72,7 +72,7 @@ from interlock import tool
 {imports}
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="pinned", sandbox=True, timeout_s=20)
-def say_{name}() -> str:
+def {name}() -> str:
     "Say what the helper says."
     {lazily}
     return word()
@@ -96,7 +96,7 @@ _PLACES = {
          "lazy_helper.py": "def word(): return 'as admitted'"},
         "lazy_tool.py", "lazy_helper.py",
     ),
-    "kin": (  # a package, by relative names
+    "kin": (  # a package, by relative names; the tool has its name
         {"kin/__init__.py": "", "kin/tools.py": _tool("kin", imports="from .deep import word"),
          "kin/deep/__init__.py": "from ..words import word", "kin/words.py": "def word(): return 'as admitted'"},
         "kin.tools", "kin/words.py",
@@ -121,11 +121,11 @@ async def _add(lock: Interlock, place: Path, target: str) -> None:
 
 
 async def _says(lock: Interlock, name: str) -> None:
-    assert (await lock.call(f"pinned.say_{name}")).unwrap() == "as admitted"
+    assert (await lock.call(f"pinned.{name}")).unwrap() == "as admitted"
 
 
 async def _has_changed(lock: Interlock, name: str) -> None:
-    error = (await lock.call(f"pinned.say_{name}")).error
+    error = (await lock.call(f"pinned.{name}")).error
     assert error is not None, name
     assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True), name
 
@@ -152,7 +152,7 @@ async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Pa
 
 
 _MANIFEST: Json = {
-    "tool_id": "say_listed", "namespace": "pinned", "version": "1.0.0", "name": "Say", "provider": "local",
+    "tool_id": "listed", "namespace": "pinned", "version": "1.0.0", "name": "Say", "provider": "local",
     "description": "Say what the helper says.", "protocol": "native", "mutation_class": "read_only",
     "parameters": {"type": "object", "properties": {}}, "result_schema": {"type": "string"},
     "required_permissions": [], "idempotency": {}, "observability": {}, "timeout_class": "long_running",
@@ -193,7 +193,7 @@ async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place
             for which in now:
                 await _has_changed(lock, which)
         broken = {one.what for one in check_tools(Home(home)) if one.status == "broken"}
-        assert broken == {f"pinned.say_{which}@1.0.0 cannot be called: it has changed" for which in now}
+        assert broken == {f"pinned.{which}@1.0.0 cannot be called: it has changed" for which in now}
         assert not ran.exists(), now
         for which, name in now.items():
             (place / name).write_text(_LOADED[which][0][name])
@@ -213,10 +213,10 @@ async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(ho
         word = importlib.import_module("closed.wor" + "ds").word
     except ModuleNotFoundError as error:
         return str(error)"""
-    (place / "closed/tools.py").write_text(_tool("it", lazily=lazily))
+    (place / "closed/tools.py").write_text(_tool("closed", lazily=lazily))
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, *load("closed.tools")[1])
-        assert (await lock.call("pinned.say_it")).unwrap() == "`closed` did not come with this tool"
+        assert (await lock.call("pinned.closed")).unwrap() == "`closed` did not come with this tool"
 
 
 @pytest.mark.parametrize("comment", ["# A word.\n{}", "{}\n# A word.\n", "{}  # A word."])

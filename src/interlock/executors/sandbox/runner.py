@@ -40,6 +40,7 @@ class Control(Protocol):
 
 FILES, SECRETS = "/tmp/out", "/tmp/.secrets"  # noqa: S108 - inside, private to the call
 _MESSAGE_LENGTH = 2000
+_LOADED = "interlock_tools."
 _OUT_OF_MEMORY = b'{"ok":false,"error":{"type":"MemoryError","message":"out of memory"}}'
 
 
@@ -156,7 +157,8 @@ def _program(request: Json) -> Json:
 
 
 def _python(request: Json, emit: Emit, ask: Ask) -> Json:
-    name = os.path.basename(request["filename"]).removesuffix(".py")
+    # Below a name of its own: a tool may have the name of its package, or of a module that it imports.
+    name = _LOADED + os.path.basename(request["filename"]).removesuffix(".py")
     sys.meta_path.insert(0, _Imports(name, request["imports"], request["modules"], request["package"]))
     module = types.ModuleType(name)
     module.__package__ = request["package"]
@@ -199,7 +201,7 @@ def warm() -> None:
     request = json.loads(json.dumps(document))
     answer = _python(request, lambda _kind, _body: None, lambda _kind, _body: {})
     frames.head(frames.frame(frames.RESULT, json.dumps(answer).encode())[: frames.HEAD_SIZE])
-    del sys.modules["warm"]
+    del sys.modules[f"{_LOADED}warm"]
     sys.meta_path.pop(0)
     sys.stdout.flush()
 

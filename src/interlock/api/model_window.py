@@ -177,7 +177,7 @@ class ModelWindow:
         """The summary of a second model, if there is one and the result is worth it; None also where it fails."""
         if self._summarise is None:
             return None
-        text = plain(value)
+        text = await WALKS.run(plain, value)
         if await WALKS.run(self._count, text) <= SUMMARISED_ABOVE:
             return None
         try:

@@ -32,6 +32,7 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.rest.routes import ROUTERS
 from interlock.doors.server import Listening, serving
+from interlock.window.reading import Part
 from tests import sample
 from tests.conftest import TOOLS
 from tests.support.calls import admit, until
@@ -209,7 +210,9 @@ ABOUT_CALLS: dict[str, Ask] = {
 # Operations about what a call keeps.
 ABOUT_KEPT: dict[str, Ask] = {
     "GET /v1/payloads/{ref}": _rest("GET", "/v1/payloads/{ref}"),
+    "GET /v1/payloads/{ref}/part": _rest("GET", "/v1/payloads/{ref}/part"),
     "resources/read": _mcp_resource,
+    "library read_part": _library(lambda lock, target, by: lock.read_part(target.ref, Part(), caller=by)),
     "library read_payload": _library(lambda lock, target, by: lock.read_payload(target.ref, caller=by)),
 }
 # Operations about one ticket.
@@ -235,7 +238,9 @@ OTHERS = {
     "GET /v1/upstreams/{name}", "POST /v1/upstreams/{name}/probe", "DELETE /v1/upstreams/{name}",
     "POST /v1/upstreams/{name}/refresh", "POST /v1/upstreams/{name}/accept", "GET /health", "GET /ready",
     "GET /v1/events", "GET /v1/calls/{invocation_id}/inputs",
-    "tools.list", "tools.describe", "tools.negotiate", "tools.invoke", "approvals.approve", "approvals.deny",
+    "GET /v1/tools/cost", "GET /v1/tools/affordances", "GET /v1/tools/{tool_id}/schema",
+    "tools.list", "tools.search", "tools.describe", "tools.negotiate", "tools.invoke", "approvals.approve",
+    "approvals.deny",
     "Discover", "Describe", "Invoke", "Run",
 }  # fmt: skip
 

@@ -316,7 +316,7 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         told = b"".join(one.encoded for one in (await listing.page(lock.caller, None))[0])
         assert b"new_49" in told
         assert b"old_" not in told
-        assert await tools.search("old_7", lock.caller) == []
+        assert not [one for one in await tools.search("old_7", lock.caller) if "old_" in one.version.row.address]
         gone = (await lock.call("far.old_7")).error
         assert gone is not None
         assert (gone.code, gone.message) == ("E3102", "no version of `far.old_7` is in use any more: 1.0.0 is sunset")

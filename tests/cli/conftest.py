@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,15 +85,23 @@ def fresh(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture(scope="session")
-def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the demo tools were admitted once, to be copied."""
-    cli = Cli(tmp_path_factory.mktemp("admitted"))
-    assert cli("tools", "add", "interlock.demo_tools").code == 0
-    return cli.home
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Cli]:
+    """Make a home with the demo tools in a directory, as a copy of one in which they were admitted once.
+
+    Tests get copies only: a call in the original would be on record in the home of every later test.
+    """
+    original = Cli(tmp_path_factory.mktemp("admitted"))
+    assert original("tools", "add", "interlock.demo_tools").code == 0
+
+    def copy(directory: Path) -> Cli:
+        cli = Cli(directory)
+        shutil.copytree(original.home, cli.home)
+        return cli
+
+    return copy
 
 
 @pytest.fixture
-def cli(tmp_path: Path, admitted: Path) -> Cli:
+def cli(tmp_path: Path, copied: Callable[[Path], Cli]) -> Cli:
     """A home with the demo tools in it."""
-    shutil.copytree(admitted, tmp_path / "home")
-    return Cli(tmp_path)
+    return copied(tmp_path)

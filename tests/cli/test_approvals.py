@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,9 +73,9 @@ class Cast:
 
 
 @pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> Cast:
+def cast(tmp_path_factory: pytest.TempPathFactory, copied: Callable[[Path], Cli]) -> Cast:
     directory = tmp_path_factory.mktemp("cast")
-    shutil.copytree(admitted, directory / "home")
+    copied(directory)
     (directory / "quick_tools.py").write_text(TOOLS)
 
     async def make() -> Cast:

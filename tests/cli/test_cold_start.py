@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -120,25 +119,24 @@ def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -
 
 
 @pytest.mark.parametrize("words", ["tools show demo.post", "tools diff demo.post 1.2.0 1.2.0"])
-def test_contracts_are_shown_without_the_gateway(admitted: Path, words: str) -> None:
-    _, others, own = loaded(admitted, *words.split())
+def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
+    _, others, own = loaded(cli.home, *words.split())
     assert not others & SELDOM
     assert not own & GATEWAY
 
 
-def test_a_call_loads_neither_endpoints_nor_what_admits_tools(admitted: Path) -> None:
-    _, others, own = loaded(admitted, "call", "demo.balance", '{"account": "cash"}')
+def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
+    _, others, own = loaded(cli.home, "call", "demo.balance", '{"account": "cash"}')
     assert not others & SELDOM
     assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
 
 
-def test_a_forged_signature_is_refused_by_commands_that_only_read(tmp_path: Path, admitted: Path) -> None:
-    shutil.copytree(admitted, tmp_path / "home")
-    kept = tmp_path / "home" / "keys" / "journal.head"
+def test_a_forged_signature_is_refused_by_commands_that_only_read(cli: Cli) -> None:
+    kept = cli.home / "keys" / "journal.head"
     head = json.loads(kept.read_bytes())
     head["signature"] = "00" * 64
     kept.write_text(json.dumps(head))
-    ended = Cli(tmp_path)("tools", "list")
+    ended = cli("tools", "list")
     assert ended.code == 1
     assert "the signature of keys/journal.head does not verify" in ended.err
 

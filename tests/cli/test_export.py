@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,10 +234,8 @@ def test_what_retention_removed_is_stood_for_in_an_export(cli: Cli) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> bytes:
-    cli = Cli(tmp_path_factory.mktemp("export"))
-    shutil.copytree(admitted, cli.home)
-    return b"".join(exported(cli))
+def whole(tmp_path_factory: pytest.TempPathFactory, copied: Callable[[Path], Cli]) -> bytes:
+    return b"".join(exported(copied(tmp_path_factory.mktemp("export"))))
 
 
 @given(data=st.data())

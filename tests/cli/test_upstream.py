@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -215,10 +216,13 @@ def test_a_server_that_changed_unannounced_is_never_asked_and_the_first_refusal_
     assert ran.exists()
 
 
-def test_interlock_behind_interlock_loses_no_tool(fresh: Cli, admitted: Path) -> None:
-    offered = Cli(admitted.parent).ask("tools", "list")["tools"]
+def test_interlock_behind_interlock_loses_no_tool(
+    fresh: Cli, copied: Callable[[Path], Cli], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    behind = copied(tmp_path_factory.mktemp("behind"))
+    offered = behind.ask("tools", "list")["tools"]
     serving = (*INTERLOCK, "serve", "--stdio")
-    inner = fresh("upstream", "add", "mcp", "inner", "--env", f"INTERLOCK_HOME={admitted}", "--json", "--", *serving)
+    inner = fresh("upstream", "add", "mcp", "inner", "--env", f"INTERLOCK_HOME={behind.home}", "--json", "--", *serving)
     tools = inner.json["tools"]
     served = {one["name"]: (one["state"], one["reason"]) for one in tools if one["name"].startswith("demo")}
     assert len(served) == len(offered)

@@ -585,7 +585,9 @@ def test_a_reviewer_decides_with_a_key_about_the_ticket_it_was_offered_for(desk:
     tickets = [agent.ask(*MAIL[:-1], key)["pending"]["ticketId"] for key in ("m-1", "m-2", "m-3")]
     ours, theirs = pty.openpty()
     terminal = Terminal(ours)
-    with running(desk, "approvals", "watch", stdin=theirs, stdout=theirs, stderr=theirs) as watcher:
+    # On a narrow terminal the sentences waited for would be wrapped.
+    wide = replace(desk, extra={**desk.extra, "COLUMNS": "200"})
+    with running(wide, "approvals", "watch", stdin=theirs, stdout=theirs, stderr=theirs) as watcher:
         os.close(theirs)
         terminal.until("[a]pprove")
         terminal.press("p")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from mcp.server import Server
 
 from interlock.data.schema import Json
 from interlock.doors.mcp import calling
-from tests.doors.test_mcp import DOOR, World, serving, text
+from tests.doors.test_mcp import DOOR, PATIENCE_S, World, serving, text
 from tests.doors.test_mcp import world as world
 
 CATALOGS = Path(__file__).parents[1] / "upstreams" / "data" / "catalogs"
@@ -150,8 +151,10 @@ async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(worl
             assert (waits.is_error, "interlock" in cast("Json", waits.structured_content)) == (False, True)
             forbids = "forbid(principal, action, resource) unless { context.approved };"
             world.lock.home.policy.write_text(f"permit(principal, action, resource); {forbids}")
-            asked = await client.call_tool("diary-writeDay", {})
-            assert (asked.is_error, "waits for a person" in text(asked)) == (True, True)
+            async with asyncio.timeout(PATIENCE_S):
+                while not (asked := await client.call_tool("diary-writeDay", {})).is_error:
+                    pass  # the file is looked at every so often
+            assert "waits for a person" in text(asked)
 
 
 async def test_an_upstream_is_removed_and_added_again_with_another_overlay(world: World) -> None:

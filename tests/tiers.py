@@ -20,6 +20,7 @@ TIER_OF: dict[str, Tier] = {
     "authority": "unit",
     "resilience": "unit",
     "search": "contract",
+    "surfaces": "contract",
     "test_tiers.py": "unit",
     "test_changed.py": "unit",
     "test_house.py": "unit",

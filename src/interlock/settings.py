@@ -76,6 +76,15 @@ def _expression(value: str) -> str:
     return value
 
 
+class Pinned(pydantic.BaseModel):
+    """Tools that are listed to every caller, or to those of some groups."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
+    groups: frozenset[str] = frozenset()
+
+
 class RedactionPattern(pydantic.BaseModel):
     """A pattern of the operator's. Its matches are replaced by the marker; without one, by [NAME_REDACTED]."""
 
@@ -330,6 +339,21 @@ class Settings(pydantic.BaseModel):
     )
     search_encoder_secret: str = pydantic.Field(
         "", max_length=200, description="the name of the stored credential that such a service receives as its bearer"
+    )
+
+    surface: Literal["auto", "all", "search"] = pydantic.Field(
+        "auto",
+        description="what MCP clients list. all: every tool that the caller may use. search: search_tools, load_tools,"
+        " pinned and loaded tools. auto: all, as long as there are no more than surface_most",
+    )
+    surface_most: int = pydantic.Field(100, ge=1, le=10_000, description="see surface")
+    surface_pinned: tuple[Pinned, ...] = pydantic.Field(
+        (), description="tools that are always listed: tools, by name, and groups, for callers of these groups alone"
+    )
+    surface_unloaded: Literal["refuse", "load"] = pydantic.Field(
+        "refuse",
+        description="what becomes of a call of a tool whose schema was not loaded. refuse: E3107. load: it is loaded,"
+        " and the call is made",
     )
 
     budgets: tuple[Budget, ...] = pydantic.Field((), description="limits on the total cost of calls; see limits")

@@ -29,6 +29,7 @@ from interlock.api.listing import Listing
 from interlock.api.policy import Policy
 from interlock.api.providers import Providers
 from interlock.api.registration import Registration
+from interlock.api.surfaces import Surfaces
 from interlock.api.tokens import Tokens
 from interlock.api.tools import Page
 from interlock.api.upstreams import Upstreams
@@ -49,6 +50,7 @@ class Service:
         self.calls = Calls(lock)
         self.listing = Listing(lock)
         self.tools = lock.tools
+        self.surfaces = Surfaces(lock, self.tools)
         self.providers = Providers(lock, self.tools, self.calls)
         self.registration = Registration(lock, lock.admissions)
         self.approvals = Approvals(lock)

@@ -75,9 +75,10 @@ class Tools:
 
         Tools of which the caller expects something that they do not offer are left out.
         """
-        return list(await self._seen(caller, expected))
+        return list(await self.seen(caller, expected))
 
-    async def _seen(self, caller: Caller, expected: Expected | None, after: str = "") -> Iterator[Version]:
+    async def seen(self, caller: Caller, expected: Expected | None = None, after: str = "") -> Iterator[Version]:
+        """The same, one after the other; from behind a name on."""
         kept_out = self._parts.gateway.quarantine.holds
         address = self._parts.catalog.address
         wanted = {await address(name): schema for name, schema in _checked(expected or {}).items()}
@@ -99,7 +100,7 @@ class Tools:
         """A page of them. The cursor is the last name of the page before. No tools are looked at but those of it."""
         if cursor and _ADDRESS.fullmatch(cursor) is None:
             raise Failure("E3004", "the cursor is not one that a page ended with")
-        found = list(islice(await self._seen(caller, expected, cursor or ""), limit + 1))
+        found = list(islice(await self.seen(caller, expected, cursor or ""), limit + 1))
         shown = found[:limit]
         return Page(shown, shown[-1].row.address if len(found) > limit else None)
 

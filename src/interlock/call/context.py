@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from interlock.call.capability import Capability
 from interlock.call.cost import FREE, reported
@@ -23,6 +23,18 @@ from interlock.core.errors import Failure
 CallerKind = Literal["human", "agent", "service"]
 
 
+class Surface(Protocol):
+    """The tools that a model has in its context."""
+
+    def has(self, address: str) -> bool:
+        """Whether a tool is in it."""
+        ...
+
+    def offers(self, address: str) -> bool:
+        """Whether a tool may be called; it may be in it from then on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Caller:
     """The authority under which a call is made, and the agent through which it is made.
@@ -31,7 +43,8 @@ class Caller:
     trust and groups are the operator's statements about that identity, never the caller's own. `passed_on` tells that
     one agent or service delegated its authority to another. `drafts` is the key of a developer's session
     (`registry.drafts`): with it, and with the tools that it calls, the session finds its drafts. It exists in one
-    process only; nothing that comes from outside, or from the store, can hold it.
+    process only; nothing that comes from outside, or from the store, can hold it. `surface` holds back the tools whose
+    schemas the caller has not loaded; None where they see the whole catalog.
     """
 
     id: str
@@ -44,6 +57,7 @@ class Caller:
     capability: Capability | None = None
     passed_on: bool = False
     drafts: object = None
+    surface: Surface | None = field(default=None, compare=False)
 
     @property
     def acting(self) -> str:

@@ -119,6 +119,8 @@ class FastPath:
             tool = tool or self._catalog.at_hand(request.tool, request.version, caller.capability)
             if tool is None or not tool.fast_path or tool.input_redactor is None or tool.input_redactor.guarded:
                 return None
+            if caller.surface is not None and not caller.surface.offers(tool.contract.address):
+                return None
             taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:
                 if size_of(given, SMALL_INPUT) > SMALL_INPUT or not tool.fits_input(given):

@@ -139,6 +139,9 @@ class Requests:
         """Set the tool of a call and its deadline."""
         request = call.request
         call.tool = tool
+        surface = None if request.caller is None else request.caller.surface
+        if surface is not None and request.operation != "compensate" and not surface.offers(tool.contract.address):
+            raise _not_loaded(tool.contract.address)
         if request.identity is not None and request.key is None and tool.key_from == "request":
             call.request = request = replace(request, key=request.identity)
         self._quarantine.check(tool.digest, tool.ref, call.started)
@@ -207,3 +210,8 @@ def _refuse_unwritable(names: Sequence[str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None
+
+
+def _not_loaded(address: str) -> Failure:
+    words = f"call load_tools with `{address}`, then call it with the arguments that its schema lists"
+    return Failure("E3107", f"the schema of {address} was not loaded", resolution=words, details={"tool": address})

@@ -15,6 +15,7 @@ REGISTRY = "registry_epoch"
 IDENTITIES = "identity_epoch"
 SERVICES = "service_epoch"
 UPSTREAMS = "upstream_epoch"
+SURFACES = "surface_epoch"
 
 
 class Epochs(NamedTuple):
@@ -26,12 +27,14 @@ class Epochs(NamedTuple):
     identities: str | None
     services: str | None
     upstreams: str | None
+    surfaces: str | None
 
 
 _READ = (
     "SELECT (SELECT max(seq) FROM revocation), (SELECT max(epoch) FROM quarantine),"
     " (SELECT value FROM fact WHERE name = 'registry_epoch'), (SELECT value FROM fact WHERE name = 'identity_epoch'),"
-    " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch')"
+    " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch'),"
+    " (SELECT value FROM fact WHERE name = 'surface_epoch')"
 )
 
 

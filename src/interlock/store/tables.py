@@ -238,6 +238,15 @@ standing = sa.Table(
     sa.Index("standing_tool", "tool"),
 )
 
+# The tools that the holder of a surface, a token or a local caller, has loaded.
+surface_tool = sa.Table(
+    "surface_tool",
+    metadata,
+    sa.Column("holder", sa.Text, primary_key=True),
+    sa.Column("address", sa.Text, primary_key=True),
+    sa.Column("loaded_ms", sa.Integer, nullable=False),
+)
+
 # Who must be told of a ticket, by which channel, and whether they were. The message is made of the ticket when it is
 # sent; `body` is that of a row of an older version.
 notification = sa.Table(

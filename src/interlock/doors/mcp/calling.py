@@ -32,6 +32,7 @@ from interlock.core.record import step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.surface_tools import SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -135,9 +136,17 @@ class Calling:
         self._service = service
         self._names = names
         self._listing = listing
+        self._surface_tools = SurfaceTools(service.surfaces, names, lambda version: listing.described(version).document)
         self._running: set[asyncio.Task[Result]] = set()
         # Called when the endpoint is closed, before calls are waited for.
         self.before_close: list[Callable[[], None]] = []
+
+    async def on_surface(self, name: str, arguments: Json, caller: Caller) -> Json | None:
+        """The answer to a call of `search_tools` or `load_tools`; None to a call of any other tool."""
+        try:
+            return await self._surface_tools.call(name, arguments, caller)
+        except Failure as failure:
+            return failed(failure, no_trace(), {})
 
     async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
         """Make a call that its client may give up on: cancelling this cancels the call, on record.
@@ -258,7 +267,7 @@ class Calling:
             asked = questions(wanted.answers, result.error)
             if asked is not None:
                 return {**asked, "_meta": _about(result)}
-            return _failed(result.error, result.trace_id, _about(result))
+            return failed(result.error, result.trace_id, _about(result))
         form = await self._form(wanted, result)
         if result.source == "preview":
             return _checked(_described(result.text(), "preview", result.value, _about(result)), form)
@@ -325,10 +334,10 @@ def not_made(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> J
     trace_id = trace_id or (no_trace() if wanted.trace is None else wanted.trace[3:35])
     if failure.code == "E3101":
         raise Fault(INVALID_PARAMS, f"Unknown tool: {wanted.name}", failure.envelope(trace_id))
-    return _failed(failure, trace_id, {})
+    return failed(failure, trace_id, {})
 
 
-def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
+def failed(failure: Failure, trace_id: str, about: Json) -> Json:
     said: Any = (failure.details or {}).get("content")
     return {
         "content": cast("list[Json]", said) if _is_content(said) else [_text(_words(failure))],

@@ -110,6 +110,11 @@ class Handlers:
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Json:
         caller = await self._caller(ctx)
+        if caller.surface is not None:
+            found = await self._calling.on_surface(params.name, params.arguments or {}, caller)
+            if found is not None:
+                await self.changes.loaded(ctx)
+                return found
         sent = meta(ctx)
         said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
         trace = joined(said.get("traceparent"), said.get("tracestate"))
@@ -205,7 +210,7 @@ class Handlers:
             return cast("Caller", ctx.request.scope[CALLER])
         assert self.stdio_caller is not None
         try:
-            return await self.stdio_caller()
+            return await self._service.surfaces.attach(await self.stdio_caller())
         except Failure as failure:
             raise MCPError(failure.row.jsonrpc, failure.message, failure.envelope(no_trace())) from None
 

@@ -28,6 +28,7 @@ from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import UI, Names, served_uri
+from interlock.doors.mcp.surface_tools import DOCUMENTS
 from interlock.registry.catalog import Version
 
 PAGE = 250
@@ -77,6 +78,9 @@ class Form:
     writes: bool = False
 
 
+_SURFACE = [Described(one, orjson.dumps(one), Form(False, False, False, False, True)) for one in DOCUMENTS.values()]
+
+
 class Listing:
     """Descriptions of what a caller may use."""
 
@@ -90,7 +94,13 @@ class Listing:
     async def page(
         self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None
     ) -> tuple[Sequence[Described], str | None]:
-        """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them."""
+        """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
+
+        Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
+        """
+        if caller.surface is not None and cursor is None and expected is None:
+            listed = await self._service.surfaces.listed(caller)
+            return [*_SURFACE, *map(self.described, listed)], None
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
         page = await self._service.tools.page(caller, cursor, PAGE, wanted)
         return [self.described(version) for version in page.versions], page.cursor

@@ -76,6 +76,11 @@ class Changes:
         for kind in _LISTS:
             await self._notify_all(kind)
 
+    async def loaded(self, ctx: Context) -> None:
+        """Tell the session whose caller has loaded tools. A client of the modern era has the tools in its answer."""
+        if ctx.session in self._sessions:
+            await self._sent(ServerSession.send_tool_list_changed(ctx.session))
+
     def _list_changed(self, kind: str) -> None:
         """Tell clients of a list that an upstream changed. Tools change when the registry does, which tells itself."""
         if kind != "tools" and kind not in self._untold:

@@ -141,8 +141,9 @@ def narrowed(granted: Granted) -> Caller:
         reach = token_checks.reach_of(granted.tool.contract, granted.input)
         capability = replace(capability, within=reach)
     scopes = caller.scopes.intersection(granted.tool.required_scopes)
-    if capability is not caller.capability:
-        return replace(caller, scopes=scopes, capability=capability)
+    # A surface is what a model has in its context; the calls of a tool are its author's.
+    if capability is not caller.capability or caller.surface is not None:
+        return replace(caller, scopes=scopes, capability=capability, surface=None)
     return caller if scopes == caller.scopes else _with_scopes(caller, scopes)
 
 

@@ -1,0 +1,143 @@
+"""`search_tools` and `load_tools`: how a model gets at the tools of a catalog that is too large to list.
+
+They are part of the list of tools, not of the catalog: they read the registry for their caller, as `tools/list` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import orjson
+
+from interlock.api.surfaces import MOST_AT_ONCE, MOST_PER_QUERY, MOST_QUERIES, Surfaces
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.doors.mcp.names import Names
+from interlock.registry.catalog import Version
+
+SEARCH: Final = "search_tools"
+LOAD: Final = "load_tools"
+_DEFAULT_LIMIT: Final = 5
+_LONGEST_QUERY: Final = 1000
+_LONGEST_LINE: Final = 160
+
+_READS = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
+DOCUMENTS: Mapping[str, Json] = {
+    SEARCH: {
+        "name": SEARCH,
+        "title": "Search tools",
+        "description": (
+            "Find tools by what they do. More tools exist than are listed here. Search before you decide that something"
+            " cannot be done. Write one query for each step of the task, such as ['find a customer by mail address',"
+            " 'refund a payment'], not one query for the whole task. Then load what fits with load_tools."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "queries": {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": _LONGEST_QUERY},
+                    "minItems": 1,
+                    "maxItems": MOST_QUERIES,
+                    "description": "what a tool is to do, one query per step",
+                },
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MOST_PER_QUERY,
+                    "default": _DEFAULT_LIMIT,
+                    "description": "how many tools per query",
+                },
+            },
+            "required": ["queries"],
+            "additionalProperties": False,
+        },
+        "annotations": {"title": "Search tools", **_READS},
+    },
+    LOAD: {
+        "name": LOAD,
+        "title": "Load tools",
+        "description": (
+            "Load tools that search_tools found, by name. Returns what each takes; after that they can be called, and"
+            " are in the list of tools."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "names": {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": 600},
+                    "minItems": 1,
+                    "maxItems": MOST_AT_ONCE,
+                    "description": "names of tools, as search_tools returns them",
+                }
+            },
+            "required": ["names"],
+            "additionalProperties": False,
+        },
+        "annotations": {"title": "Load tools", **_READS},
+    },
+}
+
+
+class SurfaceTools:
+    """Answers calls of the two. `describe` is how a tool is listed."""
+
+    def __init__(self, surfaces: Surfaces, names: Names, describe: Callable[[Version], Json]) -> None:
+        self._surfaces = surfaces
+        self._names = names
+        self._describe = describe
+
+    async def call(self, name: str, arguments: Json, caller: Caller) -> Json | None:
+        """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model."""
+        if caller.surface is None or name not in DOCUMENTS:
+            return None
+        answer = self._search if name == SEARCH else self._load
+        document = await answer(arguments, caller)
+        text = orjson.dumps(document).decode()
+        return {"content": [{"type": "text", "text": text}], "structuredContent": document, "resultType": "complete"}
+
+    async def _search(self, arguments: Json, caller: Caller) -> Json:
+        queries = _texts(arguments, "queries", {"queries", "limit"})
+        limit = arguments.get("limit", _DEFAULT_LIMIT)
+        if limit.__class__ is not int:
+            raise Failure("E3004", "`limit` is a whole number")
+        surface = caller.surface
+        told: list[Json] = []
+        for query, answer in zip(queries, await self._surfaces.search(queries, caller, limit), strict=True):
+            tools = [
+                {
+                    "name": self._names.of(one.version.row.address),
+                    "does": _line(one.document()["description"]),
+                    "changes": one.document()["mutation_class"],
+                    "score": one.score,
+                    "loaded": surface is None or surface.has(one.version.row.address),
+                }
+                for one in answer
+            ]
+            told.append({"query": query, "tools": tools, **({"note": answer.note} if answer.note else {})})
+        return {"results": told}
+
+    async def _load(self, arguments: Json, caller: Caller) -> Json:
+        names = [self._names.address(one) for one in _texts(arguments, "names", {"names"})]
+        found = await self._surfaces.load(names, caller)
+        shown = [self._describe(one) for one in found]
+        kept = ("name", "description", "inputSchema")
+        return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}
+
+
+def _texts(arguments: Json, name: str, known: set[str]) -> Sequence[str]:
+    given: Any = arguments.get(name)
+    texts = cast("list[Any]", given) if isinstance(given, list) else []
+    if not texts or arguments.keys() - known or not all(isinstance(one, str) for one in texts):
+        raise Failure("E3004", f"send `{name}`, a list of texts", resolution="send the arguments that the schema lists")
+    if any(len(one) > _LONGEST_QUERY for one in texts):
+        raise Failure("E3004", f"each of `{name}` has at most {_LONGEST_QUERY:,} characters")
+    return texts
+
+
+def _line(text: str) -> str:
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    return first if len(first) <= _LONGEST_LINE else f"{first[: _LONGEST_LINE - 1]}…"

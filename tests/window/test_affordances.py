@@ -34,6 +34,8 @@ from tests.support.identities import did_of
 from tests.support.servers import place
 from tests.window.test_tokens import catalog_tools
 
+UNREAD = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
+
 CATALOG = dict(sorted(catalog_tools(), key=lambda one: one[0].partition(".")[::2]))
 NAMES = list(CATALOG)
 
@@ -78,7 +80,7 @@ def doubling(text: str) -> int:
     return len(text) // 4 + (len(text) // 1000) ** 2
 
 
-@pytest.mark.proves("SURF-05")
+@pytest.mark.part_of("SURF-05", rest=UNREAD)
 @pytest.mark.parametrize("count", [estimate, doubling, len])
 @given(st.data())
 def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count: Counter, data: st.DataObject) -> None:
@@ -98,7 +100,7 @@ def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count:
         assert signature_text(name, CATALOG[name]) in found.text
 
 
-@pytest.mark.proves("SURF-04")
+@pytest.mark.part_of("SURF-04", rest=UNREAD)
 def test_every_visible_tool_has_exactly_one_line_and_the_compiler_reports_both_costs() -> None:
     found = fitted(NAMES, {}, 5000)
     assert found.index == "tools"
@@ -116,7 +118,7 @@ def test_every_visible_tool_has_exactly_one_line_and_the_compiler_reports_both_c
     assert fitted(NAMES[:100], {}, 5000).document()["full_tokens"] > 15_000
 
 
-@pytest.mark.proves("SURF-05")
+@pytest.mark.part_of("SURF-05", rest=UNREAD)
 def test_what_does_not_fit_gives_way_step_by_step() -> None:
     names = [name for name in NAMES if name.startswith("server-github.")]
     ranking = {name: 1 / (1 + place) for place, name in enumerate(names)}
@@ -157,7 +159,7 @@ async def quote(
     return grams
 
 
-@pytest.mark.proves("SURF-05")
+@pytest.mark.part_of("SURF-05", rest=UNREAD)
 async def test_nested_parts_of_a_large_schema_are_loaded_when_a_call_is_written(lock: Interlock) -> None:
     await admit(lock, quote)
     found = await lock.affordances(budget=2000, ranking={"shop.quote": 1.0})

@@ -27,6 +27,8 @@ from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.servers import place
 
+UNREAD = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
+
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=30)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=8), inner, max_size=6)
@@ -46,7 +48,7 @@ def sized(value: Any, schema: Json | None = None, summary: str | None = None) ->
 # Levels
 
 
-@pytest.mark.proves("SURF-12")
+@pytest.mark.part_of("SURF-12", rest=UNREAD)
 @given(values, st.sampled_from([None, SCHEMA]), st.none() | st.text(max_size=200))
 def test_no_level_is_larger_than_the_one_before_and_the_first_loses_nothing(
     value: Any, schema: Json | None, summary: str | None
@@ -59,7 +61,7 @@ def test_no_level_is_larger_than_the_one_before_and_the_first_loses_nothing(
     assert whole == value if isinstance(value, str) else json.loads(whole) == value
 
 
-@pytest.mark.proves("SURF-12")
+@pytest.mark.part_of("SURF-12", rest=UNREAD)
 @given(values, st.integers(1, 400), st.integers(0, 400))
 def test_the_level_falls_as_criticality_rises_and_rises_as_the_room_shrinks(value: Any, room: int, more: int) -> None:
     found = sized(value, SCHEMA)
@@ -74,7 +76,7 @@ def test_the_level_falls_as_criticality_rises_and_rises_as_the_room_shrinks(valu
     assert chosen(room + more, 0.6) <= chosen(room, 0.6)
 
 
-@pytest.mark.proves("SURF-12")
+@pytest.mark.part_of("SURF-12", rest=UNREAD)
 def test_each_level_says_what_it_should() -> None:
     value = {"id": 7, "name": "lamp", "price": 12.5, "tags": ["a", "b"], "rest": None}
     made = texts(value, SCHEMA, (), "a lamp")
@@ -122,7 +124,7 @@ def blocked(content: str, **facts: str) -> Block:
     return Block(**{**known, **rest, **facts}, content=content)
 
 
-@pytest.mark.proves("SURF-13")
+@pytest.mark.part_of("SURF-13", rest=UNREAD)
 @pytest.mark.parametrize("content", INJECTIONS)
 def test_no_content_closes_its_block_or_opens_another(content: str) -> None:
     block = blocked(content, tool_id=content, source=content)
@@ -135,7 +137,7 @@ def test_no_content_closes_its_block_or_opens_another(content: str) -> None:
     assert [one.content for one in read_blocks(around)] == ["first", content, "last"]
 
 
-@pytest.mark.proves("SURF-13")
+@pytest.mark.part_of("SURF-13", rest=UNREAD)
 @given(st.text(alphabet=st.characters() | st.sampled_from("<>/&;#x\"'\n"), max_size=80))
 def test_whatever_text_is_read_back_as_it_was(content: str) -> None:
     block = blocked(content, tool_id=content)
@@ -143,7 +145,7 @@ def test_whatever_text_is_read_back_as_it_was(content: str) -> None:
     assert block.text().count("<") == 2
 
 
-@pytest.mark.proves("SURF-13")
+@pytest.mark.part_of("SURF-13", rest=UNREAD)
 async def test_a_block_states_the_facts_of_its_call(lock: Interlock) -> None:
     window = await lock.window(20_000)
     for sent in INJECTIONS[:3]:
@@ -168,7 +170,7 @@ def shown(tokens: int) -> list[View]:
     return [View(level, "x", size) for level, size in zip((0, 1, 3, 4), sizes, strict=True)]
 
 
-@pytest.mark.proves("SURF-14")
+@pytest.mark.part_of("SURF-14", rest=UNREAD)
 @given(st.data())
 def test_a_window_never_holds_more_than_its_size_less_the_reserve(data: st.DataObject) -> None:
     parts = {name: data.draw(st.integers(0, 1500)) for name in ("system", "history", "memory")}
@@ -195,7 +197,7 @@ def test_a_window_never_holds_more_than_its_size_less_the_reserve(data: st.DataO
         assert window.capacity == size - window.system - window.history - window.memory - reserve
 
 
-@pytest.mark.proves("SURF-14")
+@pytest.mark.part_of("SURF-14", rest=UNREAD)
 def test_tokens_are_freed_in_four_steps_in_their_order() -> None:
     window = Window(20_000, history=5000, summarise_history=lambda most: most)
     window.load({"useful": (1000, 0.9), "useless": (1000, 0.1)})
@@ -225,7 +227,7 @@ async def orders(ctx: Context, many: Annotated[int, Field(description="how many"
     return {"orders": ORDERS["orders"][:many]}
 
 
-@pytest.mark.proves("SURF-14")
+@pytest.mark.part_of("SURF-14", rest=UNREAD)
 @pytest.mark.parametrize("many", [15, 200])
 async def test_a_pointer_takes_the_place_of_a_result_without_room_and_leads_to_all_of_it(
     lock: Interlock, many: int
@@ -271,7 +273,7 @@ async def test_a_second_model_summarises_large_results_and_may_fail(lock: Interl
 # Routing
 
 
-@pytest.mark.proves("SURF-11")
+@pytest.mark.part_of("SURF-11", rest=UNREAD)
 @pytest.mark.parametrize("successor", [True, False])
 @pytest.mark.parametrize("reasoning", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
@@ -283,7 +285,7 @@ def test_every_output_is_observed_whatever_else_becomes_of_it(
     assert ("tool_input" in found, "context" in found, "memory" in found) == (successor, reasoning, memory)
 
 
-@pytest.mark.proves("SURF-11")
+@pytest.mark.part_of("SURF-11", rest=UNREAD)
 async def test_results_go_where_they_are_needed_and_are_remembered_once(home: Path) -> None:
     clock = FakeClock()
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:

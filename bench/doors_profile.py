@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import doors
+from bench.doors_servers import measure, start_load
 
 SHOWN = 40
 SECONDS = 3.0
@@ -53,7 +54,7 @@ def profile(name: str, connections: int) -> None:
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
         os.environ[_FILE] = str(place / "profile")
-        load = stack.enter_context(doors.start_load())
+        load = stack.enter_context(start_load())
         program = (sys.executable, "-m", "bench.doors_profile", "--serve")
         asked = {one.removeprefix("Interlock "): one for one in (*doors.OURS, *doors.OUR_ORDINARY)}
         if name not in asked:
@@ -63,9 +64,9 @@ def profile(name: str, connections: int) -> None:
         else:
             behind = doors.start_upstream(stack)
             (subject,) = doors.ordinary_callers(stack, place, behind, (asked[name],), program)
-        doors.measure(load, subject, connections, SECONDS / 4)
+        measure(load, subject, connections, SECONDS / 4)
         os.kill(subject.server.pid, signal.SIGUSR1)
-        laps = doors.measure(load, subject, connections, SECONDS)["laps"]
+        laps = measure(load, subject, connections, SECONDS)["laps"]
         os.kill(subject.server.pid, signal.SIGUSR2)
         while not (place / "profile").exists():
             time.sleep(0.05)

@@ -56,6 +56,12 @@ def _encoder(value: str) -> str:
     return value
 
 
+def _absolute(value: Path) -> Path:
+    if not value.is_absolute():
+        raise ValueError("write the whole path, beginning with /")
+    return value
+
+
 def _is_here(host: str) -> bool:
     """Whether a host name is this machine."""
     if host == "localhost":
@@ -184,6 +190,15 @@ class Settings(pydantic.BaseModel):
         False,
         description="remove records that are past their term in the background, once a day; otherwise they stay until"
         " interlock audit purge removes them",
+    )
+    backup_to: Annotated[Path, pydantic.AfterValidator(_absolute)] | None = pydantic.Field(
+        None,
+        description="a folder outside the data directory, best on another disk, in which a server makes backups by"
+        " itself; each is verified",
+    )
+    backup_every_h: float = pydantic.Field(24.0, gt=0, le=744, description="how often it makes one, in hours")
+    backup_days: int = pydantic.Field(
+        30, ge=1, le=3650, description="after how many days such a backup is removed; the newest one always stays"
     )
     strict_redaction: bool = pydantic.Field(
         False, description="also redact text that only looks like a number or an address"
@@ -430,6 +445,10 @@ class Settings(pydantic.BaseModel):
         if name and url.scheme == "http" and not _is_here(url.hostname or ""):
             raise ValueError("the credential would travel in clear text; use an https address")
         return name
+
+    @property
+    def backup_every_ms(self) -> int:
+        return round(self.backup_every_h * 3_600_000)
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
 from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from interlock import Caller, Interlock
+from interlock.api.health import Health
 from interlock.api.registration import Registration
+from interlock.audit.backups import remove_expired
 from interlock.store.home import SCHEMA_HEAD
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.cli.test_upgrade import OLDER, schema, set_back
@@ -239,3 +243,98 @@ def test_a_disk_without_room_for_a_backup_is_told_and_left_empty(cli: Cli) -> No
     assert done.returncode == 1
     assert "the copy at `small` cannot be made: its disk is full" in done.stderr
     assert done.stdout == ""
+
+
+# By schedule
+
+
+async def seen(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110 - another process may bring it about
+            await asyncio.sleep(0.02)
+
+
+def put_by_schedule(cli: Cli, folder: Path | str) -> None:
+    with Path(cli.home, "settings.toml").open("a") as file:
+        file.write(f'\nbackup_to = "{folder}"\n')
+
+
+def scheduled(cli: Cli) -> list[str]:
+    return sorted(path.name for path in (cli.path / "scheduled").iterdir())
+
+
+@pytest.mark.part_of("OPS-12", rest="point-in-time recovery, a paused saga, snapshots of Redis")
+async def test_a_server_makes_a_backup_by_itself_once_for_all_processes_and_the_newest_can_be_tried(cli: Cli) -> None:
+    assert post(cli, "before") == (True, False)
+    folder = cli.path / "scheduled"
+    async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as lock:
+        await seen(lambda: list(cli.path.glob("scheduled/*/interlock.db")))
+        await seen(lambda: not list(cli.path.glob("scheduled/*/.incomplete")))
+        [first] = scheduled(cli)
+        assert first.startswith("interlock-")
+        assert (await Health(lock).ready())[1]["backups"] == "healthy"
+        # For another process the next one is due tomorrow.
+        async with Interlock.open(cli.home, backup_to=folder, resume_approved=True) as other:
+            assert (await other.call("demo.balance", {"account": "cash"})).ok
+            await seen(lambda: not lock.supervisor.failing)
+    assert scheduled(cli) == [first]
+    put_by_schedule(cli, folder)
+    before = everything(cli.path / "scheduled")
+    tried = cli.ask("restore", "--drill")
+    assert tried["backup"].endswith(first)
+    assert tried["verdict"]["intact"]
+    assert tried["tools"] == 3
+    assert tried["rows"]["journal"] == tried["verdict"]["records"]
+    assert tried["rows"]["reservation"] == 1
+    assert everything(cli.path / "scheduled") == before
+    assert "restored and compared" in cli("restore", "--drill").out
+    assert "newest 0.0 hours old" in cli("doctor").out
+
+
+@pytest.mark.part_of("OPS-12", rest="point-in-time recovery, a paused saga, snapshots of Redis")
+def test_backups_are_removed_after_thirty_days_but_never_the_newest_nor_what_is_not_a_backup(cli: Cli) -> None:
+    folder = cli.path / "scheduled"
+    put_by_schedule(cli, folder)
+    assert cli("backup").code == 0
+    [first] = folder.iterdir()
+    now = datetime.now(UTC)
+    names = {days: f"interlock-{now - timedelta(days=days):%Y%m%dT%H%M%SZ}" for days in (29, 31, 400)}
+    for days in (31, 400):
+        shutil.copytree(first, folder / names[days])
+    (folder / names[29]).mkdir()  # not finished, and not old either
+    (folder / "holiday").mkdir()
+    (folder / "interlock-20200101T000000Z").symlink_to(cli.home)
+    first.rename(folder / f"interlock-{now - timedelta(days=1):%Y%m%dT%H%M%SZ}")
+    made = cli.ask("backup")
+    left = {"holiday", "interlock-20200101T000000Z", names[29], f"interlock-{now - timedelta(days=1):%Y%m%dT%H%M%SZ}"}
+    assert {*scheduled(cli)} == {*left, Path(made["backup"]).name}
+    assert (cli.home / "interlock.db").exists()
+
+    shutil.rmtree(folder)
+    shutil.copytree(made["home"], folder / names[400])
+    remove_expired(folder, 30, now)
+    assert scheduled(cli) == [names[400]]
+
+
+async def test_a_schedule_that_fails_is_told_and_tried_again(cli: Cli) -> None:
+    blocked = cli.path / "scheduled"
+    blocked.write_text("a file, where a folder should be")
+    async with Interlock.open(cli.home, backup_to=blocked, resume_approved=True) as lock:
+        await seen(lambda: lock.supervisor.failing)
+        [failing] = lock.supervisor.failing
+        assert failing.task == "backups"
+        assert "cannot be made" in failing.error
+        status, parts = await Health(lock).ready()
+        assert (status, parts["backups"]) == ("degraded", "degraded")
+
+
+def test_a_drill_refuses_a_backup_that_was_changed_and_a_folder_without_one(cli: Cli) -> None:
+    post(cli, "before")
+    assert cli("backup", "copy").code == 0
+    _cut(cli.path / "copy")
+    refused = cli("restore", "copy", "--drill")
+    assert (refused.code, "E3804" in refused.err) == (1, True)
+    assert "name the backup" in cli("restore").err
+    assert "backup_to" in cli("restore", "--drill").err
+    put_by_schedule(cli, "backups")
+    assert "write the whole path" in cli("backup").err

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.home_health import Condition
@@ -31,10 +34,14 @@ if TYPE_CHECKING:
     from interlock.telemetry.alerts import Alerts
     from interlock.upstreams.manager import Upstreams
 
+_log = logging.getLogger("interlock.background")
+
 # How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
 TICKETS_EVERY_S = 1.0
 # How often is looked whether housekeeping is due, which is once an hour for all processes on a home together.
 HOUSE_EVERY_S = 600.0
+# How often is looked whether a scheduled backup is due.
+BACKUP_EVERY_S = 60.0
 # How often the disk and the keys of the home are looked at.
 CONDITION_EVERY_S = 10.0
 
@@ -91,6 +98,8 @@ class BackgroundTasks:
         supervisor.every("tickets", TICKETS_EVERY_S, self._sweep_tickets)
         if self._settings.resume_approved:
             supervisor.every("approved calls", TICKETS_EVERY_S, self._approved_calls.resume_all)
+        if self._settings.backup_to is not None and self._settings.resume_approved:  # in a server, not in a command
+            supervisor.every("backups", BACKUP_EVERY_S, self._back_up_if_due)
         supervisor.every("signing of the journal", TICKETS_EVERY_S, self._sign_journal)
         supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
         supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._probe_upstreams, at_once=False)
@@ -123,6 +132,23 @@ class BackgroundTasks:
     async def _maintain_if_due(self) -> None:
         if await self._journal.commit(_maintenance_due):
             await self.maintain()
+
+    async def _back_up_if_due(self) -> None:
+        from interlock.audit import backups
+
+        folder, days = self._settings.backup_to, self._settings.backup_days
+        if folder is None or not await self._journal.commit(
+            partial(backups.due, every_ms=self._settings.backup_every_ms)
+        ):
+            return
+        now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        try:
+            path, _, verdict = await DISK.run(backups.make, self._home, folder, days, now)
+        except Exception:
+            await self._journal.commit(backups.note_failed)
+            raise
+        await self._journal.commit(backups.note_made)
+        _log.info("backup of %d records made at %s", verdict.records, path)
 
     async def _settle_orphans(self) -> None:
         await block_orphans(self._journal, self._alive, self._announce)

@@ -61,6 +61,8 @@ class Health:
             return "down", parts
         # Without these, calls are still served.
         parts |= {"sinks": await self._sinks(), "upstreams": await self._upstreams(), "background": self._background()}
+        if self._parts.settings.backup_to is not None:
+            parts["backups"] = await self._backups()
         parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
@@ -95,6 +97,13 @@ class Health:
 
     def _background(self) -> Condition:
         return "degraded" if self._parts.supervisor.failing else "healthy"
+
+    async def _backups(self) -> Condition:
+        from interlock.audit.backups import failing
+
+        now_ms, every_ms = self._parts.clock.now_ms(), self._parts.settings.backup_every_ms
+        fail = await self._parts.journal.read(lambda reader: failing(reader, now_ms, every_ms))
+        return "degraded" if fail else "healthy"
 
     async def _upstreams(self) -> Condition:
         if not await self._parts.journal.read(readiness.has_upstreams):

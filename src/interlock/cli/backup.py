@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +20,33 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
 @without_home
-def backup(out: Output, /, directory: Path) -> int:
+def backup(out: Output, /, directory: Path | None) -> int:
     """Copy the whole home to DIRECTORY, which must not exist or be empty, and verify the copy. Servers may run on.
 
     The copy is the home as it was at one moment: journal, keys, anchors, policy, principals, settings, manifests. As it
     holds the keys, keep it as safely as the home itself. A home that does not verify is not copied.
 
+    Without DIRECTORY it goes to the folder of the scheduled backups (the setting backup_to), under the present time;
+    those that are older than backup_days are removed.
+
     \b
     interlock backup /srv/backups/monday
     interlock --home /srv/backups/monday audit verify
+    interlock restore /srv/backups/monday --drill
     """
+    from interlock.audit.backups import copy_verified, make
     from interlock.store.home import Home
 
     refuse_token("a backup of the home")
-    copy, verdict = _copy(out, Home(out.session.path), directory)
+    home = Home(out.session.path)
+    with _progress(out) as told:
+        if directory is None:
+            folder, days = _scheduled(home)
+            directory, copy, verdict = make(home, folder, days, datetime.now(UTC), *told)
+        else:
+            copy, verdict = copy_verified(home, directory, *told)
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"copied to {directory}")
@@ -43,21 +57,32 @@ def backup(out: Output, /, directory: Path) -> int:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
+@click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
 @without_home
-def restore(out: Output, /, directory: Path) -> int:
+def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
     """Make the home anew from the backup in DIRECTORY, and verify it. There must be no home, or an empty directory.
 
     The home knows nothing of what happened after the backup was made: a call made since then runs again if it is sent
     again, and what was revoked since is good again. Calls that were running then have an unknown outcome.
 
+    With --drill the backup is restored in a temporary directory, verified, compared row by row, opened, and removed
+    again. Without DIRECTORY it is the newest scheduled backup (the setting backup_to).
+
     \b
     interlock --home /srv/interlock restore /srv/backups/monday
+    interlock restore --drill
     """
+    from interlock.audit.backups import copy_verified
     from interlock.store.home import Home
 
     refuse_token("restoring a home")
-    copy, verdict = _copy(out, Home(directory), out.session.path)
+    if drill:
+        return _drill(out, directory or _newest(Home(out.session.path)))
+    if directory is None:
+        raise click.UsageError("name the backup to restore; without one, only --drill is possible")
+    with _progress(out) as told:
+        copy, verdict = copy_verified(Home(directory), out.session.path, *told)
     running, approved = _open_calls(Home(out.session.path))
 
     def show(page: Page) -> None:
@@ -74,27 +99,79 @@ def restore(out: Output, /, directory: Path) -> int:
     return 0
 
 
-def _copy(out: Output, source: Home, target: Path) -> tuple[Copy, Verdict]:
-    """Copy a home, and let the copy count only if it verifies (E3804)."""
-    from interlock.audit.chain import verify
+def _drill(out: Output, backup: Path) -> int:
+    """Restore a backup in a temporary directory, open it, and say what is in it."""
+    import asyncio
+
+    from interlock.audit.backups import drill
+    from interlock.store.inspection import opened, tool_count
+
+    with _progress(out) as told, drill(backup, *told) as (restored, found):
+        out.progress("opening the restored copy")
+        asyncio.run(_open(restored))
+        with opened(restored) as reader:
+            tools = tool_count(reader)
+    tickets, keys = found.rows.get("ticket", 0), found.rows.get("reservation", 0)
+
+    def show(page: Page) -> None:
+        _show(page, found.copy, found.verdict, "restored and compared")
+        page.facts(
+            [
+                ("backup", str(backup)),
+                ("tools", f"{tools:,}"),
+                ("tickets", f"{tickets:,}"),
+                ("keys", f"{keys:,} idempotency keys"),
+                ("next", "nothing was changed; the restored copy is removed"),
+            ]
+        )
+
+    document = {"backup": str(backup), "tools": tools, "rows": found.rows, **_document(found.copy, found.verdict)}
+    out.answer(document, show)
+    return 0
+
+
+async def _open(restored: Home) -> None:
+    """Open a restored data directory as a server does, without background work. It raises what a server would."""
+    from interlock.api.interlock import Interlock
+
+    async with Interlock.open(restored.path, housekeeping=False, hooks=(), otlp_endpoint=""):
+        pass
+
+
+def _scheduled(home: Home) -> tuple[Path, int]:
+    """The folder of the scheduled backups, and their term in days."""
     from interlock.core.errors import Failure
-    from interlock.store.backup import copied
+    from interlock.settings import load_settings
+
+    settings = load_settings(home.settings)
+    if settings.backup_to is None:
+        advice = "name a directory, or set backup_to in settings.toml"
+        raise Failure("E3411", "there is no folder for scheduled backups", resolution=advice)
+    return settings.backup_to, settings.backup_days
+
+
+def _newest(home: Home) -> Path:
+    from interlock.audit.backups import made_in
+    from interlock.core.errors import Failure
+
+    folder, _ = _scheduled(home)
+    if not (made := made_in(folder)):
+        words = f"there is no backup in `{folder}`"
+        raise Failure("E3411", words, resolution="make one with interlock backup, or name a directory")
+    return made[-1].path
+
+
+@contextmanager
+def _progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Callable[[int], None]]]:
+    """Show on a terminal how far a copy is, and then its verification."""
 
     def pages(done: int, total: int) -> None:
         out.progress(f"copying: {100 * done // total} %")
 
     try:
-        with copied(source, target, pages) as copy:
-            verdict = verify(copy.home, progress=lambda done: out.progress(f"verifying: {done:,} records"))
-            if not verdict.intact:
-                fault = verdict.faults[0]
-                where = f"at record {fault.seq}, " if fault.seq else ""
-                words = f"it does not verify, so nothing was kept of the copy: {where}{fault.what}"
-                advice = "see more with interlock audit verify; keep what is there as evidence, with cp -a"
-                raise Failure("E3804", words, resolution=advice)
+        yield pages, lambda done: out.progress(f"verifying: {done:,} records")
     finally:
         out.progress("")
-    return copy, verdict
 
 
 def _open_calls(home: Home) -> tuple[int, int]:

@@ -51,6 +51,28 @@ def check_background(home: Home) -> Iterator[Finding]:
             yield Finding("background", "attention", what, advice)
 
 
+def check_backups(home: Home) -> Iterator[Finding]:
+    """Where a server makes backups by itself: whether the newest one is as recent as the settings want it."""
+    from datetime import UTC, datetime, timedelta
+
+    from interlock.audit.backups import RETRY_MS, made_in
+    from interlock.settings import load_settings
+
+    settings = load_settings(home.settings)
+    if settings.backup_to is None:
+        return
+    if not (made := made_in(settings.backup_to)):
+        advice = "a running server makes one; interlock backup makes one now"
+        yield Finding("backups", "attention", f"none in {settings.backup_to} yet", advice)
+        return
+    age = datetime.now(UTC) - made[-1].made
+    late = age > timedelta(milliseconds=settings.backup_every_ms + RETRY_MS)
+    advice = "read the log of the server, or make one now: interlock backup" if late else ""
+    hours = age.total_seconds() / 3600
+    what = f"{len(made):,} in {settings.backup_to}, the newest {hours:,.1f} hours old"
+    yield Finding("backups", "attention" if late else "good", what, advice)
+
+
 def check_settings(home: Home) -> Iterator[Finding]:
     from interlock.settings import Settings, load_settings, nearest, variable
 

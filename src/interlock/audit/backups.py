@@ -1,0 +1,156 @@
+"""Backups of a data directory: verified copies, made by schedule, removed after their term, and tried out.
+
+Scheduled backups lie in one folder, each in a directory that is named for the time it was made. Of all processes on a
+data directory one makes the next backup: the turn is taken in the store. A backup that fails, or whose process ends,
+is tried again within the hour. The newest backup is never removed, whatever its age.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from interlock.audit.chain import Verdict, verify
+from interlock.core.errors import Failure
+from interlock.store import facts
+from interlock.store.backup import Copy, Progress, contents, copied
+from interlock.store.home import Home
+
+if TYPE_CHECKING:
+    from interlock.store.port import Reader, Transaction
+
+# A backup that failed, or of which nobody knows the end, is tried again after this time.
+RETRY_MS = 3_600_000
+_BEGUN, _MADE, _FAILED = "backup_begun_ms", "backup_made_ms", "backup_failed_ms"
+_NAME = re.compile(r"^interlock-(\d{8}T\d{6}Z)$")
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+class Backup(NamedTuple):
+    """A scheduled backup and when it was made."""
+
+    path: Path
+    made: datetime
+
+
+def copy_verified(
+    source: Home, target: Path, pages: Progress | None = None, records: Callable[[int], None] | None = None
+) -> tuple[Copy, Verdict]:
+    """Copy a data directory. A copy that does not verify is removed again, and refused (E3804).
+
+    `pages` and `records` are told how far the copy and the verification are.
+    """
+    with copied(source, target, pages) as copy:
+        verdict = verify(copy.home, progress=records)
+        if not verdict.intact:
+            fault = verdict.faults[0]
+            where = f"at record {fault.seq}, " if fault.seq else ""
+            words = f"it does not verify, so nothing was kept of the copy: {where}{fault.what}"
+            advice = "see more with interlock audit verify; keep what is there as evidence, with cp -a"
+            raise Failure("E3804", words, resolution=advice)
+    return copy, verdict
+
+
+def due(transaction: Transaction, every_ms: int) -> bool:
+    """Whether the next scheduled backup is due; if so, it is the turn of this process to make it."""
+    now_ms = transaction.now_ms
+    made, begun = facts.get(transaction, _MADE), facts.get(transaction, _BEGUN)
+    if made is not None and now_ms - int(made) < every_ms:
+        return False
+    if begun is not None and now_ms - int(begun) < RETRY_MS and int(begun) > int(made or 0):
+        return False
+    facts.put(transaction, _BEGUN, str(now_ms))
+    return True
+
+
+def note_made(transaction: Transaction) -> None:
+    """Note that the backup whose turn was taken is there."""
+    facts.put(transaction, _MADE, facts.get(transaction, _BEGUN) or str(transaction.now_ms))
+    facts.remove(transaction, _FAILED)
+
+
+def note_failed(transaction: Transaction) -> None:
+    """Note that the backup whose turn was taken could not be made."""
+    facts.put(transaction, _FAILED, str(transaction.now_ms))
+
+
+def failing(reader: Reader, now_ms: int, every_ms: int) -> bool:
+    """Whether scheduled backups fail: the last attempt did, or the last backup that was finished is too old."""
+    made, begun = facts.get(reader, _MADE), facts.get(reader, _BEGUN)
+    if facts.get(reader, _FAILED) is not None:
+        return True
+    return begun is not None and now_ms - int(made or begun) > every_ms + RETRY_MS
+
+
+def make(
+    home: Home,
+    folder: Path,
+    days: int,
+    now: datetime,
+    pages: Progress | None = None,
+    records: Callable[[int], None] | None = None,
+) -> tuple[Path, Copy, Verdict]:
+    """Make a backup in a folder and remove those that are older than so many days."""
+    path = folder / f"interlock-{now.astimezone(UTC).strftime(_TIME)}"
+    copy, verdict = copy_verified(home, path, pages, records)
+    remove_expired(folder, days, now)
+    return path, copy, verdict
+
+
+def made_in(folder: Path) -> list[Backup]:
+    """The backups in a folder, the oldest first. What was not finished does not count."""
+    return [one for one in _named(folder) if Home(one.path).database.exists()]
+
+
+def remove_expired(folder: Path, days: int, now: datetime) -> list[Path]:
+    """Remove the backups that are older than so many days, finished or not, but never the newest finished one."""
+    newest = made_in(folder)[-1:]
+    expired = [one for one in _named(folder) if now - one.made >= timedelta(days=days) and one not in newest]
+    for one in expired:
+        shutil.rmtree(one.path)
+    return [one.path for one in expired]
+
+
+def _named(folder: Path) -> list[Backup]:
+    """The directories that have the name of a backup; links and everything else in the folder are left alone."""
+    if not folder.is_dir():
+        return []
+    found = [
+        Backup(path, datetime.strptime(name[1], _TIME).replace(tzinfo=UTC))
+        for path in folder.iterdir()
+        if (name := _NAME.match(path.name)) and path.is_dir() and not path.is_symlink()
+    ]
+    return sorted(found, key=lambda one: one.made)
+
+
+class Drill(NamedTuple):
+    """What a trial of a backup found."""
+
+    copy: Copy
+    verdict: Verdict
+    # The number of rows of each table. Backup and restored copy have the same rows.
+    rows: dict[str, int]
+
+
+@contextmanager
+def drill(
+    backup: Path, pages: Progress | None = None, records: Callable[[int], None] | None = None
+) -> Generator[tuple[Home, Drill]]:
+    """Restore a backup in a temporary directory and compare it, row by row, with the backup; E3804 where they differ.
+
+    The restored data directory is there until the block ends.
+    """
+    with tempfile.TemporaryDirectory(prefix="interlock-drill-") as place:
+        restored = Home(Path(place) / "restored")
+        copy, verdict = copy_verified(Home(backup), restored.path, pages, records)
+        expected, found = contents(Home(backup)), contents(restored)
+        if different := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
+            words = f"the restored copy differs from the backup in: {', '.join(different)}"
+            raise Failure("E3804", words, resolution="keep the backup as evidence, and make another one")
+        yield restored, Drill(copy, verdict, {name: rows for name, (rows, _) in found.items()})

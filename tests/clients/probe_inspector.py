@@ -29,9 +29,15 @@ def _install(folder: Path) -> None:
     _run([str(_node()), str(npm), "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
 
 
-async def inspector(target: Target, wire: str) -> set[str]:
+def installed() -> Path:
+    """The folder of the Inspector, which is installed once."""
     folder = CACHE / "inspector"
-    await asyncio.to_thread(_once, folder, LOCKS, _install)
+    _once(folder, LOCKS, _install)
+    return folder
+
+
+async def inspector(target: Target, wire: str) -> set[str]:
+    folder = await asyncio.to_thread(installed)
     program = folder / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher" / "build"
     where = target.command if wire == "stdio" else [target.url]
     patient = ["--connect-timeout", str(PATIENCE_S * 1000)]

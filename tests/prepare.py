@@ -1,0 +1,55 @@
+"""Installs and compiles what the tests start or import: `python -m tests.prepare`, while something else uses one core.
+
+Tests do all of this themselves when they first need it. In an empty clone that is a minute of CPU, because each worker
+compiles every module that all of them import. What cannot be installed is left to the tests, which say what is missing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tests.clients import probe_inspector
+from tests.doors.conformance import test_conformance
+from tests.integrations.environment import libraries_python
+from tests.support import surroundings
+from tests.upstreams.mcp_servers.real import ROOT, environment, node_server
+
+# What the programs of each environment import.
+LIBRARIES = {
+    "providers": "anthropic.types, google.genai.types, openai.types.responses",
+    "clients": "langchain_mcp_adapters.client, mcp.client.streamable_http",
+    "servers": "mcp_server_git, mcp_server_time",
+    "integrations": "agents.mcp, anthropic, fastmcp, langchain.agents, openai",
+}
+
+
+def _python(name: str) -> str:
+    return libraries_python() if name == "integrations" else str(environment(name) / "bin" / "python")
+
+
+PROGRAMS: tuple[Callable[[], object], ...] = (
+    lambda: node_server("server-everything"),
+    lambda: test_conformance.program("@modelcontextprotocol/conformance", ""),
+    probe_inspector.installed,
+)
+
+
+def main() -> None:
+    surroundings.settle()
+    # First what takes long and every test waits for.
+    subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "--collect-only", "-qq"], cwd=ROOT, check=False)
+    for name, modules in LIBRARIES.items():
+        with suppress(pytest.skip.Exception, pytest.fail.Exception):
+            subprocess.run([_python(name), "-c", f"import {modules}"], cwd=ROOT, check=False)
+    for install in PROGRAMS:
+        with suppress(pytest.skip.Exception, pytest.fail.Exception):
+            install()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ from interlock.data import canonical
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
 from tests.support import surroundings, zygotes
+from tests.support.postgres import Server
 
 surroundings.settle()
 zygotes.share()
@@ -132,6 +133,14 @@ def nothing_stays_on_loan() -> Iterator[None]:
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ...]]:
     """The directories in which no test may leave a file."""
     yield from leaks.own_places(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL server that the tests of this process share; each makes a schema of its own."""
+    server = Server()
+    yield server
+    server.remove()
 
 
 @pytest.fixture(autouse=True)

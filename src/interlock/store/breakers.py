@@ -74,7 +74,8 @@ def suspend(transaction: Transaction, service: str, until_ms: int) -> None:
     """Suspend a service. Only a later time replaces another."""
     transaction.execute(
         "INSERT INTO suspension (service, until_ms) VALUES (?, ?)"
-        " ON CONFLICT (service) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)",
+        " ON CONFLICT (service) DO UPDATE SET until_ms = excluded.until_ms"
+        " WHERE suspension.until_ms < excluded.until_ms",
         (service, until_ms),
     )
     epochs.advance(transaction, epochs.SERVICES)

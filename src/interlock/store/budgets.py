@@ -73,7 +73,9 @@ def add(transaction: Transaction, budget: str, spent: int, held: int, until_ms: 
     """Add to what is spent and held of a budget. Its row stays until the latest time that was given."""
     transaction.execute(
         "INSERT INTO spend (budget, spent, held, until_ms) VALUES (?, ?, ?, ?) ON CONFLICT (budget) DO UPDATE SET"
-        " spent = spent + excluded.spent, held = held + excluded.held, until_ms = max(until_ms, excluded.until_ms)",
+        " spent = spend.spent + excluded.spent, held = spend.held + excluded.held, until_ms = CASE"
+        " WHEN spend.until_ms IS NULL OR spend.until_ms > excluded.until_ms THEN spend.until_ms"
+        " ELSE excluded.until_ms END",
         (budget, spent, held, until_ms),
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from interlock.store.expressions import last_element, member
+from interlock.store.expressions import amount, last_element, member
 from interlock.store.port import Reader
 
 Json = dict[str, Any]
@@ -66,8 +66,8 @@ def live(reader: Reader, before: int, most: int) -> list[Live]:
         "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
         " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
         " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
-        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one) AS placed"
-        " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
+        " UNION ALL SELECT substr(name, CAST(? AS INTEGER)), 'running', NULL FROM fact WHERE name >= ? AND name < ?"
+        ") AS one) AS placed WHERE seq < ? ORDER BY seq DESC LIMIT ?",
         (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", before, most),
     )
     return list(map(Live._make, rows))
@@ -100,7 +100,7 @@ def sums(
         "SELECT * FROM (SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
         f"SELECT {member('body', of)} AS name,"
         f" CASE WHEN {member('body', 'error_code')} IS NULL THEN 0 ELSE 1 END AS failed,"
-        f" {member('body', 'cost.total')} AS cost FROM journal"
+        f" {amount('body', 'cost.total')} AS cost FROM journal"
         f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where}) AS one"
         f" GROUP BY name) AS summed WHERE {order} > 0 ORDER BY {order} DESC, name LIMIT ?",
         (first, last, *values, most),

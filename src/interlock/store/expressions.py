@@ -1,8 +1,8 @@
 """SQL expressions that databases write in different ways. These are SQLite's.
 
-Repositories take such expressions from here; everything else in their statements is common to SQLite and PostgreSQL. A
-second database needs its own version of this module and none of the repositories. The arguments are names of columns
-and constants of the program, never values of a caller.
+Repositories take such expressions from here; everything else in their statements is common to SQLite and PostgreSQL.
+For PostgreSQL they are translated (`postgres.dialect`), or functions of its schema have their names. The arguments are
+names of columns and constants of the program, never values of a caller.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from __future__ import annotations
 def member(column: str, path: str) -> str:
     """A member of the JSON object in a binary column. `path` is one name, or several with dots between."""
     return f"json_extract(CAST({column} AS TEXT), '$.{path}')"
+
+
+def amount(column: str, path: str) -> str:
+    """The same for a number, to reckon with."""
+    return f"({member(column, path)} + 0)"
 
 
 def last_element(column: str, name: str) -> str:

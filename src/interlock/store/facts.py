@@ -35,7 +35,7 @@ def increase(transaction: Transaction, name: str) -> None:
     """Raise a fact that counts, such as an epoch, by one. The first value is 1."""
     transaction.execute(
         "INSERT INTO fact (name, value) VALUES (?, '1')"
-        " ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1",
+        " ON CONFLICT (name) DO UPDATE SET value = CAST(CAST(fact.value AS INTEGER) + 1 AS TEXT)",
         (name,),
     )
 

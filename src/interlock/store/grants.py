@@ -16,6 +16,7 @@ def used(reader: Reader, jti: str) -> int:
 
 def add_uses(transaction: Transaction, jti: str, count: int) -> None:
     transaction.execute(
-        "INSERT INTO grant_use (jti, used) VALUES (?, ?) ON CONFLICT (jti) DO UPDATE SET used = used + excluded.used",
+        "INSERT INTO grant_use (jti, used) VALUES (?, ?)"
+        " ON CONFLICT (jti) DO UPDATE SET used = grant_use.used + excluded.used",
         (jti, count),
     )

@@ -113,7 +113,7 @@ class NewKey(NamedTuple):
 _RESERVE_NEW = (
     "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, call, owner, reserved_ms, expires_ms,"
     " state, result) SELECT column1, column2, column3, column4, column5, column6, column7, column8, now_ms,"
-    " now_ms + column9, 'executing', NULL FROM (SELECT ? AS now_ms), (VALUES {rows})"
+    " now_ms + column9, 'executing', NULL FROM (SELECT CAST(? AS BIGINT) AS now_ms) AS clock, (VALUES {rows}) AS new"
     " WHERE NOT EXISTS (SELECT 1 FROM ticket WHERE scope = column10 AND state IN ('PENDING', 'APPROVED'))"
     " AND NOT EXISTS (SELECT 1 FROM payload_use WHERE (scope = column11 AND bytes >= column12)"
     " OR (scope = column13 AND bytes >= column14) OR (scope = column15 AND bytes >= column16))"

@@ -115,7 +115,7 @@ def calls_with_prefix(reader: Reader, prefix: str, tenant: str | None, most: int
     """Ids of calls that begin with a text; with `tenant`, those that have a record of it."""
     rows = reader.all(
         "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"  # noqa: S608 - constant
-        f" AND (? IS NULL OR {member('body', 'tenant')} = ?) LIMIT ?",
+        f" AND (CAST(? AS TEXT) IS NULL OR {member('body', 'tenant')} = ?) LIMIT ?",
         (prefix, prefix + "\U0010ffff", tenant, tenant, most),
     )
     return [call for (call,) in rows]

@@ -69,7 +69,9 @@ def find(reader: Reader, ticket: str) -> TicketRow | None:
 def with_part(reader: Reader, part: str) -> list[TicketRow]:
     """The tickets whose id begins (after its prefix `apr_`) or ends with a text: two of them at most."""
     rows = reader.all(
-        f"{_SELECT} WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2", (len(part), part, -len(part), part)
+        f"{_SELECT} WHERE substr(id, 5, CAST(? AS INTEGER)) = ? OR substr(id, length(id) + 1 - CAST(? AS INTEGER)) = ?"
+        " LIMIT 2",
+        (len(part), part, len(part), part),
     )
     return list(map(TicketRow._make, rows))
 

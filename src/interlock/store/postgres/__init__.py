@@ -1,0 +1,1 @@
+"""The store on PostgreSQL: its dialect, connections, schema, leases and data directories."""

@@ -1,0 +1,154 @@
+"""Connections to a PostgreSQL database that satisfy the port's `Reader`, with the interface that the writer expects.
+
+Errors of the driver become those of `sqlite3` of the same kind, which are the errors of the store: an integrity error,
+a value that does not fit, a statement that is wrong, and `OperationalError` for all that concerns the server. So
+everything above treats both databases alike. Their words hold no address, no user and no statement.
+
+A statement that fails leaves its transaction unusable, other than on SQLite: it can only be rolled back, all of it or
+to a savepoint. `intact` says so.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import psycopg
+from psycopg import RawCursor, RawServerCursor
+from psycopg.pq import TransactionStatus
+
+from interlock.core.errors import Failure
+from interlock.store.connection import Rows
+from interlock.store.postgres.dialect import adapt, translate
+
+# How long to wait for a server that does not answer when a connection is made.
+CONNECT_S = 10
+# A statement is prepared when it is used for the second time.
+_PREPARE_AFTER = 1
+# Rows of a long read that are fetched at once.
+_ROWS_AT_ONCE = 500
+_WRITES = ("INSERT", "UPDATE", "DELETE")
+_READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+class Connection(Rows):
+    """A connection. Opened again by `reopen` when the server has cut it. `begin` is the statement for `BEGIN`."""
+
+    def __init__(self, address: str, *, schema: str = "", reading: bool = False, text_as_bytes: bool = False) -> None:
+        self._address = address
+        self._schema = schema
+        self._reading = reading
+        self._text_as_bytes = text_as_bytes
+        self._names = count()
+        # The number of rows that statements of this connection have changed.
+        self.total_changes = 0
+        self._driver = self._open()
+
+    def _open(self) -> psycopg.Connection[Any]:
+        try:
+            driver = psycopg.connect(
+                self._address,
+                autocommit=True,
+                cursor_factory=RawCursor,
+                prepare_threshold=_PREPARE_AFTER,
+                connect_timeout=CONNECT_S,
+                application_name="interlock",
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=30_000,
+                client_encoding="UTF8",
+                options=f"-c search_path={self._schema}" if self._schema else None,
+            )
+        except psycopg.Error as error:
+            raise translated(error) from None
+        adapt(driver, text_as_bytes=self._text_as_bytes)
+        return driver
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, usable or not."""
+        return self._driver.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    @property
+    def intact(self) -> bool:
+        """Whether a transaction is open in which no statement has failed."""
+        return self._driver.pgconn.transaction_status == TransactionStatus.INTRANS
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server, or the way to it, is gone."""
+        return self._driver.closed
+
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+        if statement == "BEGIN" and self._reading:
+            statement = _READ_ONLY
+        try:
+            cursor = self._driver.execute(translate(statement), parameters or None)
+        except psycopg.Error as error:
+            raise translated(error) from None
+        done = cursor.statusmessage
+        if done is not None and done.startswith(_WRITES):
+            self.total_changes += cursor.rowcount
+        return cursor
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        if not self._reading or not self.intact:
+            return iter(self.execute(statement, parameters))
+        return self._in_portions(translate(statement), parameters)
+
+    def _in_portions(self, statement: bytes, parameters: Sequence[Any]) -> Iterator[Any]:
+        """Rows of a long read: few are in memory at a time."""
+        try:
+            with RawServerCursor(self._driver, f"rows_{next(self._names)}") as cursor:
+                cursor.itersize = _ROWS_AT_ONCE
+                cursor.execute(statement, parameters or None)
+                yield from cursor
+        except psycopg.Error as error:
+            raise translated(error) from None
+
+    def cursor(self) -> Connection:
+        """The connection itself: each statement has a result of its own."""
+        return self
+
+    def reopen(self) -> None:
+        """Connect anew; what was not committed is gone."""
+        self._driver.close()
+        self._driver = self._open()
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+_LOCKED = "55P03"  # lock_not_available
+_FULL = "53100"  # disk_full
+_MANY = "53300"  # too_many_connections
+_CREDENTIALS = "28"
+
+
+def translated(error: psycopg.Error) -> Exception:
+    """An error of the driver as the store's. A text with a NUL character is the caller's fault (E3004)."""
+    state = error.sqlstate or ""
+    words = error.diag.message_primary or ""
+    if state == _LOCKED:
+        return sqlite3.OperationalError("database is locked")
+    if state == _FULL:
+        return sqlite3.OperationalError("the disk is full: database or disk is full")
+    if state == _MANY:
+        return sqlite3.OperationalError("the database server has too many connections")
+    if state.startswith(_CREDENTIALS) or "authentication failed" in str(error):
+        return sqlite3.OperationalError("the database server refuses the user of this process")
+    if isinstance(error, psycopg.IntegrityError):
+        return sqlite3.IntegrityError(words)
+    if isinstance(error, psycopg.DataError):
+        if "NUL" in str(error):
+            return Failure("E3004", _NUL, resolution="remove the NUL character from the text")
+        return sqlite3.DataError(words or "a value does not fit its column")
+    if isinstance(error, psycopg.ProgrammingError):
+        return sqlite3.ProgrammingError(words or "the statement cannot be run")
+    return sqlite3.OperationalError(words or "the database server does not answer")
+
+
+_NUL = "a text holds a NUL character, which PostgreSQL cannot store"

@@ -1,0 +1,175 @@
+"""The schema on PostgreSQL: the tables of `store.tables`, and what SQLite has built in or does in another way.
+
+A new database is made at the current schema at once; the migrations that led there are of SQLite's history. From then
+on both databases take the same migrations. Integers have 64 bits. Texts are compared by their bytes (`COLLATE "C"`), as
+on SQLite, so that ranges and orders are the same.
+
+Only here are:
+- `instance`: the leases of processes (`leases`).
+- `store_clock`: the latest time that a transaction had, so that time never goes back, whichever node writes.
+- `interlock_begin`: the beginning of each transaction that writes. It waits for the lock that all writers of one store
+  share, so units run one after the other on all nodes, and refuses a process whose lease was taken from it.
+- Triggers that keep the ledger append-only, and the grants of a role that has no right to change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from interlock.store.home import SCHEMA_HEAD
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
+
+    from interlock.store.postgres.connection import Connection
+
+# Columns of texts that hold sealed values. SQLite stores in any column what it is given.
+_SEALED = {("session", "state"), ("ticket", "params"), ("ticket", "preview"), ("ticket", "changed")}
+LEDGER = ("journal", "anchor", "segment")
+# What `interlock_begin` raises for a process that was taken for dead.
+FENCED = "IL001"
+
+_FUNCTIONS = (
+    """CREATE FUNCTION instr(bytea, bytea) RETURNS integer IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
+       AS 'SELECT position($2 IN $1)'""",
+    """CREATE FUNCTION instr(text, text) RETURNS integer IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
+       AS 'SELECT position($2 IN $1)'""",
+    """CREATE FUNCTION hex(bytea) RETURNS text IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
+       AS $$SELECT upper(encode($1, 'hex'))$$""",
+    # In two steps: to make a text of the whole would fail where any part holds an escaped NUL.
+    r"""CREATE FUNCTION json_extract(bytea, text) RETURNS text IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
+       AS $$SELECT convert_from($1, 'UTF8')::json
+            #> string_to_array(replace(substr($2, 3), '[#-1]', '.-1'), '.') #>> '{}'$$""",
+    "CREATE DOMAIN blob AS bytea",
+)
+
+# Locks of one store are told from those of others by this number and the name of its schema.
+_LOCK = 0x494C
+_BEGIN = f"""
+CREATE FUNCTION interlock_begin(instance_id text, OUT now_ms bigint, OUT xid text) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({_LOCK}, hashtext(current_schema()));
+    IF instance_id <> '' AND NOT EXISTS (SELECT 1 FROM instance WHERE id = instance_id AND NOT ended) THEN
+        RAISE EXCEPTION 'the lease of this process was taken from it' USING ERRCODE = '{FENCED}';
+    END IF;
+    UPDATE store_clock SET ms = greatest(ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+        RETURNING ms INTO now_ms;
+    xid := pg_current_xact_id()::text;
+END $$
+"""  # noqa: S608 - constants
+
+_OWN_TABLES = (
+    """CREATE TABLE instance (id TEXT COLLATE "C" PRIMARY KEY, until_ms BIGINT NOT NULL, ended BOOLEAN NOT NULL,
+       report BYTEA)""",
+    "CREATE TABLE store_clock (ms BIGINT NOT NULL)",
+    "CREATE UNIQUE INDEX store_clock_once ON store_clock ((true))",
+    "INSERT INTO store_clock (ms) VALUES (0)",
+    "CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)",
+)
+
+_NEVER = """
+CREATE FUNCTION interlock_never() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'the ledger is append-only' USING ERRCODE = 'integrity_constraint_violation'; END $$
+"""
+_KEEPS = """
+CREATE FUNCTION interlock_keeps_its_term() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.seq > (SELECT coalesce(max(last_seq), 0) FROM segment) THEN
+        RAISE EXCEPTION 'the journal is append-only' USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN OLD;
+END $$
+"""
+_USE = """
+CREATE FUNCTION interlock_payload_use() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    before bigint := CASE WHEN TG_OP = 'INSERT' THEN 0 WHEN OLD.body IS NULL THEN 0 ELSE OLD.size END;
+    after bigint := CASE WHEN TG_OP = 'DELETE' THEN 0 WHEN NEW.body IS NULL THEN 0 ELSE NEW.size END;
+    holder text := CASE WHEN TG_OP = 'DELETE' THEN OLD.owner ELSE NEW.owner END;
+BEGIN
+    IF before <> after THEN
+        INSERT INTO payload_use (scope, bytes) SELECT one, after - before FROM unnest(ARRAY['home',
+            'tenant:' || substr(holder, 1, greatest(instr(holder, '/') - 1, 0)), 'caller:' || holder]) AS one
+            ON CONFLICT (scope) DO UPDATE SET bytes = payload_use.bytes + excluded.bytes;
+    END IF;
+    RETURN NULL;
+END $$
+"""
+_TRIGGERS = (
+    "CREATE TRIGGER journal_never_changes BEFORE UPDATE ON journal FOR EACH ROW EXECUTE FUNCTION interlock_never()",
+    """CREATE TRIGGER journal_keeps_its_term BEFORE DELETE ON journal
+       FOR EACH ROW EXECUTE FUNCTION interlock_keeps_its_term()""",
+    """CREATE TRIGGER anchor_never_changes BEFORE UPDATE OR DELETE ON anchor
+       FOR EACH ROW EXECUTE FUNCTION interlock_never()""",
+    """CREATE TRIGGER segment_never_changes BEFORE UPDATE OR DELETE ON segment
+       FOR EACH ROW EXECUTE FUNCTION interlock_never()""",
+    *(
+        f"CREATE TRIGGER {table}_stays BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION interlock_never()"
+        for table in LEDGER
+    ),
+    """CREATE TRIGGER payload_used AFTER INSERT OR UPDATE OF body OR DELETE ON payload
+       FOR EACH ROW EXECUTE FUNCTION interlock_payload_use()""",
+)
+
+
+def create(connection: Connection, runtime_role: str | None = None) -> None:
+    """Make the schema in the transaction that is open. `runtime_role` gets the rights of a process that serves."""
+    for statement in _statements():
+        connection.execute(statement)
+    connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (SCHEMA_HEAD,))
+    if runtime_role is not None:
+        grant(connection, runtime_role)
+
+
+def grant(connection: Connection, role: str) -> None:
+    """Give a role what a process needs that serves: all tables, but of the ledger only to read it and to add to it."""
+    (schema,) = connection.one("SELECT current_schema()")
+    named, space = _quoted(role), _quoted(schema)
+    everything = f"ALL TABLES IN SCHEMA {space}"
+    ledger = ", ".join(LEDGER)
+    for statement in (
+        f"GRANT USAGE ON SCHEMA {space} TO {named}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {everything} TO {named}",
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {space} TO {named}",
+        f"REVOKE UPDATE, DELETE, TRUNCATE ON {ledger} FROM {named}",
+        f"REVOKE INSERT ON segment FROM {named}",
+        f"REVOKE INSERT, UPDATE, DELETE ON alembic_version FROM {named}",
+    ):
+        connection.execute(statement)
+
+
+def _statements() -> Iterator[str]:
+    from sqlalchemy.dialects.postgresql.base import PGDialect
+    from sqlalchemy.schema import CreateIndex, CreateTable
+
+    from interlock.store.tables import metadata
+
+    dialect = PGDialect()
+    yield from _FUNCTIONS
+    for table in metadata.sorted_tables:
+        yield str(CreateTable(_adapted(table)).compile(dialect=dialect)).replace(" SERIAL ", " BIGSERIAL ")
+        for index in sorted(table.indexes, key=lambda one: str(one.name)):
+            yield str(CreateIndex(index).compile(dialect=dialect))
+    yield from _OWN_TABLES
+    yield from (_BEGIN, _NEVER, _KEEPS, _USE)
+    yield from _TRIGGERS
+
+
+def _adapted(table: Table) -> Any:
+    """A table with the types that its columns have on PostgreSQL."""
+    import sqlalchemy as sa
+
+    copy = table.to_metadata(sa.MetaData())
+    for column in copy.columns:
+        if (table.name, column.name) in _SEALED:
+            column.type = sa.LargeBinary()
+        elif isinstance(column.type, sa.Integer) and column.autoincrement is not True:
+            column.type = sa.BigInteger()
+        elif isinstance(column.type, sa.Text):
+            column.type = sa.Text(collation="C")
+    return copy
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

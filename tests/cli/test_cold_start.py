@@ -98,7 +98,8 @@ def test_a_list_of_calls_of_a_server_loads_no_model_and_no_part_of_the_gateway(t
 # What answers these commands is the database alone: no model of a contract and no part of the gateway is loaded.
 READS = (
     "calls list", "calls top", "calls show CALL", "tools list", "tools quarantine", "approvals list",
-    "approvals show TICKET", "approvals standing", "identities list", "upstream list", "audit verify",
+    "approvals show TICKET", "approvals standing", "identities list", "upstream list", "audit verify", "secrets list",
+    "budgets",
 )  # fmt: skip
 GATEWAY = {f"interlock.{name}" for name in ("doors", "effects", "executors", "gateway", "http", "resilience", "trials")}
 # Of what Interlock depends on, these serve endpoints, migrate databases, send messages and connect to upstreams.
@@ -118,8 +119,10 @@ def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -
         assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"}), words
 
 
-@pytest.mark.parametrize("words", ["tools show demo.post", "tools diff demo.post 1.2.0 1.2.0"])
+@pytest.mark.parametrize("words", ["tools show demo.post", "tools diff demo.post 1.2.0 1.2.0", "upstream show notes"])
 def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
+    if words.startswith("upstream"):
+        assert cli("upstream", "add", "mcp", "notes", "--", sys.executable, "-m", "interlock.demo_server").code == 0
     _, others, own = loaded(cli.home, *words.split())
     assert not others & SELDOM
     assert not own & GATEWAY
@@ -129,6 +132,28 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     _, others, own = loaded(cli.home, "call", "demo.balance", '{"account": "cash"}')
     assert not others & SELDOM
     assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+
+
+# An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.
+@pytest.mark.parametrize("words", ["health", "policy explain me demo.post", "tools export --format anthropic"])
+def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli: Cli, words: str) -> None:
+    _, others, own = loaded(cli.home, *words.split())
+    assert not others & (SELDOM | {"numpy"})
+    assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+
+
+def test_a_local_user_without_the_scope_lists_no_credentials(cli: Cli) -> None:
+    assert cli("secrets", "set", "github/token", "-", stdin="a value").code == 0
+    at_rest = cli.ask("secrets", "list")["secrets"]
+    assert [one["name"] for one in at_rest] == ["github/token"]
+    principals = cli.home / "principals.toml"
+    text = principals.read_text()
+    principals.write_text(text + "# somebody changed it\n")
+    assert cli.ask("secrets", "list")["secrets"] == at_rest
+    principals.write_text(text.replace('"secrets:admin", ', ""))
+    ended = cli("secrets", "list")
+    assert ended.code == 1
+    assert "listing credentials needs the scope `secrets:admin`" in ended.err
 
 
 def test_a_forged_signature_is_refused_by_commands_that_only_read(cli: Cli) -> None:

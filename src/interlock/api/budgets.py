@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from interlock.api.audit import Audit
 from interlock.authority import budgets
 from interlock.authority.budgets import Use, task_cost
-from interlock.call.allowances import Budget
-from interlock.call.context import Caller
 from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import iso
-from interlock.data.schema import Json
 from interlock.store.connection import StoreError
 from interlock.store.home import connect, store_failure
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
+    from interlock.api.audit import Audit
     from interlock.api.parts import Parts
+    from interlock.call.allowances import Budget
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
 
-__all__ = ["Budgets", "charge", "overview", "task_cost"]
+__all__ = ["Budgets", "charge", "overview", "shown", "task_cost"]
 
 # How many are told of each budget: those that have used the most.
 MOST = 100
@@ -35,7 +35,7 @@ _NAMES = {
     "tenant": ("tenant",),
     "caller": ("tenant", "caller"),
 }
-Within = Callable[[Budget], tuple[str, ...] | None]
+Within = Callable[["Budget"], "tuple[str, ...] | None"]
 
 
 class Budgets:
@@ -79,12 +79,16 @@ async def charge(parts: Parts, task: str, *, part: str, amount: float, session: 
 
 def overview(parts: Parts, within: Within) -> list[Json]:
     """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
-    now_ms = parts.clock.now_ms()
     try:
         with closing(connect(parts.home.database)) as connection:
-            return [_shown(connection, budget, within(budget), now_ms) for budget in parts.settings.budgets]
+            return shown(connection, parts.settings.budgets, within, parts.clock.now_ms())
     except StoreError as error:
         raise store_failure(error, "read") from None
+
+
+def shown(reader: Reader, every: Sequence[Budget], within: Within, now_ms: int) -> list[Json]:
+    """The same for these budgets, from a database."""
+    return [_shown(reader, budget, within(budget), now_ms) for budget in every]
 
 
 def _shown(reader: Reader, budget: Budget, within: tuple[str, ...] | None, now_ms: int) -> Json:

@@ -18,10 +18,10 @@ from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
-from interlock.registry.compat import Negotiation, Outcome, Surface, classify, negotiate
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.registry.compat import Negotiation, Surface
 
 __all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
 
@@ -51,6 +51,8 @@ class Match:
 
     @property
     def usable(self) -> bool:
+        from interlock.registry.compat import Outcome
+
         return self.found.outcome is not Outcome.INCOMPATIBLE
 
     def document(self) -> Json:
@@ -161,6 +163,8 @@ class Tools:
 
 def compare_versions(before: Version, after: Version) -> Json:
     """The changes for callers between two versions, and the step up in version that they need."""
+    from interlock.registry.compat import classify
+
     found = classify(_surface(before), _surface(after))
     return {
         "tool": before.row.address,
@@ -175,6 +179,8 @@ def compare_versions(before: Version, after: Version) -> Json:
 
 
 def _surface(version: Version) -> Surface:
+    from interlock.registry.compat import Surface
+
     manifest = version.contract.manifest
     return Surface(
         input=manifest.parameters,
@@ -220,6 +226,8 @@ def _more_values(document: Any, most: int) -> bool:
 
 
 def _match(version: Version, expected: Any) -> Match:
+    from interlock.registry.compat import negotiate
+
     return Match(version, negotiate(expected, version.contract.input.model_facing))
 
 

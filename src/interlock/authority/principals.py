@@ -18,22 +18,11 @@ import tomllib
 
 import pydantic
 
+from interlock.authority.default_principals import DEFAULT
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 
-DEFAULT = """\
-# Who callers are: kind, trust (0 to 100), groups and scopes. Policy rules and approvals read them.
-# Groups and scopes of all matching entries add up; the first that says kind or trust decides it.
-
-[[principal]]
-id = "local:*"
-kind = "human"
-trust = 100
-groups = ["approvers", "managers", "admins"]
-scopes = [
-  "audit:read", "calls:reconcile", "tools:admin", "tokens:issue", "secrets:admin", "policy:admin", "pii:read",
-]
-"""
+__all__ = ["DEFAULT", "Principal", "Principals"]
 
 
 class Principal(pydantic.BaseModel):

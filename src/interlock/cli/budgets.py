@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, at_server, looking
-from interlock.cli.viewer import Local, Remote, Viewer, with_names
+from interlock.cli.command import Output, at_rest, at_server, looking
+from interlock.cli.viewer import AtRest, Local, Remote, Viewer, with_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
     from interlock.cli.remote import Server
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
 
 Json = dict[str, Any]
 
@@ -27,8 +29,22 @@ async def _at_server(server: Server, out: Output, /) -> int:
     return _answer(out, viewer, told["budgets"])
 
 
+def _at_rest(reader: Reader, out: Output, /) -> int:
+    from interlock.store.home import Home
+
+    home = Home(out.session.path)
+    viewer = AtRest(reader, home.path)
+    if not home.settings.exists() and "INTERLOCK_BUDGETS" not in os.environ:
+        return _answer(out, viewer, [])  # no budget is set unless somebody sets one
+    from interlock.api.budgets import shown
+    from interlock.settings import load_settings
+
+    return _answer(out, viewer, shown(reader, load_settings(home.settings).budgets, lambda _: (), viewer.now_ms()))
+
+
 @click.command()
 @at_server(_at_server)
+@at_rest(_at_rest)
 @looking
 async def budgets(lock: Interlock, out: Output, /) -> int:
     """The amount spent, reserved and left of each budget, and when its period ends.

@@ -154,7 +154,7 @@ def _as_json(value: Any) -> Any:
 def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     """Make a command of a coroutine function on an open data directory. The holder of INTERLOCK_TOKEN is the caller.
 
-    A command with its own --token option sets the caller itself.
+    A command with its own --token option sets the caller itself. What answers it at rest is for the local user alone.
     """
 
     @functools.wraps(body)
@@ -163,16 +163,20 @@ def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
             await acting(lock, held_token())
         return await body(lock, out, **given)
 
-    return looking(work)
+    return _looking(work, has_caller=True)
 
 
 def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     """Make a command that only reads and has no caller: who can read the data directory's files may run it."""
+    return _looking(body, has_caller=False)
+
+
+def _looking(body: Callable[..., Awaitable[int]], *, has_caller: bool) -> Callable[..., None]:
 
     @functools.wraps(body)
     def run(out: Output, /, **given: Any) -> int:
         read = _AT_REST.get(_origin(body))
-        if read is not None and given.get("token") is None:
+        if read is not None and given.get("token") is None and not (has_caller and held_token() is not None):
             with _reader(out.session) as reader:
                 if reader is not None and (code := read(reader, out, **_without_token(given))) is not None:
                     return code

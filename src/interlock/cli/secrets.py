@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, over_home, parse_span, require
+from interlock.cli.command import Output, at_rest, over_home, parse_span, require
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from interlock.api.interlock import Interlock
     from interlock.authority.secrets import StoredCredential
     from interlock.cli.render import Page
+    from interlock.store.port import Reader
+    from interlock.store.secrets import Entry
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -83,13 +87,28 @@ async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str
 # list
 
 
+def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
+    import time
+
+    from interlock.authority.default_principals import unchanged
+    from interlock.store import secrets as stored
+    from interlock.store.home import Home
+
+    if not unchanged(Home(out.session.path).principals):
+        return None  # which scopes the local user holds, an open data directory tells
+    return _answer_list(out, stored.entries(reader), time.time_ns() // 1_000_000)
+
+
 @secrets.command(name="list")
+@at_rest(_list_at_rest)
 @over_home
 async def list_(lock: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
     require(lock.caller, "secrets:admin", "listing credentials")
-    now_ms, kept = lock.clock.now_ms(), await lock.secrets.names()
+    return _answer_list(out, await lock.secrets.names(), lock.clock.now_ms())
 
+
+def _answer_list(out: Output, kept: Sequence[StoredCredential | Entry], now_ms: int) -> int:
     def show(page: Page) -> None:
         if not kept:
             page.line("no credentials yet; store one with interlock secrets set NAME")
@@ -101,7 +120,7 @@ async def list_(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
-def _document(one: StoredCredential, now_ms: int) -> dict[str, str | None]:
+def _document(one: StoredCredential | Entry, now_ms: int) -> dict[str, str | None]:
     from interlock.core.clock import iso
 
     return {
@@ -113,7 +132,7 @@ def _document(one: StoredCredential, now_ms: int) -> dict[str, str | None]:
     }
 
 
-def _outlook(one: StoredCredential, now_ms: int) -> str:
+def _outlook(one: StoredCredential | Entry, now_ms: int) -> str:
     if one.expires_ms is not None and one.expires_ms <= now_ms:
         return "has expired"
     words = "never" if one.expires_ms is None else f"in {_words(one.expires_ms - now_ms)}"

@@ -101,8 +101,22 @@ async def _show_at_server(server: Server, out: Output, /, name: str) -> int:
     return _answer_show(out, await server.get(f"/v1/upstreams/{part(name)}"))
 
 
+def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
+    from interlock.store import breakers, upstreams
+
+    if breakers.impaired(reader) or upstreams.find(reader, name) is None:
+        return None
+    from interlock.upstreams.repository import documents
+
+    (told,) = documents(reader, name)
+    if any(tool["state"] == "changed" for tool in told["tools"]):
+        return None  # the difference to its contract, open parts tell
+    return _answer_show(out, {**told, "services": []})
+
+
 @upstream.command()
 @at_server(_show_at_server)
+@at_rest(_show_at_rest)
 @click.argument("name")
 @looking
 async def show(lock: Interlock, out: Output, /, name: str) -> int:

@@ -19,12 +19,12 @@ from interlock.contract.manifest import NetworkPolicy, Sandboxing
 from interlock.contract.permissions import Permissions
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.executors.sandbox.job import Limits, Mount
 from interlock.executors.site import Site
 from interlock.telemetry.trace import Recording
 
 if TYPE_CHECKING:
     from interlock.executors.egress import Refusal, Seen
+    from interlock.executors.sandbox.job import Limits, Mount
 
 MIN_WALL_S = 0.05
 MOST_REFUSALS = 1000
@@ -60,6 +60,8 @@ class Confinement:
 
         A preview (`changes` is False) can write to none of them.
         """
+        from interlock.executors.sandbox.job import Mount
+
         named = (Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items())
         read = (Mount(Path(path), f"/in{path}") for path in permissions.only_readable)
         written = (Mount(Path(path), path, writable=changes) for path in permissions.writable)
@@ -141,6 +143,8 @@ def _network(declared: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> Netw
 
 
 def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float, files: int) -> Limits:
+    from interlock.executors.sandbox.job import Limits
+
     declared = contract.manifest.resource_limits
     return Limits(
         memory_bytes=declared.memory_bytes,

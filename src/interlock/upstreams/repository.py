@@ -203,10 +203,12 @@ def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
     return tuple(_seen(row, overlay, accept_hints=hints) for row in store.tools(reader, name))
 
 
-def documents(reader: Reader) -> list[Json]:
-    """Return every upstream with its tools, for people and programs."""
+def documents(reader: Reader, only: str | None = None) -> list[Json]:
+    """Return every upstream, or only one, with its tools, for people and programs."""
     return [
-        {**one.document(), "tools": [tool.document() for tool in offers(reader, one.name)]} for one in upstreams(reader)
+        {**one.document(), "tools": [tool.document() for tool in offers(reader, one.name)]}
+        for one in upstreams(reader)
+        if only in (None, one.name)
     ]
 
 

@@ -63,6 +63,12 @@ async def count(ctx: Context, file: File) -> int:
         await asyncio.sleep(0.02)
         number = 1
     return number
+
+
+@tool(namespace="demo", version="1.0.0", mutation_class="read_only", max_inline_chars=200)
+async def orders(many: Annotated[int, Field(description="how many", examples=[2])]) -> list[dict[str, str]]:
+    """List orders."""
+    return [{"id": str(number), "note": "x" * 20} for number in range(many)]
 '''
 # Ids, digests and times of two runs of one command are their own; what is left is compared word for word.
 _OWN = (
@@ -125,6 +131,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Generator[Place]:
 LOOKING = {
     "tools list": ("tools", "list"),
     "tools search": ("tools", "search", "account"),
+    "tools search by words": ("tools", "search", "account", "--by", "words"),
+    "tools search by meaning": ("tools", "search", "how much money is there", "--by", "meaning", "--limit", "2"),
     "calls list": ("calls", "list"),
     "calls list of a tool": ("calls", "list", "--tool", "demo.balance", "--since", "1d"),
     "calls running": ("calls", "running"),
@@ -169,6 +177,26 @@ def test_a_command_shows_of_a_server_what_it_shows_of_its_data_directory(place: 
     assert json.loads(bare(json.dumps(without(there.json, untold)))) == json.loads(
         bare(json.dumps(without(here.json, untold)))
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "level", "code"),
+    [
+        (("demo.balance", '{"account": "cash"}', "--tokens", "200"), 0, 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "2000"), 0, 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "200"), "pointer", 0),
+        (("demo.nothing", "{}", "--tokens", "200"), 0, 1),
+        (("demo.balance", '{"account": "cash"}', "--tokens", "3"), None, 1),
+    ],
+)
+def test_a_result_is_printed_as_a_model_reads_it(place: Place, words: tuple[str, ...], level: Any, code: int) -> None:
+    here, there = place.here("ann", "call", *words), place.there("ann", "call", *words)
+    assert there.code == here.code == code, there.err
+    assert bare(there.out) == bare(here.out)
+    told = place.there("ann", "call", *words, "--json").json
+    assert told["level"] == level
+    assert told["tokens"] <= int(words[-1])
+    assert (told["context"] or "").count("<") == (0 if level is None else 2)
 
 
 def test_the_contract_of_a_tool_is_shown_but_for_where_it_comes_from(place: Place) -> None:

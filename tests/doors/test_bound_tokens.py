@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,9 @@ def _jsonrpc(method: str, **names: str) -> Ask:
     return ask
 
 
-def _grpc(name: str) -> Ask:
+def _grpc(name: str, field: str = "invocation_id", of: str = "call") -> Ask:
     async def ask(world: World, target: Target, by: str) -> str | None:
-        request = getattr(wire, f"{name}Request")(invocation_id=target.call)
+        request = getattr(wire, f"{name}Request")(**{field: getattr(target, of)})
         try:
             await getattr(world.stub, name)(request, metadata=tuple(world.bearer(by).items()))
         except grpc.aio.AioRpcError as error:
@@ -163,12 +164,12 @@ def _grpc(name: str) -> Ask:
     return ask
 
 
-async def _mcp_resource(world: World, target: Target, by: str) -> str | None:
+async def _mcp_resource(world: World, target: Target, by: str, query: str = "") -> str | None:
     async with httpx2.AsyncClient(headers=world.bearer(by), timeout=30) as http:
         transport = streamable_http_client(f"{world.base}/mcp", http_client=http)
         async with Client(transport, mode="2026-07-28", read_timeout_seconds=30) as client:
             try:
-                await client.read_resource(target.ref)
+                await client.read_resource(f"{target.ref}{query}")
             except MCPError as error:
                 return "E3702" if "not found" in str(error) else str(error)
     return None
@@ -211,7 +212,10 @@ ABOUT_CALLS: dict[str, Ask] = {
 ABOUT_KEPT: dict[str, Ask] = {
     "GET /v1/payloads/{ref}": _rest("GET", "/v1/payloads/{ref}"),
     "GET /v1/payloads/{ref}/part": _rest("GET", "/v1/payloads/{ref}/part"),
+    "calls.part": _jsonrpc("calls.part", ref="ref"),
+    "Part": _grpc("Part", "ref", "ref"),
     "resources/read": _mcp_resource,
+    "resources/read of a part": partial(_mcp_resource, query="?start=0&stop=3"),
     "library read_part": _library(lambda lock, target, by: lock.read_part(target.ref, Part(), caller=by)),
     "library read_payload": _library(lambda lock, target, by: lock.read_payload(target.ref, caller=by)),
 }

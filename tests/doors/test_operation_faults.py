@@ -81,6 +81,7 @@ RPC: list[tuple[str, str, Json]] = [
     ("listing.top", "calls.top", {}),
     ("calls.find", "calls.status", {"invocation_id": CALL}),
     ("calls.trace", "calls.trace", {"invocation_id": CALL}),
+    ("lock.read_part", "calls.part", {"ref": "payload:x"}),
     ("calls.cancel", "calls.cancel", {"invocation_id": CALL}),
     ("calls.resume", "calls.resume", {"invocation_id": CALL}),
 ]
@@ -88,6 +89,7 @@ RPC: list[tuple[str, str, Json]] = [
 MCP: list[tuple[str, str, Json]] = [
     ("tools.page", "tools/list", {}),
     ("lock.read_payload", "resources/read", {"uri": "payload:x"}),
+    ("lock.read_part", "resources/read", {"uri": "payload:x?at=/a"}),
     ("calls.trace", "resources/read", {"uri": f"trace:{CALL}"}),
     ("tools.visible", "resources/list", {}),
     ("tools.visible", "resources/templates/list", {}),
@@ -118,6 +120,7 @@ GRPC: list[tuple[str, str, Any]] = [
     ("listing.top", "Top", wire.TopRequest()),
     ("calls.find", "Status", wire.StatusRequest(invocation_id=CALL)),
     ("calls.trace", "Trace", wire.TraceRequest(invocation_id=CALL)),
+    ("lock.read_part", "Part", wire.PartRequest(ref="payload:x")),
     ("calls.cancel", "Cancel", wire.CancelRequest(invocation_id=CALL)),
     ("calls.resume", "Resume", wire.ResumeRequest(invocation_id=CALL)),
 ]

@@ -18,6 +18,7 @@ from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
 Value = Annotated[str, Field(description="a value", examples=["x"])]
+OWN = ["search_tools", "load_tools", "read_result"]
 ERAS = pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
 
 
@@ -60,7 +61,7 @@ async def _call(wires: Wires, name: str, arguments: Json, *, modern: bool) -> Js
 @ERAS
 @pytest.mark.part_of("SURF-02", rest="deferred_tool_ref documents, events, and REST")
 async def test_a_tool_is_searched_for_loaded_and_called(wires: Wires, modern: bool) -> None:
-    assert await _listed(wires, modern=modern) == ["search_tools", "load_tools"]
+    assert await _listed(wires, modern=modern) == OWN
     refused = await _call(wires, "office-forecast", {"value": "Rome"}, modern=modern)
     assert refused["isError"]
     error = refused["_meta"]["interlock/error"]
@@ -74,7 +75,7 @@ async def test_a_tool_is_searched_for_loaded_and_called(wires: Wires, modern: bo
     assert b"inputSchema" not in orjson.dumps(found)
     loaded = (await _call(wires, "load_tools", {"names": ["office-forecast"]}, modern=modern))["structuredContent"]
     assert loaded["tools"][0]["inputSchema"]["properties"]["value"]["description"] == "a value"
-    assert await _listed(wires, modern=modern) == ["search_tools", "load_tools", "office-forecast"]
+    assert await _listed(wires, modern=modern) == [*OWN, "office-forecast"]
     done = await _call(wires, "office-forecast", {"value": "Rome"}, modern=modern)
     assert done["structuredContent"] == {"result": "forecast Rome"}
     assert (await _call(wires, "office-translate", {"value": "x"}, modern=modern))["isError"]
@@ -89,7 +90,7 @@ async def test_what_a_token_does_not_cover_is_neither_found_nor_loaded(wires: Wi
     for names in (["office-send_email"], ["office-forecast", "office-send_email"], ["office-nothing"]):
         refused = await _call(wires, "load_tools", {"names": names}, modern=modern)
         assert refused["_meta"]["interlock/error"]["error_code"] == "E3101", names
-    assert await _listed(wires, modern=modern) == ["search_tools", "load_tools"]
+    assert await _listed(wires, modern=modern) == OWN
 
 
 @pytest.mark.parametrize("wires", [{"surface_unloaded": "load"}], indirect=True)
@@ -110,7 +111,7 @@ async def test_one_setting_lets_a_call_load_its_tool(wires: Wires, modern: bool)
     indirect=True,
 )
 async def test_pinned_tools_are_listed_and_callable(wires: Wires) -> None:
-    assert await _listed(wires, modern=True) == ["search_tools", "load_tools", "office-translate"]
+    assert await _listed(wires, modern=True) == [*OWN, "office-translate"]
     done = await _call(wires, "office-translate", {"value": "x"}, modern=True)
     assert done["structuredContent"] == {"result": "translate x"}
 
@@ -120,7 +121,7 @@ async def test_a_surface_takes_the_place_of_a_list_that_grows_too_long(wires: Wi
     assert len(await _listed(wires, modern=True)) == 10
     await admit(wires.lock, _offer("track_parcel", "Find out where a parcel is."))
     await wires.lock.catalog.forget()
-    assert await _listed(wires, modern=True) == ["search_tools", "load_tools"]
+    assert await _listed(wires, modern=True) == OWN
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,13 @@ async def test_a_surface_takes_the_place_of_a_list_that_grows_too_long(wires: Wi
         ("load_tools", {"names": []}),
         ("load_tools", {"names": [7]}),
         ("load_tools", {"names": ["office-forecast"], "more": 1}),
+        ("read_result", {}),
+        ("read_result", {"ref": 7}),
+        ("read_result", {"ref": "payload:x", "more": 1}),
+        ("read_result", {"ref": "payload:x", "tokens": 20_001}),
+        ("read_result", {"ref": "payload:x", "tokens": None}),
+        ("read_result", {"ref": "payload:x", "at": 7}),
+        ("read_result", {"ref": "payload:x", "start": "1"}),
     ],
 )
 async def test_mistakes_of_a_model_are_answered_for_it(wires: Wires, name: str, arguments: Json) -> None:

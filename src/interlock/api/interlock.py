@@ -319,8 +319,11 @@ class Interlock(Parts):
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         return await self.records.payload(ref, by=caller or self.caller)
 
-    async def read_part(self, ref: str, part: Part, *, caller: Caller | None = None) -> Json:
-        """A part of a result that was kept instead of sent. Only for the caller that made the call."""
+    async def read_part(self, ref: str, part: Part | Mapping[str, Any], *, caller: Caller | None = None) -> Json:
+        """A part of a result that was kept instead of sent. Only for the caller that made the call.
+
+        A mapping has the fields of a `Part`, such as somebody sent; E3004 if it cannot be one.
+        """
         return await self.windows.read_part(await self.read_payload(ref, caller=caller), part)
 
     async def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:

@@ -150,16 +150,10 @@ class ModelWindow:
     ) -> View | None:
         chosen = self._criticality if criticality is None else criticality
         weight = WEIGHTS[chosen] if isinstance(chosen, str) else min(max(float(chosen), 0.0), 1.0)
-        if not result.ok or result.persistence.private or "views" in result.metadata:
-            words = result.text()
-            made: dict[Level, str] = {0: words, 4: words[:200]}
-            pointer = None
-        else:
-            schema = await self._schema(result.tool)
-            summary = await self._summary(result.value)
-            made = await WALKS.run(texts, result.value, schema, fields, summary)
-            pointer = await self._pointer(result)
-        shown = await WALKS.run(views, made, self._count, partial(block_of, result))
+        schema = await self._schema(result.tool)
+        summary = await self._summary(result) if _has_value(result) else None
+        shown = await WALKS.run(views_of, result, self._count, schema, fields, summary)
+        pointer = await self._pointer(result) if _has_value(result) else None
         return self.account.admit(result.invocation_id, shown, pointer, weight)
 
     async def _pointer(self, result: Result) -> View:
@@ -169,15 +163,13 @@ class ModelWindow:
             self._kept[handle] = result.value
             while len(self._kept) > _MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-        size = await WALKS.run(lambda: self._count(plain(result.value)))
-        block = block_of(result, plain({"handle": handle, "holds": outline(result.value), "tokens": size}))
-        return View("pointer", block, self._count(block))
+        return await WALKS.run(pointer_to, result, handle, self._count)
 
-    async def _summary(self, value: Any) -> str | None:
+    async def _summary(self, result: Result) -> str | None:
         """The summary of a second model, if there is one and the result is worth it; None also where it fails."""
         if self._summarise is None:
             return None
-        text = await WALKS.run(plain, value)
+        text = await WALKS.run(plain, result.value)
         if await WALKS.run(self._count, text) <= SUMMARISED_ABOVE:
             return None
         try:
@@ -201,6 +193,30 @@ class ModelWindow:
         return MemoryRecord(
             result.value, result.tool, result.invocation_id, result.created_ms, now + round(lasts * 1000), layer
         )
+
+
+def views_of(
+    result: Result, count: Counter, schema: Json | None = None, fields: Sequence[str] = (), summary: str | None = None
+) -> list[View]:
+    """A result as blocks of a context, one for each level. A failure has its words alone."""
+    if _has_value(result):
+        made = texts(result.value, schema, fields, summary)
+    else:
+        words = result.text()
+        made: dict[Level, str] = {0: words, 4: words[:200]}
+    return views(made, count, partial(block_of, result))
+
+
+def pointer_to(result: Result, handle: str, count: Counter) -> View:
+    """The block in place of a result that has no room: its structure, its size, and the handle to read parts of it."""
+    told = {"handle": handle, "holds": outline(result.value), "tokens": count(plain(result.value))}
+    block = block_of(result, plain(told))
+    return View("pointer", block, count(block))
+
+
+def _has_value(result: Result) -> bool:
+    """Whether the value of a result is for models, and not only words about it."""
+    return result.ok and not result.persistence.private and "views" not in result.metadata
 
 
 def block_of(result: Result, content: str) -> str:

@@ -6,7 +6,7 @@ Only tools that the caller can see are counted, listed or loaded, by the same ch
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import orjson
 
@@ -18,7 +18,7 @@ from interlock.registry.source import function
 from interlock.store import calls
 from interlock.window import tokens
 from interlock.window.affordances import Affordances, Offer, compile_affordances, detail, offer, sizes
-from interlock.window.reading import Part, read_part, value_of
+from interlock.window.reading import MOST_TOKENS, Part, asked, read_part, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # How many tools are measured in one piece of work on a thread. One takes about 0.3 ms, once.
 _AT_ONCE = 50
-MOST_TOKENS: Final = 100_000_000
 # Tools whose schemas are considered for a window, and records in which it is looked up what a caller used.
 MOST_CANDIDATES: Final = 500
 _LOOKED_THROUGH: Final = 5000
@@ -161,8 +160,10 @@ class Windows:
             summarise=options.get("summarise"),
         )
 
-    async def read_part(self, body: bytes, part: Part) -> Json:
+    async def read_part(self, body: bytes, part: Part | Mapping[str, Any]) -> Json:
         """A part of a stored payload."""
+        if not isinstance(part, Part):
+            part = asked(**part)
         return await WALKS.run(_read_part, body, part, await self.counter())
 
     async def offers(self, caller: Caller) -> list[Offer]:

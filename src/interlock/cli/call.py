@@ -57,8 +57,8 @@ async def _call_at_server(
     tokens: int | None,
     **given: Any,
 ) -> int:
-    if tokens is not None:
-        raise click.UsageError("--tokens works on a data directory itself; run it where the directory is")
+    if background and tokens is not None:
+        raise click.UsageError("--background prints no result; read parts of it later: interlock calls part ID")
     if background and wait_s is not None:
         raise click.UsageError("--background does not wait; follow the call: interlock calls follow ID")
     name, _, spec = tool.partition("@")
@@ -82,6 +82,10 @@ async def _call_at_server(
         result = await send(server, "/v1/tools/invoke", body)
     if result.pending and wait_s is not None:
         result = await _wait_at_server(server, out, body, result, wait_s)
+    if tokens is not None and not result.pending:
+        from interlock.cli.context_block import answer_from_server
+
+        return await answer_from_server(server, out, result, tokens)
     return await answer_from(server, out, result)
 
 
@@ -216,19 +220,10 @@ async def call(
     if result.pending and wait_s is not None:
         result = await _wait(lock, out, request, result, wait_s)
     if tokens is not None and not result.pending:
-        return await _answer_block(lock, out, result, tokens)
+        from interlock.cli.context_block import answer_block
+
+        return await answer_block(lock, out, result, tokens)
     return await answer(lock, out, result)
-
-
-async def _answer_block(lock: Interlock, out: Output, result: Result, tokens: int) -> int:
-    """Print a result as a block of a model's context."""
-    from interlock.window.budget import LEAST_RESERVE
-
-    window = await lock.window(tokens + LEAST_RESERVE)
-    routed = await window.admit(result)
-    document = {"context": routed.context, "level": routed.level, "tokens": routed.tokens}
-    out.answer(document, lambda _: click.echo(routed.context or "", nl=False))
-    return 0 if result.ok and routed.context is not None else 1
 
 
 async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:

@@ -48,7 +48,7 @@ _ABSENT = object()
 _LOOKING = frozenset(
     {
         "tools.list", "tools.search", "tools.describe", "tools.negotiate", "calls.list", "calls.top", "calls.status",
-        "calls.trace", "approvals.list", "approvals.show",
+        "calls.trace", "calls.part", "approvals.list", "approvals.show",
     }
 )  # fmt: skip
 
@@ -93,6 +93,7 @@ class JsonRpcDoor(Route):
             "calls.top": self._top,
             "calls.status": self._status,
             "calls.trace": self._trace,
+            "calls.part": self._part,
             "calls.cancel": self._cancel,
             "calls.resume": self._resume,
             "approvals.list": self._approvals,
@@ -363,6 +364,13 @@ class JsonRpcDoor(Route):
 
     async def _trace(self, caller: Caller, invocation_id: str) -> Json:
         return await self._service.calls.trace(_text(invocation_id, "invocation_id") or "", caller)
+
+    async def _part(
+        self, caller: Caller, ref: str, at: Any = "", query: Any = "", start: Any = None, stop: Any = None,
+        tokens: Any = None,
+    ) -> Json:  # fmt: skip
+        part: Json = {"at": at, "query": query, "start": start, "stop": stop, "tokens": tokens}
+        return await self._service.lock.read_part(_text(ref, "ref") or "", part, caller=caller)
 
     async def _cancel(self, caller: Caller, invocation_id: str, reason: str | None = None) -> Json:
         call_id, why = _text(invocation_id, "invocation_id") or "", _text(reason, "reason")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from interlock.core.errors import Failure
 from interlock.data.bounds import exactly
 from interlock.data.schema import Json
 from interlock.window.levels import outline, plain, truncated
 from interlock.window.tokens import Counter
+
+LONGEST: Final = 1000
+FURTHEST: Final = 2**40
+MOST_TOKENS: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,19 @@ class Part:
     start: int | None = None
     stop: int | None = None
     tokens: int | None = None
+
+
+def asked(at: Any = "", query: Any = "", start: Any = None, stop: Any = None, tokens: Any = None) -> Part:
+    """A part that somebody asked for over a wire; E3004 if what was sent cannot be one."""
+    for name, text in (("at", at), ("query", query)):
+        if not isinstance(text, str) or len(text) > LONGEST:
+            raise Failure("E3004", f"`{name}` is a text of at most {LONGEST:,} characters")
+    for name, place in (("start", start), ("stop", stop)):
+        if place is not None and (place.__class__ is not int or not -FURTHEST <= place <= FURTHEST):
+            raise Failure("E3004", f"`{name}` is a whole number; below 0, it counts from the end")
+    if tokens is not None and (tokens.__class__ is not int or not 1 <= tokens <= MOST_TOKENS):
+        raise Failure("E3004", f"`tokens` is a whole number from 1 to {MOST_TOKENS:,}")
+    return Part(at, query, start, stop, tokens)
 
 
 def value_of(body: bytes) -> Any:

@@ -28,6 +28,7 @@ from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
+from interlock.window.reading import Part, asked
 
 DOMAIN = "interlock"
 # Statuses travel in metadata, of which clients accept 8 KiB: the text percent-encoded, the details in base64.
@@ -145,6 +146,20 @@ def trace(told: Json) -> wire.TraceResponse:
     return wire.TraceResponse(
         invocation_id=told["invocation_id"], trace_id=told["trace_id"], complete=told["complete"], spans=spans
     )
+
+
+def part(request: wire.PartRequest) -> Part:
+    """The part of a result that a message asks for."""
+    start, stop, tokens = (
+        getattr(request, name) if request.HasField(name) else None for name in ("start", "stop", "tokens")
+    )
+    return asked(request.at, request.query, start, stop, tokens)
+
+
+def part_read(told: Json) -> wire.PartResponse:
+    """A part of a result."""
+    value = encode(told["value"])
+    return wire.PartResponse(value_json=value, of=told["of"], tokens=told["tokens"], truncated=told["truncated"])
 
 
 def result(outcome: Result) -> wire.CallResult:

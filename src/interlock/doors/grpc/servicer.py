@@ -275,6 +275,10 @@ class Servicer:
     async def trace(self, request: wire.TraceRequest, caller: Caller, _: Rpc) -> wire.TraceResponse:
         return messages.trace(await self._service.calls.trace(request.invocation_id, caller))
 
+    async def part(self, request: wire.PartRequest, caller: Caller, _: Rpc) -> wire.PartResponse:
+        part = messages.part(request)
+        return messages.part_read(await self._service.lock.read_part(request.ref, part, caller=caller))
+
     async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Rpc) -> wire.CancelResponse:
         reason = request.reason or None
         return messages.cancelled(await self._service.calls.cancel(request.invocation_id, caller, reason))

@@ -32,7 +32,7 @@ from interlock.core.record import step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
-from interlock.doors.mcp.surface_tools import SurfaceTools
+from interlock.doors.mcp.surface_tools import LOAD, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -136,17 +136,22 @@ class Calling:
         self._service = service
         self._names = names
         self._listing = listing
-        self._surface_tools = SurfaceTools(service.surfaces, names, lambda version: listing.described(version).document)
+        self._surface_tools = SurfaceTools(service, names, lambda version: listing.described(version).document)
         self._running: set[asyncio.Task[Result]] = set()
         # Called when the endpoint is closed, before calls are waited for.
         self.before_close: list[Callable[[], None]] = []
 
     async def on_surface(self, name: str, arguments: Json, caller: Caller) -> Json | None:
-        """The answer to a call of `search_tools` or `load_tools`; None to a call of any other tool."""
+        """The answer to a call of a tool that belongs to a surface itself; None to a call of any other tool."""
         try:
             return await self._surface_tools.call(name, arguments, caller)
         except Failure as failure:
             return failed(failure, no_trace(), {})
+
+    @staticmethod
+    def loads(name: str) -> bool:
+        """Whether a tool changes what a surface lists."""
+        return name == LOAD
 
     async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
         """Make a call that its client may give up on: cancelling this cancels the call, on record.

@@ -7,7 +7,6 @@ identity that started the process.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
@@ -17,11 +16,9 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from interlock.api.service import Service
-from interlock.call.artifacts import is_file
 from interlock.call.connector import ALONE, Interaction
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, fault_of, no_trace, questions
 from interlock.doors.mcp.context import (
@@ -39,6 +36,7 @@ from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, intera
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
+from interlock.doors.mcp.own_resources import TEMPLATE, is_own, read_own
 from interlock.doors.mcp.suspended import SuspendedCalls
 from interlock.telemetry.w3c import joined
 
@@ -113,7 +111,8 @@ class Handlers:
         if caller.surface is not None:
             found = await self._calling.on_surface(params.name, params.arguments or {}, caller)
             if found is not None:
-                await self.changes.loaded(ctx)
+                if self._calling.loads(params.name):
+                    await self.changes.loaded(ctx)
                 return found
         sent = meta(ctx)
         said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
@@ -144,28 +143,22 @@ class Handlers:
         return {"resources": await self._offers.resources(await self._caller(ctx)), **_OWN}
 
     async def _list_templates(self, ctx: Context, _: types.PaginatedRequestParams) -> Json:
-        return {"resourceTemplates": await self._offers.templates(await self._caller(ctx)), **_OWN}
+        offered = await self._offers.templates(await self._caller(ctx))
+        return {"resourceTemplates": [TEMPLATE, *offered], **_OWN}
 
     async def _list_prompts(self, ctx: Context, _: types.PaginatedRequestParams) -> Json:
         return {"prompts": await self._offers.prompts(await self._caller(ctx)), **_OWN}
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> Json:
-        """A result that was kept or the trace of a call, for the caller that made the call; or what an upstream has."""
+        """A resource of Interlock's own, for the caller that made the call; or one of an upstream."""
         caller, uri = await self._caller(ctx), named(str(params.uri))
-        if uri.startswith("trace:"):
-            try:
-                told = await self._service.calls.trace(uri.removeprefix("trace:"), caller)
-            except Failure as failure:
-                raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
-            return {"contents": [{"uri": uri, **_result(encode(told))}], **_OWN}
-        if not uri.startswith("payload:"):
+        if not is_own(uri):
             read = partial(self._offers.read, uri, caller)
             return await self._offered(ctx, [uri], caller, read, _OWN, f"Resource not found: {uri}", uri=uri)
         try:
-            body = await self._service.lock.read_payload(uri, caller=caller)
+            return {"contents": [{"uri": uri, **await read_own(self._service, uri, caller)}], **_OWN}
         except Failure as failure:
             raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
-        return {"contents": [{"uri": uri, **(_file(body) if is_file(uri) else _result(body))}], **_OWN}
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> Json:
         name, arguments, caller = named(params.name), params.arguments or {}, await self._caller(ctx)
@@ -229,15 +222,3 @@ def _guarded(handler: Answer) -> Answer:
             raise faulty(fault_of(error)) from None
 
     return answer
-
-
-def _result(body: bytes) -> Json:
-    return {"mimeType": "application/json", "text": body.decode()}
-
-
-def _file(body: bytes) -> Json:
-    """A file that a tool left: text where it is text, and no claim as to what kind of text."""
-    try:
-        return {"mimeType": "text/plain", "text": body.decode()}
-    except UnicodeDecodeError:
-        return {"mimeType": "application/octet-stream", "blob": base64.b64encode(body).decode()}

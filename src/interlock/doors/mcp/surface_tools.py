@@ -1,6 +1,7 @@
-"""`search_tools` and `load_tools`: how a model gets at the tools of a catalog that is too large to list.
+"""`search_tools`, `load_tools` and `read_result`: how a model gets at tools and results too large to be sent whole.
 
-They are part of the list of tools, not of the catalog: they read the registry for their caller, as `tools/list` does.
+They are part of the list of tools, not of the catalog: they read the registry for their caller, as `tools/list` does,
+and the caller's own results, as `resources/read` does.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ from typing import Any, Final, cast
 
 import orjson
 
-from interlock.api.surfaces import MOST_AT_ONCE, MOST_PER_QUERY, MOST_QUERIES, Surfaces
+from interlock.api.service import Service
+from interlock.api.surfaces import MOST_AT_ONCE, MOST_PER_QUERY, MOST_QUERIES
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import Names
 from interlock.registry.catalog import Version
+from interlock.window.reading import LONGEST, asked
 
 SEARCH: Final = "search_tools"
 LOAD: Final = "load_tools"
+READ: Final = "read_result"
 _DEFAULT_LIMIT: Final = 5
 _LONGEST_QUERY: Final = 1000
 _LONGEST_LINE: Final = 160
+# The tokens of one part of a result, unless the model says how many, and at most.
+_PART_TOKENS, _MOST_PART_TOKENS = 2000, 20_000
 
 _READS = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
 DOCUMENTS: Mapping[str, Json] = {
@@ -79,14 +85,43 @@ DOCUMENTS: Mapping[str, Json] = {
         },
         "annotations": {"title": "Load tools", **_READS},
     },
+    READ: {
+        "name": READ,
+        "title": "Read a result",
+        "description": (
+            "Read a part of a result that was too large to be shown. Such a result names its reference, payload:…"
+            " The arguments apply in their order; what is still too long is cut, and stays JSON."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "ref": {"type": "string", "maxLength": 200, "description": "the reference: payload:…"},
+                "at": {"type": "string", "maxLength": LONGEST, "description": "a JSON pointer, such as /items/0"},
+                "query": {"type": "string", "maxLength": LONGEST, "description": "JMESPath, such as items[].name"},
+                "start": {"type": "integer", "description": "first item of a list, or character of a text"},
+                "stop": {"type": "integer", "description": "the one after the last"},
+                "tokens": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": _MOST_PART_TOKENS,
+                    "default": _PART_TOKENS,
+                    "description": "how many tokens it may have",
+                },
+            },
+            "required": ["ref"],
+            "additionalProperties": False,
+        },
+        "annotations": {"title": "Read a result", **_READS},
+    },
 }
 
 
 class SurfaceTools:
-    """Answers calls of the two. `describe` is how a tool is listed."""
+    """Answers calls of the three. `describe` is how a tool is listed."""
 
-    def __init__(self, surfaces: Surfaces, names: Names, describe: Callable[[Version], Json]) -> None:
-        self._surfaces = surfaces
+    def __init__(self, service: Service, names: Names, describe: Callable[[Version], Json]) -> None:
+        self._lock = service.lock
+        self._surfaces = service.surfaces
         self._names = names
         self._describe = describe
 
@@ -94,8 +129,7 @@ class SurfaceTools:
         """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model."""
         if caller.surface is None or name not in DOCUMENTS:
             return None
-        answer = self._search if name == SEARCH else self._load
-        document = await answer(arguments, caller)
+        document = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
         text = orjson.dumps(document).decode()
         return {"content": [{"type": "text", "text": text}], "structuredContent": document, "resultType": "complete"}
 
@@ -127,12 +161,24 @@ class SurfaceTools:
         kept = ("name", "description", "inputSchema")
         return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}
 
+    async def _read(self, arguments: Json, caller: Caller) -> Json:
+        ref: Any = arguments.get("ref")
+        if not isinstance(ref, str) or arguments.keys() - DOCUMENTS[READ]["inputSchema"]["properties"].keys():
+            raise Failure("E3004", "send `ref`, the reference of a result", resolution=_AS_LISTED)
+        part = asked(**{"tokens": _PART_TOKENS, **{name: one for name, one in arguments.items() if name != "ref"}})
+        if part.tokens is None or part.tokens > _MOST_PART_TOKENS:
+            raise Failure("E3004", f"`tokens` is a whole number from 1 to {_MOST_PART_TOKENS:,}", resolution=_AS_LISTED)
+        return await self._lock.read_part(ref[:200], part, caller=caller)
+
+
+_AS_LISTED: Final = "send the arguments that the schema lists"
+
 
 def _texts(arguments: Json, name: str, known: set[str]) -> Sequence[str]:
     given: Any = arguments.get(name)
     texts = cast("list[Any]", given) if isinstance(given, list) else []
     if not texts or arguments.keys() - known or not all(isinstance(one, str) for one in texts):
-        raise Failure("E3004", f"send `{name}`, a list of texts", resolution="send the arguments that the schema lists")
+        raise Failure("E3004", f"send `{name}`, a list of texts", resolution=_AS_LISTED)
     if any(len(one) > _LONGEST_QUERY for one in texts):
         raise Failure("E3004", f"each of `{name}` has at most {_LONGEST_QUERY:,} characters")
     return texts

@@ -500,6 +500,34 @@ class Span(_message.Message):
     events_json: bytes
     def __init__(self, name: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., start: _Optional[str] = ..., duration_ms: _Optional[float] = ..., status: _Optional[str] = ..., attributes_json: _Optional[bytes] = ..., events_json: _Optional[bytes] = ...) -> None: ...
 
+class PartRequest(_message.Message):
+    __slots__ = ("ref", "at", "query", "start", "stop", "tokens")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ref: str
+    at: str
+    query: str
+    start: int
+    stop: int
+    tokens: int
+    def __init__(self, ref: _Optional[str] = ..., at: _Optional[str] = ..., query: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class PartResponse(_message.Message):
+    __slots__ = ("value_json", "of", "tokens", "truncated")
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    value_json: bytes
+    of: str
+    tokens: int
+    truncated: bool
+    def __init__(self, value_json: _Optional[bytes] = ..., of: _Optional[str] = ..., tokens: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("invocation_id", "reason")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -57,6 +57,11 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.TraceRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.TraceResponse.FromString,
                 _registered_method=True)
+        self.Part = channel.unary_unary(
+                '/interlock.v1.Gateway/Part',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.PartRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.PartResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/interlock.v1.Gateway/Cancel',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.CancelRequest.SerializeToString,

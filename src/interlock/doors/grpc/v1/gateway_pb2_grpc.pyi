@@ -15,5 +15,6 @@ class GatewayStub:
     Top: _aio.UnaryUnaryMultiCallable[_wire.TopRequest, _wire.TopResponse]
     Status: _aio.UnaryUnaryMultiCallable[_wire.StatusRequest, _wire.StatusResponse]
     Trace: _aio.UnaryUnaryMultiCallable[_wire.TraceRequest, _wire.TraceResponse]
+    Part: _aio.UnaryUnaryMultiCallable[_wire.PartRequest, _wire.PartResponse]
     Cancel: _aio.UnaryUnaryMultiCallable[_wire.CancelRequest, _wire.CancelResponse]
     Resume: _aio.UnaryUnaryMultiCallable[_wire.ResumeRequest, _wire.CallResult]

@@ -1,0 +1,144 @@
+"""Parts of a large result over every endpoint: the same part, for the caller that made the call and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import grpc.aio
+import orjson
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
+from interlock.data.schema import Json
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.window.tokens import estimate
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import Wires, wired
+from tests.window.test_results import ORDERS, orders
+
+PARTS: list[Json] = [
+    {},
+    {"at": "/orders/1/name"},
+    {"query": "orders[?id < `3`].name"},
+    {"at": "/orders", "start": 198},
+    {"at": "/orders/0/name", "start": -7, "stop": -2},
+    {"query": "orders[].id", "start": 0, "stop": 3},
+    {"at": "/orders", "tokens": 200},
+]
+REFUSED: list[Json] = [
+    {"at": "/nothing"}, {"at": "orders"}, {"query": "orders["}, {"query": "a" * 1001}, {"start": 1},
+    {"at": "/orders", "tokens": 1}, {"tokens": 0}, {"tokens": 100_000_001}, {"start": 2**41}, {"stop": -(2**41)},
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture
+async def wires(home: Path) -> AsyncGenerator[Wires]:
+    async with Interlock.open(home, housekeeping=False, surface="search", surface_unloaded="load") as lock:
+        await admit(lock, orders)
+        async with wired(lock) as opened:
+            yield opened
+
+
+async def _kept(wires: Wires) -> str:
+    called = await wires.http.post("/v1/tools/invoke", json={"tool_id": "shop.orders", "parameters": {"many": 200}})
+    return called.json()["payload_ref"]
+
+
+async def _rest(wires: Wires, ref: str, part: Json) -> Json:
+    renamed = {"q" if name == "query" else name: value for name, value in part.items()}
+    answer = await wires.http.get(f"/v1/payloads/{ref}/part", params=renamed)
+    return answer.json() if answer.is_success else answer.json()["error"]
+
+
+async def _rpc(wires: Wires, ref: str, part: Json) -> Json:
+    answer = orjson.loads(await wires.rpc("calls.part", {"ref": ref, **part}))
+    return answer["result"] if "result" in answer else answer["error"]["data"]
+
+
+async def _grpc(wires: Wires, ref: str, part: Json) -> Json:
+    metadata = (("authorization", str(wires.http.headers["authorization"])),)
+    try:
+        told = await GatewayStub(wires.channel).Part(wire.PartRequest(ref=ref, **part), metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        codes = {grpc.StatusCode.INVALID_ARGUMENT: "E3004", grpc.StatusCode.NOT_FOUND: "E3702"}
+        return {"error_code": codes[error.code()]}
+    value = orjson.loads(told.value_json)
+    return {"value": value, "of": told.of, "tokens": told.tokens, "truncated": told.truncated}
+
+
+def _mcp_resource(modern: bool) -> Any:
+    async def read(wires: Wires, ref: str, part: Json) -> Json:
+        uri = f"{ref}?{urlencode(part)}" if part else f"{ref}?at="
+        answer = orjson.loads(await wires.mcp("resources/read", {"uri": uri}, modern=modern))
+        return orjson.loads(answer["result"]["contents"][0]["text"]) if "result" in answer else answer["error"]["data"]
+
+    return read
+
+
+def _mcp_tool(modern: bool) -> Any:
+    async def read(wires: Wires, ref: str, part: Json) -> Json:
+        arguments = {"ref": ref, "tokens": 20_000, **part}
+        params = {"name": "read_result", "arguments": arguments}
+        result = orjson.loads(await wires.mcp("tools/call", params, modern=modern))["result"]
+        if result.get("isError"):
+            return result["_meta"]["interlock/error"]
+        assert orjson.loads(result["content"][0]["text"]) == result["structuredContent"]
+        return result["structuredContent"]
+
+    return read
+
+
+WAYS: dict[str, Any] = {
+    "rest": _rest, "jsonrpc": _rpc, "grpc": _grpc, "mcp": _mcp_resource(True), "mcp handshake": _mcp_resource(False),
+    "mcp tool": _mcp_tool(True), "mcp tool handshake": _mcp_tool(False),
+}  # fmt: skip
+
+
+async def test_every_endpoint_reads_the_same_part(wires: Wires) -> None:
+    ref = await _kept(wires)
+    for part in PARTS:
+        expected = await _rest(wires, ref, part)
+        assert "value" in expected, part
+        for name, read in WAYS.items():
+            told = await read(wires, ref, part)
+            assert {key: told[key] for key in ("value", "of", "tokens", "truncated")} == expected, (name, part)
+    assert (await _rpc(wires, ref, {}))["value"] == ORDERS
+
+
+async def test_every_endpoint_refuses_the_same_parts(wires: Wires) -> None:
+    ref = await _kept(wires)
+    for part in REFUSED:
+        for name, read in WAYS.items():
+            code = (await read(wires, ref, part))["error_code"]
+            # REST has the bounds of numbers in its schema.
+            assert code == "E3004" or (name == "rest" and code == "E3301"), (name, part)
+
+
+async def test_no_endpoint_reads_the_result_of_somebody_else(wires: Wires) -> None:
+    ref, lock = await _kept(wires), wires.lock
+    await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="agent"), by="test")
+    wires.bear(await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller))
+    for name, read in WAYS.items():
+        for asked in (ref, "payload:01ARZ3NDEKTSV4RRFFQ69G5FAV"):
+            assert (await read(wires, asked, {"at": "/orders"}))["error_code"] == "E3702", name
+
+
+async def test_a_model_that_names_no_size_gets_a_part_it_can_hold(wires: Wires) -> None:
+    params = {"name": "read_result", "arguments": {"ref": await _kept(wires)}}
+    told = orjson.loads(await wires.mcp("tools/call", params, modern=True))["result"]["structuredContent"]
+    assert told["truncated"]
+    assert told["tokens"] <= 2000
+    assert estimate(orjson.dumps(told["value"]).decode()) <= 2200
+    for address in ("?at", "?what=1", "?start=x", "?at=/orders&start=1&stop=2&tokens=9&query=a&at=/x"):
+        uri = f"{params['arguments']['ref']}{address}"
+        answer = orjson.loads(await wires.mcp("resources/read", {"uri": uri}, modern=True))
+        assert answer["error"]["data"]["error_code"] == "E3004", address
+    listed = orjson.loads(await wires.mcp("resources/templates/list", {}, modern=True))["result"]
+    assert listed["resourceTemplates"][0]["uriTemplate"] == "payload:{id}{?at,query,start,stop,tokens}"

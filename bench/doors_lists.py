@@ -21,8 +21,8 @@ from interlock.registry.admission import Evidence
 
 LISTED = 500
 SHOWN, CATALOG = 40, 10_000
-# What a surface lists beside the pinned tools: search_tools and load_tools.
-_META_TOOLS = 2
+# What a surface lists beside the pinned tools: search_tools, load_tools and read_result.
+_META_TOOLS = 3
 _AT_ONCE = 500
 
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"

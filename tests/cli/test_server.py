@@ -184,7 +184,8 @@ def test_a_command_shows_of_a_server_what_it_shows_of_its_data_directory(place: 
     [
         (("demo.balance", '{"account": "cash"}', "--tokens", "200"), 0, 0),
         (("demo.orders", '{"many": 40}', "--tokens", "2000"), 0, 0),
-        (("demo.orders", '{"many": 40}', "--tokens", "200"), "pointer", 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "200"), 3, 0),
+        (("demo.orders", '{"many": 40}', "--tokens", "145"), "pointer", 0),
         (("demo.nothing", "{}", "--tokens", "200"), 0, 1),
         (("demo.balance", '{"account": "cash"}', "--tokens", "3"), None, 1),
     ],

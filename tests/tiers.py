@@ -21,6 +21,7 @@ TIER_OF: dict[str, Tier] = {
     "resilience": "unit",
     "search": "contract",
     "surfaces": "contract",
+    "selection": "contract",
     "test_tiers.py": "unit",
     "test_changed.py": "unit",
     "test_house.py": "unit",

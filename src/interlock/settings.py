@@ -91,6 +91,24 @@ class Pinned(pydantic.BaseModel):
     groups: frozenset[str] = frozenset()
 
 
+class SelectionRule(pydantic.BaseModel):
+    """A rule of the tool selection: a request with all of the words, or one that the pattern matches, gets the tool."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    tool: Annotated[str, pydantic.Field(min_length=1, max_length=512)]
+    words: Annotated[tuple[str, ...], pydantic.Field(max_length=20)] = ()
+    pattern: Annotated[str, pydantic.Field(max_length=1000)] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _says_when(self) -> SelectionRule:
+        if not self.words and not self.pattern:
+            raise ValueError("say when the rule fires: words or a pattern")
+        if self.pattern:
+            _expression(self.pattern)
+        return self
+
+
 class RedactionPattern(pydantic.BaseModel):
     """A pattern of the operator's. Its matches are replaced by the marker; without one, by [NAME_REDACTED]."""
 
@@ -369,6 +387,19 @@ class Settings(pydantic.BaseModel):
         "refuse",
         description="what becomes of a call of a tool whose schema was not loaded. refuse: E3107. load: it is loaded,"
         " and the call is made",
+    )
+
+    selection_rules: tuple[SelectionRule, ...] = pydantic.Field(
+        (), description="requests that always get one tool: tool, and words or a pattern (a regular expression)"
+    )
+    selection_requests: Literal["sealed", "never"] = pydantic.Field(
+        "sealed",
+        description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
+        " is trained on them, and selections are measured by them",
+    )
+    selection_dangers: Literal["deny", "ask"] = pydantic.Field(
+        "deny",
+        description="the answer of a selection's gate to dangerous operations in the parameters, such as DROP TABLE",
     )
 
     budgets: tuple[Budget, ...] = pydantic.Field((), description="limits on the total cost of calls; see limits")

@@ -44,6 +44,12 @@ class Admissions:
         self._parts = parts
         self._open_home = open_home
 
+    async def lift_quarantine(self, tool: str, *, reason: str, by: Caller) -> None:
+        """Release a version from quarantine. On record with the reason."""
+        from interlock.api.registration import lift_quarantine
+
+        await lift_quarantine(self._parts, tool, reason=reason, by=by)
+
     async def offer(self, tool: Tool[..., Any], origin: str, *, by: Caller) -> Admission:
         """Judge a tool and publish it if all eight conditions hold. Needs `tools:admin` (E3206)."""
         from interlock.registry import admission

@@ -28,6 +28,7 @@ from interlock.gateway.batch import Batch, BatchPolicy, may_overlap
 if TYPE_CHECKING:
     from interlock.api.model_window import ModelWindow
     from interlock.api.search import Answer
+    from interlock.api.selection import Selection, Selections, SelectOptions
     from interlock.api.window import WindowOptions, Windows
     from interlock.authority.identities import DidRegistry
     from interlock.authority.secrets import SecretSource
@@ -130,6 +131,22 @@ class Interlock(Parts):
         Only tools that the caller may use are found. `by` is words, meaning or both.
         """
         return await self.tools.search(query, caller or self.caller, limit, by)
+
+    @cached_property
+    def selections(self) -> Selections:
+        """Chooses tools for requests. Most programs never ask, so it is made on first use."""
+        from interlock.api.selection import Selections
+
+        return Selections(self, self.tools, self.windows)
+
+    async def select(
+        self, request: str, *, caller: Caller | None = None, **options: Unpack[SelectOptions]
+    ) -> Selection:
+        """Choose a tool for a request: `(await lock.select("what is in the cash account")).chosen`.
+
+        Says what each stage left and why, and whether the caller may make the call. It is on record; no call is made.
+        """
+        return await self.selections.select(request, caller or self.caller, **options)
 
     # A declared tool takes what its function takes, and the result has the type of the function. These overloads come
     # first; a type checker goes on to the others where options are given by name, and then checks the options only.
@@ -363,9 +380,7 @@ class Interlock(Parts):
 
     async def lift_quarantine(self, tool: str, *, reason: str, by: Caller | None = None) -> None:
         """Release a version from quarantine, as a person who has looked at it. On record with the reason."""
-        from interlock.api.registration import lift_quarantine
-
-        await lift_quarantine(self, tool, reason=reason, by=by or self.caller)
+        await self.admissions.lift_quarantine(tool, reason=reason, by=by or self.caller)
 
     # Costs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +80,11 @@ class _Surface:
     versions: Mapping[str, Version]
     mask: Mask
 
+    def only(self, tools: Collection[str], index: Index) -> _Surface:
+        """The same with some of the tools."""
+        some = {tool: self.versions[tool] for tool in tools if tool in self.versions}
+        return _Surface(self.state, self.until, some, index.mask(some))
+
 
 class Search:
     """Searches of one data directory."""
@@ -99,11 +104,18 @@ class Search:
         # Until when the encoder is not asked, and why.
         self._away: tuple[float, str] | None = None
 
-    async def find(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
+    async def find(
+        self,
+        query: str,
+        caller: Caller,
+        limit: int = DEFAULT_LIMIT,
+        by: str = "both",
+        among: Collection[str] | None = None,
+    ) -> Answer:
         """The tools that fit a request best, best first. A tool whose name is the request comes first.
 
-        `by` is words, meaning or both. Without vectors, a search for both goes on by words and says so, and a search by
-        meaning alone is refused (E3106).
+        `among` are ids of `surface`: others are not looked at. `by` is words, meaning or both. Without vectors, a
+        search for both goes on by words and says so, and a search by meaning alone is refused (E3106).
         """
         if not query.strip():
             raise Failure("E3004", "say what the tool is to do", resolution="search for words, such as: send mail")
@@ -113,18 +125,27 @@ class Search:
             raise Failure("E3004", f"a search is by {', '.join(WAYS[:2])} or {WAYS[2]}")
         await self._ready()
         if by == "words":
-            surface, hits = await self._hits(query, limit, caller, "words", None)
+            surface, hits = await self._hits(query, limit, caller, "words", None, among)
             return self._answer(surface, hits, query, limit, "words", None)
         asked, note = await self._asked(query, caller)
         if note is not None and by == "meaning":
             raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
         way: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
-        surface, hits = await self._hits(query, limit, caller, way, asked)
+        surface, hits = await self._hits(query, limit, caller, way, asked, among)
         if note is None and (missing := self._missing(surface)):
             note = (
                 f"{missing:,} of {len(surface.versions):,} tools are searched by words only, until their vectors exist"
             )
         return self._answer(surface, hits, query, limit, way, note)
+
+    async def surface(self, caller: Caller) -> Mapping[str, Version]:
+        """The tools that a caller sees, by the ids that they have in the index."""
+        await self._ready()
+        return (await self._surface(caller, self._index)).versions
+
+    async def vectors(self, tools: Sequence[str]) -> Floats | None:
+        """The vectors of tools by their ids; None where some have none."""
+        return await DEFINITIONS.run(self._index.vectors, tools)
 
     def _answer(
         self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None
@@ -137,13 +158,21 @@ class Search:
         return Answer(found, by, note)
 
     async def _hits(
-        self, query: str, limit: int, caller: Caller, by: By, asked: Floats | None
+        self,
+        query: str,
+        limit: int,
+        caller: Caller,
+        by: By,
+        asked: Floats | None,
+        among: Collection[str] | None,
     ) -> tuple[_Surface, list[Hit]]:
         from interlock.search.index import Renumbered
 
         while True:
             surface = await self._surface(caller, self._index)
             with suppress(Renumbered):
+                if among is not None:
+                    surface = surface.only(among, self._index)
                 search = partial(self._index.search, query, limit, surface.mask, by=by, asked=asked)
                 return surface, await WALKS.run(search)
 

@@ -70,7 +70,7 @@ class Tools:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._search = Search(parts, self.visible)
+        self.index = self._search = Search(parts, self.visible)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.

@@ -169,15 +169,19 @@ class Windows:
     async def offers(self, caller: Caller) -> list[Offer]:
         """The sizes of every tool the caller can see, in order of name."""
         visible = await self._tools.visible(caller)
+        known = await self.measured(visible)
+        if len(self._measured) > 2 * len(known) + 1000:
+            self._measured = known  # versions that were replaced are forgotten
+        return list(known.values())
+
+    async def measured(self, visible: Sequence[Version]) -> dict[tuple[str, str], Offer]:
+        """The sizes of some tools, by name and digest."""
         missing = [one for one in visible if _key(one) not in self._measured]
         count = await self.counter()
         for start in range(0, len(missing), _AT_ONCE):
             measured = await DEFINITIONS.run(_measure, missing[start : start + _AT_ONCE], count)
             self._measured.update(measured)
-        known = {_key(one): self._measured[_key(one)] for one in visible}
-        if len(self._measured) > 2 * len(known) + 1000:
-            self._measured = known  # versions that were replaced are forgotten
-        return list(known.values())
+        return {_key(one): self._measured[_key(one)] for one in visible}
 
 
 def _read_part(body: bytes, part: Part, count: Counter) -> Json:

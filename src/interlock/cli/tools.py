@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli import admission, retirement, window
+from interlock.cli import admission, retirement, selection, window
 from interlock.cli.command import Output, acting, as_holder, at_rest, at_server, looking, over_home, reading
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def tools() -> None:
 
 for _command in (
     admission.add, admission.test, retirement.deprecate, retirement.quarantine, retirement.release,
-    window.cost, window.affordances, window.schema,
+    window.cost, window.affordances, window.schema, selection.select,
 ):  # fmt: skip
     tools.add_command(_command)
 

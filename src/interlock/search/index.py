@@ -107,6 +107,7 @@ class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be mad
     """The tools of the index have other numbers than when the mask was made."""
 
 
+# many methods: postings, vectors and numbers of tools change together, under one lock
 class Index:
     """Tools can be added and removed at any time, from any thread.
 
@@ -178,6 +179,14 @@ class Index:
         with self._lock:
             slots = self._slots
             return [tool for tool in tools if (slot := slots.get(tool)) is not None and not self._placed[slot]]
+
+    def vectors(self, tools: Sequence[str]) -> Floats | None:
+        """The vectors of tools, one row each; None if one of them has none."""
+        with self._lock:
+            slots = [self._slots.get(tool, -1) for tool in tools]
+            if -1 in slots or not self._placed[slots].all():
+                return None
+            return self._vectors[slots]
 
     def remove(self, tools: Iterable[str]) -> None:
         with self._lock:

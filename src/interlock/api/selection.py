@@ -1,0 +1,254 @@
+"""Chooses a tool for a request, in stages, and says of each stage what it left and why.
+
+    intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► model ► gate
+
+Every stage works without the others. Only tools that the caller can see are looked at, and the gate comes last, also
+for what a model, a rule or the router chose. A selection is on record, without the text of the request; the text is
+stored encrypted for `payload_days`, unless the setting `selection_requests` is never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+
+import orjson
+
+from interlock.api.narrowing import Narrowing
+from interlock.api.selection_gate import Gate, Verdict
+from interlock.api.selection_records import store, sums
+from interlock.core.clock import new_id
+from interlock.core.errors import Failure
+from interlock.core.threads import DEFINITIONS
+from interlock.selection.stages import (
+    MOST_KEPT,
+    MOST_REQUEST,
+    Candidate,
+    Choice,
+    Selector,
+    Stage,
+    apply_rules,
+    checked_choice,
+    fit,
+    keep_best,
+    prefer_cheaper,
+)
+from interlock.window.affordances import declaration
+
+if TYPE_CHECKING:
+    from interlock.api.parts import Parts
+    from interlock.api.tools import Tools
+    from interlock.api.window import Windows
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.registry.catalog import Version
+    from interlock.selection.intent import Intent
+    from interlock.store.port import Transaction
+
+# How many candidates a search brings before router and rules look at them.
+_FOUND: Final = 50
+# The calls from which on the journal says what a tool costs.
+_FEWEST_CALLS: Final = 5
+# What is assumed of a tool before it was called: 9 of 10 calls succeed.
+_PRIOR: Final = (9, 10)
+
+
+class SelectOptions(TypedDict, total=False):
+    """How a tool is selected.
+
+    `allocation` is how many tokens the schemas of the candidates may take together; `cheaper` chooses the cheaper of
+    tools with equal expected success; `intent` is false where the kind of help is not to narrow the candidates;
+    `selector` is a model that chooses tool and parameters; `session` and `task` are those whose budgets count.
+    """
+
+    allocation: int | None
+    cheaper: bool
+    intent: bool
+    selector: Selector | None
+    session: str
+    task: str
+    door: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The outcome of a selection. `chosen` is None where no tool fits; `verdict` is about a call of it."""
+
+    id: str
+    request: str
+    intent: Intent | None
+    stages: tuple[Stage, ...]
+    candidates: tuple[Candidate, ...]
+    chosen: str | None
+    parameters: Json | None
+    refused: str | None
+    verdict: Verdict | None
+    tokens: Json
+
+    def document(self) -> Json:
+        return {
+            "id": self.id,
+            "intent": None if self.intent is None else self.intent.document(),
+            "stages": [one.document() for one in self.stages],
+            "candidates": [one.document() for one in self.candidates],
+            "chosen": self.chosen,
+            "parameters": self.parameters,
+            "refused": self.refused,
+            "gate": None if self.verdict is None else self.verdict.document(),
+            "tokens": self.tokens,
+        }
+
+
+class Selections:
+    """Selections of one data directory."""
+
+    def __init__(self, parts: Parts, tools: Tools, windows: Windows) -> None:
+        self._parts = parts
+        self._tools = tools
+        self._windows = windows
+        self._narrowing = Narrowing(tools.index)
+
+    async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
+        """Choose a tool for a request."""
+        if not request.strip():
+            raise Failure("E3004", "say what is to be done", resolution="select a tool for words, such as: send mail")
+        request = request[:MOST_REQUEST]
+        visible = await self._tools.index.surface(caller)
+        stages: list[Stage] = []
+        intent = await self._narrowing.intent(request) if options.get("intent", True) else None
+        narrowed = await self._narrowing.by_intent(visible, intent, stages)
+        chosen, categories = await self._narrowing.by_category(request, visible, narrowed, stages)
+        candidates = await self._retrieved(request, caller, visible, chosen, stages)
+        stages.append(Stage("router", len(candidates), _names(candidates), "no router is in use"))
+        by_name = {one.row.address: one for one in visible.values()}
+        measured = await self._measured(by_name, candidates, caller)
+        candidates, stage = apply_rules(request, measured, self._parts.settings.selection_rules, self._forced(by_name))
+        stages.append(stage)
+        candidates = await self._measured(by_name, candidates, caller)
+        candidates, stage = fit(candidates, options.get("allocation"))
+        stages.append(stage)
+        candidates, stage = prefer_cheaper(candidates, asked=options.get("cheaper", False))
+        stages.append(stage)
+        picked, refused = await self._picked(request, candidates, by_name, options.get("selector"), stages)
+        made = Selection(
+            new_id(self._parts.clock.now_ms(), self._parts.clock.random_bytes(10)),
+            request,
+            intent,
+            tuple(stages),
+            tuple(candidates),
+            picked.tool,
+            picked.parameters if options.get("selector") is not None and picked.tool else None,
+            refused,
+            None,
+            {
+                "categories": 0 if categories is None else await self._windows.count(categories.text),
+                "schemas": sum(one.tokens for one in candidates),
+            },
+        )
+        return await self._gated(made, None if picked.tool is None else by_name[picked.tool], caller, options)
+
+    # Choosing
+
+    async def _retrieved(
+        self,
+        request: str,
+        caller: Caller,
+        visible: Mapping[str, Version],
+        among: Collection[str],
+        stages: list[Stage],
+    ) -> list[Candidate]:
+        found: list[Candidate] = []
+        why = "there are no candidates"
+        if among:
+            limited = None if len(among) == len(visible) else among
+            answer = await self._tools.index.find(request, caller, _FOUND, among=limited)
+            found = keep_best([Candidate(one.version.row.address, one.score) for one in answer])
+            why = f"the best {MOST_KEPT} by {answer.by}" + (f": {answer.note}" if answer.note else "")
+        stages.append(Stage("retrieval", len(among), _names(found), why))
+        return found
+
+    def _forced(self, by_name: Mapping[str, Version]) -> Callable[[str], Candidate | None]:
+        return lambda tool: Candidate(tool, 1.0) if tool in by_name else None
+
+    async def _measured(
+        self, by_name: Mapping[str, Version], candidates: Sequence[Candidate], caller: Caller
+    ) -> list[Candidate]:
+        """The candidates with their tokens, and with cost and success as the journal of their tenant has them."""
+        offers = await self._windows.measured([by_name[one.tool] for one in candidates])
+        tokens = {address: one.schema_tokens for (address, _), one in offers.items()}
+        used = await self._parts.readers.read(partial(sums, caller.tenant))
+        made: list[Candidate] = []
+        for one in candidates:
+            known = used.get(one.tool)
+            number, failed = (0, 0) if known is None else (known.calls, known.failures)
+            stated = by_name[one.tool].contract.manifest.estimated_cost or 0.0
+            enough = known is not None and number >= _FEWEST_CALLS and known.cost > 0
+            cost = known.cost / number if known is not None and enough else stated
+            success = (number - failed + _PRIOR[0]) / (number + _PRIOR[1])
+            made.append(replace(one, tokens=tokens[one.tool], cost=cost, success=success))
+        return made
+
+    async def _picked(
+        self,
+        request: str,
+        candidates: Sequence[Candidate],
+        by_name: Mapping[str, Version],
+        selector: Selector | None,
+        stages: list[Stage],
+    ) -> tuple[Choice, str | None]:
+        """The tool that a model chose, or the first candidate. What a model makes up is refused."""
+        if selector is None or not candidates:
+            first = candidates[0].tool if candidates else None
+            why = "no model is in use" if candidates else "there are no candidates"
+            stages.append(Stage("model", len(candidates), _names(candidates), why))
+            return Choice(first, {}), None
+        count = await self._windows.counter()
+        offered = [
+            await DEFINITIONS.run(declaration, one.tool, orjson.loads(by_name[one.tool].row.manifest), count)
+            for one in candidates
+        ]
+        try:
+            answer = await selector(request, offered)
+            choice = checked_choice(answer, {one.tool: partial(_faults, by_name[one.tool]) for one in candidates})
+        except Failure as failure:
+            stages.append(Stage("model", len(candidates), (), f"refused: {failure.message}", {"code": failure.code}))
+            return Choice(None, {}), failure.message
+        kept = () if choice.tool is None else (choice.tool,)
+        stages.append(Stage("model", len(candidates), kept, "the model chose" if kept else "the model chose no tool"))
+        return choice, None
+
+    # Deciding
+
+    async def _gated(
+        self, made: Selection, version: Version | None, caller: Caller, options: SelectOptions
+    ) -> Selection:
+        """Let the gate decide, and put the selection on record in the same write."""
+        parts, session = self._parts, options.get("session", "")
+        gate = None
+        if version is not None:
+            gate = Gate(parts, version, caller, session, options.get("task") or made.id)
+            await gate.look(made.parameters or {}, options.get("door", "library"))
+
+        def unit(transaction: Transaction) -> Selection:
+            done = replace(made, verdict=None if gate is None else gate.decide(transaction))
+            store(parts, transaction, done, caller, session)
+            return done
+
+        return await parts.journal.commit(unit)
+
+
+def _faults(version: Version, parameters: Json) -> list[str]:
+    """What keeps parameters from being the input of a tool."""
+    from interlock.data.coerce import coerce
+    from interlock.data.explain import input_faults
+    from interlock.data.schema import Schema
+
+    schema = Schema(version.contract.input.caller_facing)
+    found = input_faults(schema, coerce(schema, parameters).value)
+    return [f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in found]
+
+
+def _names(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    return tuple(one.tool for one in candidates)

@@ -1,0 +1,255 @@
+"""The stages of a selection, each by itself: intent, categories, rules, allocation, cost, model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import sets
+from interlock.core.errors import Failure
+from interlock.search.evaluation import recall
+from interlock.search.index import Entry, Index
+from interlock.search.table import shipped
+from interlock.selection.dangers import dangers
+from interlock.selection.hierarchy import LEAST_SIZE, Hierarchy, most_tools, partition
+from interlock.selection.intent import Intent, classifier
+from interlock.selection.kinds import EVERY, KINDS, Kind, kinds_of
+from interlock.selection.stages import Candidate, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
+from interlock.window.tokens import estimate
+
+READING = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
+
+LABELLED: list[tuple[str, Kind]] = [
+    ("List the customer's accounts", "read"),
+    ("Show me the weather forecast for Rome", "read"),
+    ("find all restaurants near the station", "read"),
+    ("delete the file report.txt", "change"),
+    ("create a new issue in the repository", "change"),
+    ("book a table for four people tomorrow", "change"),
+    ("calculate the compound interest of 1000 euros over 5 years", "compute"),
+    ("convert 20 miles to kilometres", "compute"),
+    ("translate this text into German", "compute"),
+    ("send an email to Anna that I will be late", "communicate"),
+    ("reply to the customer's mail", "communicate"),
+    ("tell me a joke", "none"),
+    ("thank you so much", "none"),
+]
+
+
+# Intent
+
+
+@pytest.mark.part_of("SURF-15", rest=READING)
+@pytest.mark.parametrize(("request_text", "kind"), LABELLED)
+def test_the_kind_of_help_is_named_with_a_confidence(request_text: str, kind: Kind) -> None:
+    found = classifier().classify(request_text)
+    assert max(found.probabilities, key=lambda one: found.probabilities[one]) == kind
+    assert 0 <= found.confidence <= 1
+    assert math.isclose(found.confidence, found.probabilities[kind], abs_tol=1e-6)
+
+
+@pytest.mark.part_of("SURF-15", rest=READING)
+def test_without_a_clear_kind_there_is_no_verdict_and_every_tool_stays() -> None:
+    found = classifier().classify("my invoice and the shop")
+    assert found.kind is None
+    assert all(found.allows(frozenset((kind,))) for kind in KINDS)
+    assert classifier().classify("delete the file", threshold=1.0).kind is None
+
+
+@pytest.mark.part_of("SURF-15", rest=READING)
+@given(
+    st.sampled_from([None, *KINDS]),
+    st.lists(st.floats(0, 1), min_size=len(KINDS), max_size=len(KINDS)),
+    st.lists(st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)),
+)
+def test_a_verdict_leaves_a_part_of_the_candidates(
+    kind: Kind | None, numbers: list[float], tools: list[frozenset[Kind]]
+) -> None:
+    intent = Intent(kind, 0.9, dict(zip(KINDS, numbers, strict=True)), ())
+    kept = [one for one in tools if intent.allows(one)]
+    assert all(one in tools for one in kept)
+    if kind is None:
+        assert kept == tools
+    if kind == "none":
+        assert not kept
+
+
+def test_what_a_tool_can_do_follows_from_its_name_and_its_class() -> None:
+    assert kinds_of("get_balance") == {"read"}
+    assert kinds_of("sendMessage") == {"communicate"}
+    assert kinds_of("balance") == EVERY
+    assert kinds_of("balance", "", "read_only") == {"read", "compute"}
+    # Tools of others count as writes until somebody has said otherwise, so their names count too.
+    assert "read" in kinds_of("list_issues", "", "write_irreversible")
+    assert kinds_of("delete_rows", "", "read_only") == {"read", "compute"}
+
+
+# Categories
+
+
+@st.composite
+def _catalogs(draw: st.DrawFn) -> list[Entry]:
+    servers = draw(st.lists(st.integers(1, 90), min_size=1, max_size=8))
+    return [
+        Entry(f"s{s}.t{n}", f"tool_{n}", f"does {n}", server=f"s{s}") for s, m in enumerate(servers) for n in range(m)
+    ]
+
+
+@pytest.mark.part_of("SURF-10", rest=READING)
+@given(_catalogs(), st.integers(0, 2**32 - 1))
+def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(entries: list[Entry], seed: int) -> None:
+    vectors = np.random.default_rng(seed).standard_normal((len(entries), 8)).astype(np.float32)
+    found = partition(entries, vectors)
+    assert sorted(tool for one in found for tool in one.tools) == sorted(one.id for one in entries)
+    assert len({one.name for one in found}) == len(found)
+    most = most_tools(len(entries))
+    assert all(1 <= len(one.tools) <= most for one in found)
+    assert len(found) <= 2 * len(entries) / most + 1
+    assert partition(entries, vectors) == found
+
+
+@pytest.mark.part_of("SURF-10", rest=READING)
+def test_categories_do_not_depend_on_vectors_that_are_all_alike() -> None:
+    entries = [Entry(f"t{n:03}", f"tool_{n}", "") for n in range(200)]
+    found = partition(entries, np.zeros((200, 4), np.float32))
+    assert sorted(tool for one in found for tool in one.tools) == [one.id for one in entries]
+    assert all(len(one.tools) <= LEAST_SIZE for one in found)
+
+
+@pytest.mark.part_of("SURF-10", rest=READING)
+@pytest.mark.parametrize(("name", "most", "every"), [("livemcp", 1000, 2), ("bfcl", 1000, 20)])
+def test_a_choice_by_category_takes_few_tokens_and_finds_as_much(name: str, most: int, every: int) -> None:
+    told = sets.load(sets.HERE / name)
+    entries = told.entries[:most]
+    ids = {one.id for one in entries}
+    index = Index(shipped())
+    index.add(entries)
+    vectors = index.vectors([one.id for one in entries])
+    assert vectors is not None
+    hierarchy = Hierarchy(partition(entries, vectors), shipped())
+    queries = [one for one in told.queries if all(group & ids for group in one.needed)][::every]
+    assert len(queries) > 40
+    schemas = {
+        one.id: estimate(f"{one.name} {one.description} {one.parameters} {one.parameter_texts}") for one in entries
+    }
+    flat, stepped, shown = 0.0, 0.0, 0.0
+    for query in queries:
+        flat += recall([hit.id for hit in index.search(query.text, 10, index.mask(ids))], query.needed)
+        inside = [tool for one in hierarchy.choose(query.text) for tool in one.tools]
+        found = [hit.id for hit in index.search(query.text, 10, index.mask(inside))]
+        stepped += recall(found, query.needed)
+        shown = max(shown, sum(schemas[tool] for tool in found))
+    assert stepped >= flat - 0.05 * len(queries)
+    whole = sum(schemas.values())
+    assert max(estimate(hierarchy.text), shown) < 0.15 * whole
+
+
+# Rules, allocation, cost
+
+
+@dataclass(frozen=True)
+class _Rule:
+    tool: str
+    words: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+def _some(*names: str) -> list[Candidate]:
+    return [Candidate(name, 0.9 - 0.1 * place, tokens=100) for place, name in enumerate(names)]
+
+
+@pytest.mark.part_of("SURF-07", rest=READING)
+def test_a_rule_that_fires_puts_its_tool_first_and_keeps_two_others() -> None:
+    def visible(tool: str) -> Candidate | None:
+        return Candidate(tool, 0.0) if tool != "hidden" else None
+
+    rules = [
+        _Rule("hidden", ("refund",)),
+        _Rule("bank.refund", ("refunds", "order")),
+        _Rule("x.y", pattern=r"\binv-\d+"),
+    ]
+    kept, stage = apply_rules("Refund the order of yesterday", _some("a", "b", "bank.refund", "c"), rules, visible)
+    assert [one.tool for one in kept] == ["bank.refund", "a", "b"] == list(stage.tools)
+    assert kept[0].reason == "rule"
+    kept, _ = apply_rules("where is INV-17?", _some("a"), rules, visible)
+    assert [one.tool for one in kept] == ["x.y", "a"]
+    kept, stage = apply_rules("hello", _some("a", "b"), rules, visible)
+    assert [one.tool for one in kept] == ["a", "b"]
+    assert stage.why == "no rule fired"
+
+
+@pytest.mark.part_of("SURF-07", rest=READING)
+def test_at_most_ten_are_kept_and_only_those_whose_schemas_fit() -> None:
+    assert len(keep_best(_some(*"abcdefghijklm"))) == 10
+    assert [one.tool for one in keep_best(_some("b", "a"))] == ["b", "a"]
+    kept, stage = fit([Candidate("a", 1, 60), Candidate("b", 0.9, 50), Candidate("c", 0.8, 40)], 100)
+    assert [one.tool for one in kept] == ["a", "c"]
+    assert (stage.before, stage.why) == (3, "100 of 100 tokens are used by schemas")
+    assert fit(_some("a"), 99)[0] == []
+    assert len(fit(_some("a", "b"), None)[0]) == 2
+
+
+@pytest.mark.part_of("SURF-16", rest=READING)
+def test_of_two_equal_tools_the_cheaper_is_chosen_and_the_trade_is_stated() -> None:
+    dear, cheap = Candidate("a.dear", 0.8, cost=0.5), Candidate("b.cheap", 0.79, cost=0.01)
+    kept, stage = prefer_cheaper([dear, cheap], asked=True)
+    assert [one.tool for one in kept] == ["b.cheap", "a.dear"]
+    assert stage.why == "b.cheap at 0.01 instead of a.dear at 0.5: saves 0.49 a call, for +0.010 of expected success"
+    assert prefer_cheaper([dear, cheap], asked=False)[0] == [dear, cheap]
+    worse = Candidate("c.worse", 0.79, cost=0.0, success=0.5)
+    assert prefer_cheaper([dear, worse], asked=True)[0] == [dear, worse]
+
+
+# A model's answer
+
+
+@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"tool": "a.made_up", "parameters": {}}, "E3101"),
+        ({"tool": "a.known", "parameters": {"bad": 1}}, "E3301"),
+        ({"tool": "a.known", "parameters": [1]}, "E3004"),
+        ({"tool": 7}, "E3004"),
+        ("a.known", "E3004"),
+        (None, "E3004"),
+    ],
+)
+def test_what_a_model_makes_up_is_refused(answer: Any, code: str) -> None:
+    with pytest.raises(Failure) as refused:
+        checked_choice(answer, {"a.known": lambda given: ["bad: not known"] if "bad" in given else []})
+    assert refused.value.code == code
+
+
+def test_a_model_may_choose_no_tool() -> None:
+    assert checked_choice({"tool": None}, {}).tool is None
+
+
+# Dangerous operations
+
+
+@pytest.mark.part_of("SURF-08", rest=READING)
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        ({"sql": "DROP TABLE users"}, ["DROP"]),
+        ({"sql": "drop/* x */ table\n users"}, ["DROP"]),
+        ({"q": ["select 1;", "truncate orders"]}, ["TRUNCATE"]),
+        ({"a": {"b": "DELETE FROM orders;"}}, ["DELETE without WHERE"]),
+        ({"a": "delete from orders where id = 1"}, []),
+        ({"a": "UPDATE t SET x = 1"}, ["UPDATE without WHERE"]),
+        ({"a": "update t set x = 1 where y = 2"}, []),
+        ({"command": ["rm", "-rf", "/srv"]}, ["rm -r"]),
+        ({"command": "rm file.txt"}, []),
+        ({"text": "we drop the table reservation at noon"}, []),
+        ({"n": 7, "none": None}, []),
+    ],
+)
+def test_operations_that_destroy_much_are_found(parameters: dict[str, Any], found: list[str]) -> None:
+    assert dangers(parameters) == found

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.thorough import no_collection
+
 ROOT = Path(__file__).parents[1]
 PLACES = ("src/interlock", "tests", "docs")
 # Every test has these fixtures and settings. What they import of Interlock is not followed: a test that uses it
@@ -128,15 +130,20 @@ class Modules:
 @functools.cache
 def read_modules() -> Modules:
     """The modules of the repository as they stand, read once."""
-    return Modules()
+    with no_collection():
+        return Modules()
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a module, without what only type checkers read."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
+    waiting = [node]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+                continue
             yield child
-            yield from _run(child)
+            if not isinstance(child, ast.Name | ast.Constant):  # these hold no nodes, and are most of a module
+                waiting.append(child)
 
 
 def _homes(source: str) -> dict[str, str]:

@@ -124,10 +124,10 @@ async def test_a_large_result_is_written_on_another_thread_and_a_small_one_is_no
 
 
 async def test_a_result_far_over_the_limit_is_neither_copied_nor_encoded(tmp_path: Path) -> None:
-    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+    async with Interlock.open(tmp_path, housekeeping=False, max_result_bytes=1_000_000) as lock:
         await admit(lock, rows)
         written_on.clear()
-        refused = (await lock.call("big.rows", count=2_000_000)).error
+        refused = (await lock.call("big.rows", count=200_000)).error
         assert refused is not None
         assert refused.code == "E3416"
         assert written_on == []

@@ -32,7 +32,7 @@ from tests.sandbox.forged import CUT, DONE, JSON, RESULT_BYTES, ROWS, said, spoi
 from tests.thorough import THOROUGH, no_collection
 
 # How many frames the property test has the host take. All of them in a thorough run, which measures the loop too.
-FRAMES = 100_000 if THOROUGH else 1_500
+FRAMES = 100_000 if THOROUGH else 400
 HELD_S = 0.05
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 LIMITS = Limits(wall_s=60.0, output_bytes=4096, result_bytes=1 << 20, files=3)
@@ -135,7 +135,7 @@ def test_whatever_is_said_the_call_ends_and_only_what_is_sane_is_passed_on() -> 
 
     @given(ROWS, CUT, st.sampled_from([0, 9, 11, 256]), st.booleans())
     @settings(
-        max_examples=1000 if THOROUGH else 150,
+        max_examples=1000 if THOROUGH else 40,
         deadline=None,
         suppress_health_check=SLOW,
     )

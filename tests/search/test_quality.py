@@ -20,6 +20,7 @@ from interlock.search.evaluation import ndcg, recall
 from interlock.search.index import Encoder, Index
 from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
+from tests.thorough import THOROUGH
 
 DIGEST = "54ebcebe7f39a85718741e3f24d8d40a243bc9bc4e4e78243c34b6b460a068f8"
 
@@ -44,17 +45,23 @@ def _loaded(name: str) -> sets.Set:
     return sets.load(sets.HERE / name)
 
 
-def _figures(name: str, encoder: Encoder | None, most: int) -> tuple[float, float, float]:
-    """NDCG@10, recall@10, and the part of the needed tools among the best five of each step."""
+def _figures(name: str, encoder: Encoder | None, most: int, part: int = 1) -> tuple[float, float, float]:
+    """NDCG@10, recall@10, and the part of the needed tools among the best five of each step.
+
+    Of `part` queries one is asked, and of as many tools one is there besides those that are needed.
+    """
     told = _loaded(name)
+    asked = told.queries[::part]
+    needed = {tool for one in asked for group in one.needed for tool in group}
+    entries = [one for n, one in enumerate(told.entries) if n % part == 0 or one.id in needed]
     index = Index(encoder)
-    index.add(told.entries)
-    seen = index.mask(one.id for one in told.entries)
+    index.add(entries)
+    seen = index.mask(one.id for one in entries)
 
     def find(text: str, limit: int) -> list[str]:
         return [hit.id for hit in index.search(text, limit, seen)]
 
-    queries = told.queries[:: max(1, len(told.queries) // most)]
+    queries = asked[:: max(1, len(asked) // most)]
     ranked = [(find(one.text, 10), one.needed) for one in queries]
     steps = [({tool for step in one.steps for tool in find(step, 5)}, one.needed) for one in queries if one.steps]
     return (
@@ -65,25 +72,28 @@ def _figures(name: str, encoder: Encoder | None, most: int) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    ("name", "encoder", "least"),
+    ("name", "encoder", "part", "least"),
     [
-        ("livemcp", None, (36.5, 45, 71)),
-        ("livemcp", shipped, (42, 51, 75)),
-        # The model takes about 20 ms for each text.
+        ("livemcp", None, 1, (36.5, 45, 71)),
+        ("livemcp", shipped, 1, (42, 51, 75)),
+        # The model takes about 20 ms for each text, so a normal run takes a sixth of the set. There the table stays
+        # below each of these bounds.
         pytest.param(
             "livemcp",
             partial(OnnxEncoder, PACKAGE),
-            (47, 57, 80),
+            *((1, (47, 57, 80)) if THOROUGH else (6, (66, 72, 92))),
             marks=pytest.mark.timeout(1800),
             id="livemcp-package",
         ),
-        ("bfcl", None, (74, 88, 0)),
-        ("bfcl", shipped, (78, 91, 0)),
+        ("bfcl", None, 1, (74, 88, 0)),
+        ("bfcl", shipped, 1, (78, 91, 0)),
     ],
 )
 @pytest.mark.part_of("SURF-03", rest="search hints, pending servers and the shape of an empty answer")
-def test_search_finds_what_is_needed(name: str, encoder: Callable[[], Encoder] | None, least: tuple[float, ...]):
-    found = _figures(name, encoder and encoder(), 300)
+def test_search_finds_what_is_needed(
+    name: str, encoder: Callable[[], Encoder] | None, part: int, least: tuple[float, ...]
+):
+    found = _figures(name, encoder and encoder(), 300, part)
     assert all(one >= bound for one, bound in zip(found, least, strict=True)), found
 
 

@@ -78,8 +78,10 @@ class Changes:
 
     async def loaded(self, ctx: Context) -> None:
         """Tell the session whose caller has loaded tools. A client of the modern era has the tools in its answer."""
-        if ctx.session in self._sessions:
-            await self._sent(ServerSession.send_tool_list_changed(ctx.session))
+        # Each request has a session object of its own. Only the remembered one reaches the client's stream.
+        session: Any = connection(ctx).state.get(CALLER)
+        if session in self._sessions:
+            await self._sent(ServerSession.send_tool_list_changed(session))
 
     def _list_changed(self, kind: str) -> None:
         """Tell clients of a list that an upstream changed. Tools change when the registry does, which tells itself."""

@@ -13,16 +13,14 @@ from contextlib import suppress
 
 import pytest
 
-from tests.clients import probe_inspector
 from tests.doors.conformance import test_conformance
 from tests.integrations.environment import libraries_python
 from tests.support import surroundings
 from tests.upstreams.mcp_servers.real import ROOT, environment, node_server
 
-# What the programs of each environment import.
+# What the programs of each environment import. Those of thorough runs are left to them.
 LIBRARIES = {
     "providers": "anthropic.types, google.genai.types, openai.types.responses",
-    "clients": "langchain_mcp_adapters.client, mcp.client.streamable_http",
     "servers": "mcp_server_git, mcp_server_time",
     "integrations": "agents.mcp, anthropic, fastmcp, langchain.agents, openai",
 }
@@ -35,7 +33,6 @@ def _python(name: str) -> str:
 PROGRAMS: tuple[Callable[[], object], ...] = (
     lambda: node_server("server-everything"),
     lambda: test_conformance.program("@modelcontextprotocol/conformance", ""),
-    probe_inspector.installed,
 )
 
 

@@ -34,7 +34,10 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import pydantic
+
 import interlock.cli
+from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.store import home
 from tests.support import forked
 
@@ -51,6 +54,9 @@ LOADED = (
 PATIENCE_S = 150
 
 _one_at_a_time = threading.Lock()
+# The modules of the tests, which a command has not loaded. They are looked for once: whoever looks at every name after
+# a fork gets a copy of a thousand pages of memory.
+_ours: list[str] = []
 
 
 def run(
@@ -273,7 +279,7 @@ def _become(task: dict[str, Any], streams: list[int]) -> None:
     time.tzset()
     os.chdir(task["directory"])
     sys.path[0] = task["directory"]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+    for name in _ours:
         del sys.modules[name]
     sys.argv = ["interlock", *task["words"]]
 
@@ -298,15 +304,28 @@ def _end(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _build() -> None:
+    """Build what every command would build anew when it first uses it: the models, and the patterns of redaction."""
+    waiting = pydantic.BaseModel.__subclasses__()
+    while waiting:
+        model = waiting.pop()
+        waiting += model.__subclasses__()
+        if model.__module__.startswith("interlock."):
+            model.model_rebuild(raise_errors=False)
+    Redactor(RedactionRules())
+
+
 if __name__ == "__main__":
     for name in LOADED:
         importlib.import_module(name)
     for module in pkgutil.iter_modules(interlock.cli.__path__):
         if module.name != "__main__":
             importlib.import_module(f"interlock.cli.{module.name}")
+    _build()
     with tempfile.TemporaryDirectory() as place:
         home.run_migrations(Path(place) / "empty.db")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"
+    _ours += [name for name in sys.modules if name.partition(".")[0] == "tests"]
     gc.freeze()  # or each command would look for garbage in all of this when it ends
     with socket.socket(fileno=int(sys.argv[1])) as door:
         received = _task(door)

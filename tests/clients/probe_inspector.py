@@ -29,15 +29,9 @@ def _install(folder: Path) -> None:
     _run([str(_node()), str(npm), "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
 
 
-def installed() -> Path:
-    """The folder of the Inspector, which is installed once."""
-    folder = CACHE / "inspector"
-    _once(folder, LOCKS, _install)
-    return folder
-
-
 async def inspector(target: Target, wire: str) -> set[str]:
-    folder = await asyncio.to_thread(installed)
+    folder = CACHE / "inspector"
+    await asyncio.to_thread(_once, folder, LOCKS, _install)
     program = folder / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher" / "build"
     where = target.command if wire == "stdio" else [target.url]
     patient = ["--connect-timeout", str(PATIENCE_S * 1000)]

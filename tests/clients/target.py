@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -43,7 +42,7 @@ async def opened(folder: Path) -> AsyncGenerator[tuple[Interlock, Target]]:
     async with Interlock.open(home, housekeeping=False) as app:
         await app.add_from(str(Path(__file__).with_name("tools.py")))
         config = {
-            "command": [sys.executable, "-m", "tests.clients.upstream"],
+            "command": [*forked.python(), "-m", "tests.clients.upstream"],
             "cwd": str(ROOT),
             "protocol": "handshake",
         }

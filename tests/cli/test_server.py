@@ -614,6 +614,27 @@ def test_progress_is_shown_while_a_call_is_followed_on_a_terminal(place: Place, 
     assert (follower.returncode, "succeeded" in out.decode()) == (0, True)
 
 
+def test_progress_is_shown_while_a_call_is_made_at_a_server_on_a_terminal(place: Place, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    terminal, side = os.openpty()
+    wanted = ("call", "demo.count", json.dumps({"file": str(go)}))
+    words = ("--server", place.url, "--token-file", place.token("ann"), *wanted)
+    caller = subprocess.Popen([*INTERLOCK, *words], env=place.cli.environment, stdout=subprocess.PIPE, stderr=side)
+    os.close(side)
+    seen = b""
+    with contextlib.suppress(OSError):  # what reading raises once the command has ended
+        while text := os.read(terminal, 1000):
+            seen += text
+            if b"50 %  half of it" in seen:
+                go.touch()
+    go.touch()
+    out, _ = caller.communicate(timeout=100)
+    os.close(terminal)
+    assert b"demo.count runs at" in seen
+    assert b"half of it" in seen
+    assert (caller.returncode, "demo.count@1.0.0   1" in out.decode()) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

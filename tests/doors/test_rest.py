@@ -285,6 +285,32 @@ async def test_a_dry_run_says_what_would_happen_and_does_nothing(world: World) -
     assert (answer.status_code, answer.json()["source"], sample.world.runs) == (200, "preview", 0)
 
 
+async def test_a_client_that_takes_events_hears_of_progress_before_the_answer(world: World) -> None:
+    accept = {"accept": "text/event-stream"}
+    body: Json = {"tool_id": "demo.stepwise", "parameters": {"steps": 3}}
+    sample.world.gate = asyncio.Event()
+    sample.world.gate.set()
+    response = await world.post("/v1/tools/invoke", body, headers=accept)
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream")
+    frames = [frame.splitlines() for frame in response.text.strip().split("\n\n") if not frame.startswith(":")]
+    events = [(name.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))) for name, data in frames]
+    *progress, (last, answer) = events
+    assert {name for name, _ in progress} == {"progress"}
+    assert progress[-1][1]["message"]
+    assert (last, answer["status"]) == ("answer", 200)
+    plain = (await world.post("/v1/tools/invoke", body)).json()
+    assert (answer["body"].keys(), answer["body"]["result"]) == (plain.keys(), plain["result"])
+
+    for sent, status, code in (
+        ({"tool_id": "demo.stepwise", "parameters": {"steps": "many"}}, 400, "E3301"),
+        ({"tool_id": "demo.nowhere", "parameters": {}}, 404, "E3101"),
+    ):
+        refusal = (await world.post("/v1/tools/invoke", sent, headers=accept)).text
+        told = orjson.loads(refusal.split("data: ", 1)[1])
+        assert (told["status"], told["body"]["error"]["error_code"]) == (status, code)
+    refused(await world.post("/v1/tools/invoke", {"tool": "x"}, headers=accept), 400, "E3004")
+
+
 @pytest.mark.supports("OPS-01")
 async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(world: World) -> None:
     sample.world.gate = asyncio.Event()

@@ -79,7 +79,7 @@ async def _call_at_server(
         out.answer(told, lambda page: page.line(told["invocation_id"]))
         return 0
     with out.working(f"{name} runs at {server.url} …"):
-        result = await send(server, "/v1/tools/invoke", body)
+        result = await send(server, "/v1/tools/invoke", body, out.report if out.shows_progress else None)
     if result.pending and wait_s is not None:
         result = await _wait_at_server(server, out, body, result, wait_s)
     if tokens is not None and not result.pending:
@@ -89,11 +89,13 @@ async def _call_at_server(
     return await answer_from(server, out, result)
 
 
-async def send(server: Server, path: str, body: Json) -> Result:
-    """The result of a call that a server makes or continues."""
+async def send(server: Server, path: str, body: Json, report: Callable[[Json], None] | None = None) -> Result:
+    """The result of a call that a server makes or continues. `report` hears of its progress meanwhile."""
     from interlock.cli.remote import CALL_TIMEOUT_S
     from interlock.cli.restored import result_of
 
+    if report is not None:
+        return result_of(*await server.observe(path, body, report, timeout_s=CALL_TIMEOUT_S))
     return result_of(*await server.answer("POST", path, body, timeout_s=CALL_TIMEOUT_S))
 
 

@@ -78,10 +78,32 @@ class Server:
         whole = self._path + path + (f"?{urlencode(said, doseq=True)}" if said else "")
         headers = self._headers() if with_token else {"Accept": "application/json"}
         try:
-            status, read = await asyncio.to_thread(self._exchange, method, whole, body, headers, timeout_s)
+            status, read = await asyncio.to_thread(self._exchange, method, whole, body, headers, timeout_s, _whole)
         except (OSError, HTTPException) as error:
             raise self._silent(error) from None
         return status, self._document(status, read)
+
+    async def observe(
+        self, path: str, body: Json, report: Callable[[Json], None], *, timeout_s: float
+    ) -> tuple[int, Json]:
+        """The same for a body that is posted. `report` hears of progress, where the server tells of it."""
+        headers = {**self._headers(), "Accept": "text/event-stream, application/json"}
+        loop = asyncio.get_running_loop()
+
+        def heard(answer: HTTPResponse) -> tuple[int, bytes] | Json:
+            if not str(answer.getheader("Content-Type")).startswith("text/event-stream"):
+                return answer.status, answer.read(_MOST_BYTES)
+            for event in _in_events(answer):
+                if "body" in event:
+                    return event
+                loop.call_soon_threadsafe(report, event)
+            raise IncompleteRead(b"")
+
+        try:
+            told = await asyncio.to_thread(self._exchange, "POST", self._path + path, body, headers, timeout_s, heard)
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+        return (told["status"], told["body"]) if isinstance(told, dict) else (told[0], self._document(*told))
 
     async def scopes(self) -> frozenset[str]:
         """The scopes that the token holds."""
@@ -119,8 +141,14 @@ class Server:
         return connect(self._place, timeout=timeout_s)
 
     def _exchange(
-        self, method: Method, path: str, body: Json | None, headers: dict[str, str], timeout_s: float
-    ) -> tuple[int, bytes]:
+        self,
+        method: Method,
+        path: str,
+        body: Json | None,
+        headers: dict[str, str],
+        timeout_s: float,
+        read: Callable[[HTTPResponse], T],
+    ) -> T:
         from interlock.data.canonical import encode
 
         sent = None if body is None else encode(body)
@@ -129,8 +157,7 @@ class Server:
         connection = self._connection(timeout_s)
         try:
             connection.request(method, path, sent, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MOST_BYTES)
+            return read(connection.getresponse())
         finally:
             connection.close()
 
@@ -161,6 +188,10 @@ class Server:
         if not isinstance(told, dict):
             raise Failure("E3502", f"{self.url} answered {status} without a JSON object; it is not an Interlock server")
         return cast("Json", told)
+
+
+def _whole(answer: HTTPResponse) -> tuple[int, bytes]:
+    return answer.status, answer.read(_MOST_BYTES)
 
 
 def _in_pieces(answer: HTTPResponse) -> Iterator[bytes]:

@@ -6,17 +6,21 @@ What the body may hold is FIELDS, and the OpenAPI document says the same; a test
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from interlock.api.service import Ask, Service, bearer
 from interlock.call.context import Caller
+from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
+from interlock.data.schema import Json
 from interlock.doors.response_template import Templates
 from interlock.doors.rest.answers import of_failure, of_result, running, success
+from interlock.doors.rest.progress import EVENTS, streamed
 from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, text
-from interlock.http.route import Reply, Route
+from interlock.http.route import Reply, Route, Stream
 from interlock.telemetry.w3c import joined
 
 PATH = "/v1/tools/invoke"
@@ -81,8 +85,8 @@ class _Handler:
     """Answers requests with one head: with one token, in one trace."""
 
     __slots__ = (
-        "_authorization", "_calls", "_digest", "_is_json", "_key", "_most_values", "_recall", "_route", "_trace",
-        "max_body",
+        "_authorization", "_calls", "_digest", "_is_json", "_key", "_most_values", "_recall", "_route", "_streams",
+        "_trace", "max_body",
     )  # fmt: skip
 
     def __init__(self, route: Invoke, sent: Mapping[bytes, bytes]) -> None:
@@ -96,13 +100,14 @@ class _Handler:
         self._digest = bearer(self._authorization) or b""
         self._key = text(sent, b"idempotency-key")
         self._is_json = b"json" in sent.get(b"content-type", b"json")
+        self._streams = EVENTS in sent.get(b"accept", b"")
         self._trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate")) if b"traceparent" in sent else None
 
     async def authenticate(self) -> Caller:
         """The caller whose token the head has, as things stand now."""
         return self._recall(self._digest) or await self._route.service.authenticate(self._authorization)
 
-    async def __call__(self, body: bytes) -> Reply:
+    async def __call__(self, body: bytes) -> Reply | Stream:
         trace = self._trace
         try:
             caller = self._recall(self._digest) or await self.authenticate()
@@ -112,14 +117,26 @@ class _Handler:
             ask, in_background = read(sent, self._key, trace)
             if in_background:
                 reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
+            elif self._streams:
+                refusal = self._route.service.refusal
+                return streamed(partial(self._observed, ask, caller), lambda: refusal(caller) is None)
             else:
                 result = await self._calls.invoke(ask, caller, door=DOOR)
-                trace_id = result.trace_id
-                made = self._route.templates.answer(result, success)
-                reply = of_result(result) if made is None else Reply(200, made)
+                reply, trace_id = self._reply(result), result.trace_id
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return self.refuse(error)
         return Reply(reply.status, reply.body, (*reply.headers, *self._route.traced(trace_id, trace)))
+
+    def _reply(self, result: Result) -> Reply:
+        made = self._route.templates.answer(result, success)
+        return of_result(result) if made is None else Reply(200, made)
+
+    async def _observed(self, ask: Ask, caller: Caller, on_progress: Callable[[Json], None]) -> Reply:
+        """The reply to a call whose progress is told."""
+        try:
+            return self._reply(await self._calls.invoke(ask, caller, door=DOOR, on_progress=on_progress))
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return self.refuse(error)
 
     def refuse(self, error: Exception) -> Reply:
         """The response to what was refused, or failed, before there was a result."""

@@ -19,9 +19,8 @@ from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
 from interlock.doors.rest.invoke import DOOR, unforeseen
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
+from interlock.doors.rest.progress import SILENCE_S
 
-# How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
-SILENCE_S = 15.0
 FILE = "application/octet-stream"
 _LONGEST_NUMBER = 16
 LastEvent = Annotated[str, Header(description="the last event you have: the stream goes on behind it")]

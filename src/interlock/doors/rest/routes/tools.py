@@ -48,7 +48,11 @@ async def invoke_tool(
     call: models.InvokeBody,
     idempotency_key: Annotated[str | None, Header(description="the same as in the body")] = None,
 ) -> Response:
-    """Call a tool. A call that changes something needs a key of your own: sent twice, it is done once."""
+    """Call a tool. A call that changes something needs a key of your own: sent twice, it is done once.
+
+    With `Accept: text/event-stream`, its progress is told in events until the last one, whose data is the status and
+    the body of the answer.
+    """
     raise AssertionError(call, idempotency_key)  # the edge hands these requests to the invoke route
 
 

@@ -25,6 +25,7 @@ from interlock.call.results import Result
 from interlock.contract.cases import Case, cases_of
 from interlock.contract.contract import Contract, contract_of
 from interlock.contract.declare import Tool
+from interlock.contract.recipes import ONLY_RUN, PinnedStep, Recipe, image
 from interlock.core.errors import ErrorCode, Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.data.canonical import encode
@@ -36,6 +37,10 @@ from interlock.registry.admission import UNPROVEN, Evidence
 Run = Callable[[Request], Awaitable[Result]]
 # Circuit breaker open, upstream unavailable, timed out, rate limit.
 _PASSING = frozenset({"E3501", "E3502", "E3503", "E3504"})
+# Characters of each value that is quoted where an undo did not restore it.
+MOST_QUOTED = 200
+# Makes the latest read by a step of a recipe again: its answer then, and its answer now; None if there was none.
+Reread = Callable[[PinnedStep], Awaitable["tuple[Any, Any] | None"]]
 Mode = Literal["examples", "recorded", "preview", "fixture", "live", "none"]
 
 
@@ -71,6 +76,8 @@ class Trial:
         report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
         if unrun := [outcome.case for outcome in self.outcomes if not outcome.ran]:
             report = f"{report}; the tool was not run with: {', '.join(unrun[:5])}"
+        if not failed and any(outcome.message == ONLY_RUN for outcome in self.outcomes):
+            report = f"{report}; {ONLY_RUN}"
         return Evidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
 
 
@@ -92,10 +99,12 @@ async def try_tool(
     *,
     live: bool,
     agree: Callable[[Result], Awaitable[None]],
+    reread: Reread | None = None,
 ) -> Trial:
     """Try a tool that the gateway's scratch catalog holds.
 
     `make` builds requests of the scratch caller; `agree` is the author's agreement to a call that must be agreed to.
+    `reread` makes the read again that a recipe made before its write.
     """
 
     async def once(request: Request) -> Result:
@@ -132,7 +141,10 @@ async def try_tool(
         outcomes.extend(await _run_in_fixture(run, tool, contract, make))
     execution = contract.manifest.execution
     if execution is not None and execution.undo is not None and execution.undo.example is not None:
-        outcomes.extend(await _run_and_undo(run, contract, "undo", execution.undo.example, make))
+        undone = await _run_and_undo(run, contract, "undo", execution.undo.example, make)
+        outcomes.extend(undone)
+        if reread is not None and all(outcome.passed for outcome in undone):
+            outcomes.append(await _restored(execution.undo, reread))
     return Trial(contract.ref, mode, tuple(outcomes))
 
 
@@ -270,6 +282,27 @@ async def _run_and_undo(
         return [Outcome(name, False, _why(first))]
     again = _same(name, first, await run(request), replayed=True)
     return [Outcome(name, True), again, *await _undone(run, contract, name, request, first)]
+
+
+async def _restored(recipe: Recipe, reread: Reread) -> Outcome:
+    """Whether what was there before a write is there again after its undo, where the recipe says how it is read."""
+    case = "undo restores what was there"
+    try:
+        read = None if recipe.before is None else await reread(recipe.before)
+    except Failure as failure:
+        return Outcome(case, False, f"it could not be read again after the undo: {failure.message}")
+    if read is None:
+        return Outcome(case, True, ONLY_RUN)
+    before, after = (encode(image(recipe, one)) for one in read)
+    if before == after:
+        return Outcome(case, True)
+    was, now = (_quoted(one) for one in (before, after))
+    return Outcome(case, False, f"the undo ran, and what was there is not back: `{was}` before the write, `{now}` now")
+
+
+def _quoted(value: bytes) -> str:
+    text = value.decode()
+    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}…"
 
 
 @asynccontextmanager

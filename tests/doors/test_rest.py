@@ -301,10 +301,8 @@ async def test_a_client_that_takes_events_hears_of_progress_before_the_answer(wo
     plain = (await world.post("/v1/tools/invoke", body)).json()
     assert (answer["body"].keys(), answer["body"]["result"]) == (plain.keys(), plain["result"])
 
-    for sent, status, code in (
-        ({"tool_id": "demo.stepwise", "parameters": {"steps": "many"}}, 400, "E3301"),
-        ({"tool_id": "demo.nowhere", "parameters": {}}, 404, "E3101"),
-    ):
+    bad: Json = {"tool_id": "demo.stepwise", "parameters": {"steps": "many"}}
+    for sent, status, code in ((bad, 400, "E3301"), ({**bad, "tool_id": "demo.nowhere"}, 404, "E3101")):
         refusal = (await world.post("/v1/tools/invoke", sent, headers=accept)).text
         told = orjson.loads(refusal.split("data: ", 1)[1])
         assert (told["status"], told["body"]["error"]["error_code"]) == (status, code)

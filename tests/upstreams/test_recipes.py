@@ -128,6 +128,27 @@ async def test_admission_tries_every_recipe(home: Path) -> None:
         assert world.lines == ["trial"], "the write of the wrong recipe stands, that of the good one is gone"
 
 
+async def test_a_recipe_whose_undo_does_not_bring_back_what_was_there_is_refused(home: Path) -> None:
+    """The undo runs without an error, and writes something else back: the read after it tells."""
+    undo = {**CHANGE["undo"], "arguments": {"number": "/input/number", "text": {"value": "x" * 1000}}}
+    async with notes(home, change={**CHANGE, "undo": undo}, read=READ) as world:
+        state, reason = world.states["change"]
+        assert state == "refused"
+        assert "what was there is not back" in reason
+        assert "first" in reason, "the value before the write"
+        assert "xxx" in reason, "the value after the undo"
+        assert "x" * 300 not in reason, "quoted in part"
+
+
+async def test_what_was_proven_of_an_undo_is_said(home: Path) -> None:
+    async with notes(home, add=ADD, change=CHANGE, read=READ) as world:
+        assert world.states["change"] == ("admitted", "")
+        state, reason = world.states["add"]
+        assert (state, "only that its undo runs" in reason) == ("admitted", True)
+        (shown,) = [one for one in await world.lock.upstreams.offers("notes") if one.name == "add"]
+        assert shown.reason == reason
+
+
 async def test_a_call_that_does_not_say_what_its_undo_needs_is_marked(home: Path) -> None:
     """The recipe works for its example, whose text has the number that the undo needs. Not every text has one."""
     number = {"text": "/input/text", "at": "/number"}

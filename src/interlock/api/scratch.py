@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from interlock.call.connector import Connector, RemoteCall
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.declare import Tool
+from interlock.contract.recipes import PinnedStep
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
@@ -51,16 +52,32 @@ async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
         said |= {"breakers": [{"per": "tool"}], "housekeeping": False, "otlp_endpoint": "", "hooks": ()}
         async with open_home(directory, **said) as scratch:
             scratch.authority.lend_from(parts.authority.lent_from)
-            lost = _Lost()
-            scratch.connect_through(lambda name: _Trying(parts.connect(name), lost))
+            scratch.connect_through(_Connections(parts.connect))
             yield scratch
 
 
 @dataclass(slots=True)
-class _Lost:
-    """The time that trials have waited for calls that failed."""
+class _Connections:
+    """The connections to upstreams of one scratch data directory, and what they know of its trials.
 
+    `seconds` is the time that trials have waited for calls that failed. `reads` is the latest read of each tool, by the
+    digest of its definition: how it was made, how much time it had, and its answer.
+    """
+
+    connect: Callable[[str], Connector]
     seconds: float = 0.0
+    reads: dict[str, tuple[Connector, RemoteCall, float, Any]] = field(default_factory=dict[str, Any])
+
+    def __call__(self, name: str) -> _Trying:
+        return _Trying(self.connect(name), self)
+
+    async def reread(self, step: PinnedStep) -> tuple[Any, Any] | None:
+        """The answer of the latest read by a step of a recipe, and the answer of the same read now."""
+        known = self.reads.get(step.implementation)
+        if known is None:
+            return None
+        connector, call, allowed_s, before = known
+        return before, await connector.call(replace(call, deadline=call.monotonic() + allowed_s, breaker=None))
 
 
 class _Trying:
@@ -70,24 +87,27 @@ class _Trying:
     upstream. An upstream that lists its tools and does not answer calls is given up after some time instead.
     """
 
-    def __init__(self, connector: Connector, lost: _Lost) -> None:
+    def __init__(self, connector: Connector, shared: _Connections) -> None:
         self._connector = connector
-        self._lost = lost
+        self._shared = shared
         self.mapping = connector.mapping
         self.discover = connector.discover
         self.probe = connector.probe
         self.close = connector.close
 
     async def call(self, call: RemoteCall) -> Any:
-        if self._lost.seconds > MOST_LOST_S:
+        if self._shared.seconds > MOST_LOST_S:
             words = f"not tried: trials before it waited {MOST_LOST_S:.0f} s for answers that did not come"
             raise Failure("E3502", words, details={"sent": False})
         begun = call.monotonic()
         try:
-            return await self._connector.call(replace(call, breaker=None))
+            answer = await self._connector.call(replace(call, breaker=None))
         except BaseException:  # at its deadline it is cancelled
-            self._lost.seconds += call.monotonic() - begun
+            self._shared.seconds += call.monotonic() - begun
             raise
+        if not call.writes and call.definition is not None:
+            self._shared.reads[call.definition] = self._connector, call, call.deadline - begun, answer
+        return answer
 
 
 async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) -> Trial:
@@ -97,7 +117,10 @@ async def try_in(scratch: Parts, tool: Tool[..., Any], *, live: bool = False) ->
     # The caller of a trial holds the scopes that the callers of the tool must hold.
     scopes = scratch.caller.scopes.union(tool.manifest.required_scopes)
     make = partial(make_request, caller=replace(scratch.caller, scopes=scopes))
-    return await try_tool(scratch.gateway, tool, make, live=live, agree=lambda pending: _agree(scratch, pending))
+    connections = scratch.connect
+    reread = connections.reread if isinstance(connections, _Connections) else None
+    agree = partial(_agree, scratch)
+    return await try_tool(scratch.gateway, tool, make, live=live, agree=agree, reread=reread)
 
 
 def _publication(tool: Tool[..., Any]) -> Unit[bool]:

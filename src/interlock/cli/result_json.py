@@ -25,7 +25,11 @@ _OF_PERSISTENCE = ("decision", "size_chars", "reason")
 
 
 def result_json(result: Result) -> Json:
-    """The document of a result without repetition. Scripts read one place for each fact, and people read less."""
+    """The document of a result without repetition. Scripts read one place for each fact, and people read less.
+
+    The envelope of an error is as everywhere: its message has the two names that readers of either standard look for,
+    and `details.faults` has each fault apart, with its place, where a message joins them all.
+    """
     whole = result.document()
     document = {name: value for name, value in whole.items() if name not in _DERIVED}
     # The first item is the value or the error as text, unless the value is stored: then it is the reference to it.

@@ -33,6 +33,8 @@ from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
 
 # Bytes of the arguments of an undo: they are stored with every call.
+# The remark on a recipe that was tried without a before-image.
+ONLY_RUN = "proven is only that its undo runs: without `before`, the recipe reads nothing to compare"
 MOST_BYTES = 8 << 20
 # Values in a text that holds JSON.
 MOST_VALUES = 100_000
@@ -123,6 +125,21 @@ def fill(step: PinnedStep, roots: Mapping[str, Any]) -> Json:
     if len(written) > MOST_BYTES:
         raise Failure("E3308", f"the arguments of `{step.tool}` have more than {MOST_BYTES:,} bytes")
     return decode(written)
+
+
+def image(recipe: Recipe, before: Any) -> Any:
+    """What an undo has to bring back, of an answer of `before`: the parts that the recipe takes, else all of it.
+
+    The rest of an answer may be another each time it is read, such as the time of the reading.
+    """
+    taken: Json = {}
+    for name, source in recipe.arguments.items():
+        if _place(source).split("/")[1:2] == ["before"]:
+            try:
+                taken[name] = _taken(source, {"before": before})
+            except (LookupError, ValueError, Failure):
+                taken[name] = None
+    return taken or before
 
 
 def _taken(source: Source, roots: Mapping[str, Any]) -> Any:

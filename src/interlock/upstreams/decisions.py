@@ -25,7 +25,7 @@ from interlock.store.port import Reader, Store
 from interlock.upstreams import repository
 from interlock.upstreams.manifests import Imported, definition_digest, import_all
 from interlock.upstreams.overlay import Overlay, parse_overlay
-from interlock.upstreams.recipes import partners_of
+from interlock.upstreams.recipes import partners_of, remark_on
 from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
 from interlock.upstreams.schemas import visible
 
@@ -212,7 +212,7 @@ def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Versio
     verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence)
     if not verdict.admitted:
         return replace(one, state="refused", reason=verdict.failure(one.address).message)
-    return replace(one, state="admitted", reason=repository.unproven_words(evidence))
+    return replace(one, state="admitted", reason=repository.unproven_words(evidence) or remark_on(tool.manifest))
 
 
 def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:

@@ -57,6 +57,12 @@ def partners_of(manifest: Manifest | None) -> dict[str, str]:
     return {step.tool: step.implementation for step in steps}
 
 
+def remark_on(manifest: Manifest) -> str:
+    """What was not proven of a recipe that was tried; empty if nothing is left open."""
+    recipe = None if manifest.execution is None else manifest.execution.undo
+    return recipes.ONLY_RUN if recipe is not None and recipe.before is None else ""
+
+
 def _pinned(step: Step, others: Mapping[str, Definition], digest_of: Callable[[Definition], str]) -> Json:
     other = others.get(step.tool)
     if other is None:

@@ -40,7 +40,8 @@ class Server:
             raise click.UsageError(f"{words}; write https://, or --insecure-http if the network is your own")
         self.url = url
         self._token = token
-        self._scheme, self._place = base.scheme, base.netloc
+        self._place = base.netloc
+        self._connect = HTTPSConnection if base.scheme == "https" else HTTPConnection
         self._path = base.path.rstrip("/").removesuffix("/v1")
 
     @property
@@ -136,10 +137,6 @@ class Server:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
 
-    def _connection(self, timeout_s: float) -> HTTPConnection:
-        connect = HTTPSConnection if self._scheme == "https" else HTTPConnection
-        return connect(self._place, timeout=timeout_s)
-
     def _exchange(
         self,
         method: Method,
@@ -154,7 +151,7 @@ class Server:
         sent = None if body is None else encode(body)
         if sent is not None:
             headers = {**headers, "Content-Type": "application/json"}
-        connection = self._connection(timeout_s)
+        connection = self._connect(self._place, timeout=timeout_s)
         try:
             connection.request(method, path, sent, headers)
             return read(connection.getresponse())
@@ -163,7 +160,7 @@ class Server:
 
     def _streamed(self, path: str, headers: dict[str, str], read: Callable[[HTTPResponse], Iterator[T]]) -> Iterator[T]:
         """An answer that is read bit by bit."""
-        connection = self._connection(TIMEOUT_S)
+        connection = self._connect(self._place, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()

@@ -22,6 +22,11 @@ from interlock.search.evaluation import ndcg, recall
 from interlock.search.index import Encoder, Entry, Index
 from interlock.search.onnx import OnnxEncoder, installed
 from interlock.search.table import shipped
+from interlock.selection.evaluation import Outcome, report
+from interlock.selection.hierarchy import Hierarchy, partition
+from interlock.selection.intent import classifier
+from interlock.selection.kinds import kinds_of
+from interlock.window.tokens import estimate
 
 Find = Callable[[str, int], list[str]]
 # Tools, p95 of a search in ms, seconds to build and MB of the index; of a change in ms.
@@ -35,7 +40,49 @@ PACKAGE = Path(__file__).parents[1] / "packages" / "search-encoder" / "src" / "i
 async def run(plan: Plan) -> list[Table]:
     folder = plan.folder or sets.HERE
     tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
-    return [*tables, _speed(plan.quick)]
+    chosen = [_selection(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
+    return [*tables, *chosen, _speed(plan.quick)]
+
+
+def _selection(told: sets.Set, most: int) -> Table:
+    """Selections with and without their first stages: the ablation of intent and categories."""
+    queries = told.queries[:: max(1, len(told.queries) // most)]
+    index = Index(shipped())
+    index.add(told.entries)
+    vectors = index.vectors([one.id for one in told.entries])
+    assert vectors is not None
+    hierarchy = Hierarchy(partition(told.entries, vectors), shipped())
+    kinds = {one.id: kinds_of(one.name, one.description) for one in told.entries}
+    sizes = {
+        one.id: estimate(f"{one.name} {one.description} {one.parameters} {one.parameter_texts}") for one in told.entries
+    }
+    whole, shown, model = sum(sizes.values()), estimate(hierarchy.text), classifier()
+    rows: list[tuple[str, ...]] = []
+    for name, by_category, by_intent in (
+        ("search alone", False, False),
+        ("with intent", False, True),
+        ("with categories", True, False),
+        ("with both", True, True),
+    ):
+        outcomes: list[Outcome] = []
+        for one in queries:
+            among = list(kinds)
+            if by_intent:
+                intent = model.classify(one.text)
+                among = [tool for tool in among if intent.allows(kinds[tool])]
+            if by_category:
+                inside = {tool for category in hierarchy.choose(one.text) for tool in category.tools}
+                among = [tool for tool in among if tool in inside]
+            found = [hit.id for hit in index.search(one.text, 10, index.mask(among))]
+            tokens = sum(sizes[tool] for tool in found) + (shown if by_category else 0)
+            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens, 0.0))
+        made = report(outcomes)
+        figures = (made.precision, made.recall, made.wrong, made.without, made.tokens / whole)
+        rows.append((name, *(f"{100 * one:.1f}" for one in figures)))
+    title = f"Selection: {told.name}, {len(told.entries):,} tools, {len(queries):,} requests"
+    columns = ("stages", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas")
+    note = f"{len(hierarchy.categories)} categories, {shown:,} tokens to choose from; all schemas have {whole:,}."
+    return Table(title, columns, rows, note)
 
 
 def _quality(told: sets.Set, most: int) -> Table:

@@ -397,6 +397,9 @@ class Settings(pydantic.BaseModel):
         description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
         " is trained on them, and selections are measured by them",
     )
+    recommend_callers: int = pydantic.Field(
+        3, ge=1, le=1000, description="how many different callers must have used a tool for it to be recommended"
+    )
     selection_dangers: Literal["deny", "ask"] = pydantic.Field(
         "deny",
         description="the answer of a selection's gate to dangerous operations in the parameters, such as DROP TABLE",

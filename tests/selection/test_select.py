@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ READING = "a reading of the clause against these tests, sentence by sentence, by
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 
 
-def _offer(name: str, text: str, **options: Any) -> Tool[..., Any]:
+def some_tool(name: str, text: str, **options: Any) -> Tool[..., Any]:
     async def function(value: Value) -> str:
         return f"{name} {value}"
 
@@ -34,19 +35,20 @@ def _offer(name: str, text: str, **options: Any) -> Tool[..., Any]:
 
 
 TOOLS = [
-    _offer("send_email", "Send an email message to a recipient."),
-    _offer("create_invoice", "Write an invoice for goods that a customer ordered."),
-    _offer("forecast", "Weather of the next seven days in a city."),
-    _offer("translate", "Translate a text into another language."),
-    _offer("run_query", "Run an SQL query on the database of orders.", estimated_cost=2.0),
+    some_tool("send_email", "Send an email message to a recipient."),
+    some_tool("create_invoice", "Write an invoice for goods that a customer ordered."),
+    some_tool("forecast", "Weather of the next seven days in a city."),
+    some_tool("translate", "Translate a text into another language."),
+    some_tool("run_query", "Run an SQL query on the database of orders.", estimated_cost=2.0),
 ]
 
 
-async def _opened(home: Path, **settings: Any) -> Interlock:
-    lock = await Interlock.open(home, housekeeping=False, **settings)
-    await admit(lock, *TOOLS)
-    await lock.catalog.forget()
-    return lock
+@asynccontextmanager
+async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(home, housekeeping=False, **settings) as lock:
+        await admit(lock, *TOOLS)
+        await lock.catalog.forget()
+        yield lock
 
 
 def _stages(made: Any) -> dict[str, list[str]]:
@@ -54,8 +56,7 @@ def _stages(made: Any) -> dict[str, list[str]]:
 
 
 async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> None:
-    lock = await _opened(home)
-    try:
+    async with opened(home) as lock:
         made = await lock.select("will it rain in Rome tomorrow?")
         assert made.chosen == "office.forecast"
         assert [one.name for one in made.stages] == [
@@ -72,14 +73,11 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         assert b"Rome" not in body
         (stored,) = lock.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
         assert b"Rome" not in stored
-    finally:
-        await lock.close()
 
 
 @pytest.mark.part_of("SURF-15", rest=READING)
 async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(home: Path) -> None:
-    lock = await _opened(home, selection_requests="never")
-    try:
+    async with opened(home, selection_requests="never") as lock:
         made = await lock.select("thank you so much")
         assert (made.chosen, made.verdict) == (None, None)
         assert made.intent is not None
@@ -88,14 +86,11 @@ async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(h
         assert without.intent is None
         assert set(_stages(made)["intent"]) < set(_stages(without)["intent"])
         assert lock.journal.reader.one("SELECT count(*) FROM payload") == (0,)
-    finally:
-        await lock.close()
 
 
 @pytest.mark.part_of("SURF-08", rest=READING)
 async def test_a_rule_that_forces_a_forbidden_tool_is_denied(home: Path) -> None:
-    lock = await _opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}])
-    try:
+    async with opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}]) as lock:
         text = lock.policy.path.read_text()
         forbid = '@id("no-mail")\nforbid (principal, action, resource == Tool::"office.send_email");\n'
         lock.policy.path.write_text(text + forbid)
@@ -107,12 +102,10 @@ async def test_a_rule_that_forces_a_forbidden_tool_is_denied(home: Path) -> None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "authorization")
         # To somebody who cannot see the tool it does not exist, whatever the rules say.
         hidden = Caller(id="eve", scopes=frozenset())
-        await admit(lock, _offer("payroll", "Salaries of all employees.", scopes=["hr"]))
+        await admit(lock, some_tool("payroll", "Salaries of all employees.", scopes=["hr"]))
         await lock.catalog.forget()
         seen = await lock.select("salaries of all employees", caller=hidden)
         assert "office.payroll" not in str(seen.document())
-    finally:
-        await lock.close()
 
 
 def _chooses(tool_name: str | None, **parameters: Any) -> Any:
@@ -125,8 +118,7 @@ def _chooses(tool_name: str | None, **parameters: Any) -> Any:
 
 @pytest.mark.part_of("SURF-07", rest=READING)
 async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_reaches_the_gate(home: Path) -> None:
-    lock = await _opened(home)
-    try:
+    async with opened(home) as lock:
         made = await lock.select("weather in Rome", selector=_chooses("office.forecast", value="Rome"))
         assert (made.chosen, made.parameters) == ("office.forecast", {"value": "Rome"})
         for selector in (_chooses("office.made_up"), _chooses("office.forecast", city="Rome")):
@@ -135,8 +127,6 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
             assert refused.refused is not None
         none = await lock.select("weather in Rome", selector=_chooses(None))
         assert (none.chosen, none.refused) == (None, None)
-    finally:
-        await lock.close()
 
 
 @pytest.mark.part_of("SURF-08", rest=READING)
@@ -155,8 +145,7 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
 async def test_each_check_of_the_gate_alone_decides(
     home: Path, settings: Json, parameters: Json, check: str | None, answer: str
 ) -> None:
-    lock = await _opened(home, **settings)
-    try:
+    async with opened(home, **settings) as lock:
         made = await lock.select("run an SQL query", selector=_chooses("office.run_query", **parameters), session="s")
         verdict = made.verdict
         assert verdict is not None
@@ -164,16 +153,13 @@ async def test_each_check_of_the_gate_alone_decides(
         strict = [one.check for one in verdict.findings if one.answer != "ALLOW"]
         assert strict == ([] if check is None else [check])
         assert (verdict.timeout_s is not None) == (answer == "REQUIRE_APPROVAL")
-    finally:
-        await lock.close()
 
 
 @pytest.mark.part_of("SURF-08", rest=READING)
 async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: Path) -> None:
-    lock = await _opened(
+    async with opened(
         home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.forecast"}]
-    )
-    try:
+    ) as lock:
         for _ in range(2):
             made = await lock.select("weather in Rome")
             assert made.verdict is not None
@@ -182,17 +168,14 @@ async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: P
         made = await lock.select("weather in Rome")
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "rate")
-    finally:
-        await lock.close()
 
 
 @pytest.mark.part_of("SURF-10", rest=READING)
 async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None:
-    lock = await _opened(home)
-    try:
+    async with opened(home) as lock:
         few = await lock.select("weather in Rome")
         assert few.tokens["categories"] == 0
-        await admit(lock, *(_offer(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)))
+        await admit(lock, *(some_tool(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)))
         await lock.catalog.forget()
         made = await lock.select("what is the weather in Rome", intent=False)
         assert made.chosen == "office.forecast"
@@ -200,5 +183,3 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None
         assert len(stage.facts["categories"]) >= 1
         assert len(stage.tools) <= 65
         assert made.tokens["categories"] > 0
-    finally:
-        await lock.close()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from interlock.gateway.inputs import Inputs
     from interlock.registry.admission import Evidence
     from interlock.registry.retirement import Milestone
+    from interlock.selection.together import Recommendation
     from interlock.settings import Settings
     from interlock.store.home import Home
     from interlock.trials import Trial
@@ -147,6 +148,10 @@ class Interlock(Parts):
         Says what each stage left and why, and whether the caller may make the call. It is on record; no call is made.
         """
         return await self.selections.select(request, caller or self.caller, **options)
+
+    async def recommend(self, tool: str | None = None, *, caller: Caller | None = None) -> list[Recommendation]:
+        """Tools that are used together with a tool, or that others of the caller's groups use. From the own tenant."""
+        return await self.selections.recommend(caller or self.caller, tool)
 
     # A declared tool takes what its function takes, and the result has the type of the function. These overloads come
     # first; a type checker goes on to the others where options are given by name, and then checks the options only.

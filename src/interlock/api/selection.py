@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import orjson
 
+from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
 from interlock.api.selection_gate import Gate, Verdict
 from interlock.api.selection_records import store, sums
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
-from interlock.core.threads import DEFINITIONS
+from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.selection.stages import (
-    MOST_KEPT,
     MOST_REQUEST,
     Candidate,
     Choice,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from interlock.data.schema import Json
     from interlock.registry.catalog import Version
     from interlock.selection.intent import Intent
+    from interlock.selection.together import Recommendation
     from interlock.store.port import Transaction
 
 # How many candidates a search brings before router and rules look at them.
@@ -109,9 +110,17 @@ class Selections:
         self._tools = tools
         self._windows = windows
         self._narrowing = Narrowing(tools.index)
+        self.learning = Learning(parts, tools)
 
     async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
-        """Choose a tool for a request."""
+        """Choose a tool for a request, ask the gate, and put both on record."""
+        made, version = await self.choose(request, caller, **options)
+        return await self._gated(made, version, caller, options)
+
+    async def choose(
+        self, request: str, caller: Caller, **options: Unpack[SelectOptions]
+    ) -> tuple[Selection, Version | None]:
+        """Choose a tool for a request. The gate is not asked, and nothing is recorded."""
         if not request.strip():
             raise Failure("E3004", "say what is to be done", resolution="select a tool for words, such as: send mail")
         request = request[:MOST_REQUEST]
@@ -121,8 +130,8 @@ class Selections:
         narrowed = await self._narrowing.by_intent(visible, intent, stages)
         chosen, categories = await self._narrowing.by_category(request, visible, narrowed, stages)
         candidates = await self._retrieved(request, caller, visible, chosen, stages)
-        stages.append(Stage("router", len(candidates), _names(candidates), "no router is in use"))
         by_name = {one.row.address: one for one in visible.values()}
+        candidates = await self._routed(request, caller, candidates, chosen, visible, stages)
         measured = await self._measured(by_name, candidates, caller)
         candidates, stage = apply_rules(request, measured, self._parts.settings.selection_rules, self._forced(by_name))
         stages.append(stage)
@@ -147,7 +156,13 @@ class Selections:
                 "schemas": sum(one.tokens for one in candidates),
             },
         )
-        return await self._gated(made, None if picked.tool is None else by_name[picked.tool], caller, options)
+        return made, None if picked.tool is None else by_name[picked.tool]
+
+    async def recommend(self, caller: Caller, tool: str | None = None) -> list[Recommendation]:
+        """Tools that go together with a tool, or with those that the caller uses."""
+        from interlock.api.recommendations import recommended
+
+        return await recommended(self._parts, self._tools, caller, tool)
 
     # Choosing
 
@@ -164,10 +179,32 @@ class Selections:
         if among:
             limited = None if len(among) == len(visible) else among
             answer = await self._tools.index.find(request, caller, _FOUND, among=limited)
-            found = keep_best([Candidate(one.version.row.address, one.score) for one in answer])
-            why = f"the best {MOST_KEPT} by {answer.by}" + (f": {answer.note}" if answer.note else "")
+            found = [Candidate(one.version.row.address, one.score) for one in answer]
+            why = f"by {answer.by}" + (f": {answer.note}" if answer.note else "")
         stages.append(Stage("retrieval", len(among), _names(found), why))
         return found
+
+    async def _routed(
+        self,
+        request: str,
+        caller: Caller,
+        candidates: Sequence[Candidate],
+        among: Collection[str],
+        visible: Mapping[str, Version],
+        stages: list[Stage],
+    ) -> list[Candidate]:
+        """The best ten: by the router of the tenant, or by their scores where there is none."""
+        router = await self.learning.router(caller.tenant)
+        if router is None or not among:
+            kept = keep_best(candidates)
+            stages.append(Stage("router", len(candidates), _names(kept), "no router is in use: the best by score"))
+            return kept
+        scores = {one.tool: one.score for one in candidates}
+        current = frozenset(visible[tool].row.address for tool in among)
+        mass = await WALKS.run(router.distribution, request, scores, current)
+        kept = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items() if value > 0])
+        stages.append(Stage("router", len(current), _names(kept), "the best by the router of the tenant"))
+        return kept
 
     def _forced(self, by_name: Mapping[str, Version]) -> Callable[[str], Candidate | None]:
         return lambda tool: Candidate(tool, 1.0) if tool in by_name else None

@@ -1,4 +1,4 @@
-"""`interlock tools select`: the tool for a request, and how it was chosen."""
+"""`interlock tools select`, `train-router`, `evaluate` and `recommend`: tools for requests."""
 
 from __future__ import annotations
 
@@ -68,4 +68,97 @@ def _answer(out: Output, document: Json) -> int:
         page.line(f"chosen: {document['chosen']}   {_ANSWERS[gate['answer']]}{wait}: {gate['reason']}")
 
     out.answer(document, show)
+    return 0
+
+
+@click.command("train-router")
+@click.option("--tenant", help="The tenant whose calls it learns from; yours unless said.")
+@over_home
+async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> int:
+    """Train the router of selections on your own calls, and use it if it is better than the search.
+
+    It learns from selections that were followed by a successful call. A fifth of them is held out for the comparison.
+    Needs the scopes tools:admin and audit:read.
+
+    \b
+    interlock tools train-router
+    """
+    answer = await lock.selections.learning.train(lock.caller, tenant)
+
+    def show(page: Page) -> None:
+        page.line(f"{answer['calls']:,} calls, {answer['held_out']:,} of them held out: {answer['why']}")
+        names = (("router", "this router"), ("before", "the one before"), ("search", "the search"))
+        rows = [
+            [words, f"{answer[name]['first']:.1%}", f"{answer[name]['among_three']:.1%}"]
+            for name, words in names
+            if answer.get(name) is not None
+        ]
+        if rows:
+            page.table(rows, ("", "right", "among three"))
+
+    out.answer(answer, show)
+    return 0
+
+
+@click.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False), required=False)
+@click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them.")
+@click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
+@click.option("--no-intent", is_flag=True, help="Without the stage that names the kind of help.")
+@over_home
+async def evaluate(
+    lock: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, no_intent: bool
+) -> int:
+    """Measure how well tools are chosen: precision, recall, wrong tools, tokens and cost per task.
+
+    TRACE has one task a line: {"query": "weather in Rome", "relevant": ["office.forecast"]}; `groups` may name
+    alternatives.
+
+    \b
+    interlock tools evaluate tasks.jsonl
+    interlock tools evaluate --journal --json
+    """
+    from pathlib import Path
+
+    from interlock.api.evaluating import evaluate as measure
+    from interlock.api.evaluating import evaluate_journal, tasks_of
+
+    if (trace is None) == (not journal):
+        raise click.UsageError("name a file with tasks, or --journal")
+    options: Any = {"cheaper": cheaper, "intent": not no_intent}
+    if trace is None:
+        answer = await evaluate_journal(lock.selections, lock.caller, **options)
+    else:
+        answer = await measure(lock.selections, await tasks_of(Path(trace)), lock.caller, **options)
+
+    def show(page: Page) -> None:
+        for name, value in answer.items():
+            page.line(f"{name.replace('_', ' '):<18} {value if isinstance(value, bool | int) else f'{value:g}'}")
+
+    out.answer(answer, show)
+    return 0
+
+
+@click.command()
+@click.argument("tool", required=False)
+@as_holder
+@over_home
+async def recommend(lock: Interlock, out: Output, /, tool: str | None, token: str | None) -> int:
+    """Tools that are used together with TOOL, or that others of your groups use.
+
+    They come from the calls of your own tenant. What fewer than recommend_callers callers did is left out.
+
+    \b
+    interlock tools recommend demo.balance
+    interlock tools recommend
+    """
+    found = [one.document() for one in await lock.recommend(tool, caller=await acting(lock, token))]
+
+    def show(page: Page) -> None:
+        if not found:
+            page.line("nothing to recommend: too few callers have used tools together so far")
+            return
+        page.table([[one["tool"], f"{one['callers']:,}", one["why"]] for one in found], ("tool", "callers", "why"))
+
+    out.answer({"tools": found}, show)
     return 0

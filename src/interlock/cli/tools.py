@@ -35,6 +35,7 @@ def tools() -> None:
 for _command in (
     admission.add, admission.test, retirement.deprecate, retirement.quarantine, retirement.release,
     window.cost, window.affordances, window.schema, selection.select,
+    selection.train_router, selection.evaluate, selection.recommend,
 ):  # fmt: skip
     tools.add_command(_command)
 

@@ -27,8 +27,8 @@ from interlock.search.index import Encoder, Entry, Floats, Index
 FLAT: Final = 50
 LEAST_SIZE: Final = 25
 # How many categories are looked into for one request.
-CHOSEN: Final = 5
-_MOST_WORDS: Final = 60
+CHOSEN: Final = 8
+_MOST_WORDS: Final = 90
 _MOST_SERVERS: Final = 3
 _ROUNDS: Final = 8
 

@@ -26,7 +26,7 @@ from interlock.selection.kinds import KINDS, Kind
 THRESHOLD: Final = 0.75
 NONE_THRESHOLD: Final = 0.9
 # A tool whose kinds have less probability than this, all together and for every sentence, is left out.
-LEAST: Final = 0.03
+LEAST: Final = 0.05
 MOST_WORDS: Final = 80
 VECTOR_WEIGHT: Final = 3.0
 _TOLD_WORDS: Final = 5

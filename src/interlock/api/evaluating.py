@@ -1,0 +1,85 @@
+"""Measures selections over tasks: those of a file, or the tenant's own, as its journal has them.
+
+A file has one JSON object a line: `query`, and `relevant`, the names of the tools that are right; or `groups` of
+tools, of each of which one is enough. From the journal come the selections that were followed by a successful call.
+Nothing is called and nothing recorded but that requests were read; the same journal and settings give the same figures.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.core.threads import DISK
+from interlock.selection.evaluation import Outcome, report
+
+if TYPE_CHECKING:
+    from interlock.api.selection import Selections, SelectOptions
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+
+MOST_BYTES: Final = 64 << 20
+MOST_TASKS: Final = 100_000
+Task = tuple[str, Sequence[frozenset[str]]]
+
+
+async def tasks_of(path: Path) -> list[Task]:
+    """The tasks of a file, also of a compressed one; E3004 if it has another form."""
+    return await DISK.run(_tasks, path)
+
+
+def _tasks(path: Path) -> list[Task]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            body = file.read(MOST_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise Failure("E3004", f"`{path}` cannot be read: {error}") from None
+    lines = body.splitlines()
+    if len(body) > MOST_BYTES or len(lines) > MOST_TASKS:
+        raise Failure("E3004", f"`{path}` is too large: {MOST_TASKS:,} tasks and {MOST_BYTES >> 20} MiB at most")
+    return [_task(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _task(path: Path, number: int, line: bytes) -> Task:
+    try:
+        told: Any = orjson.loads(line)
+        groups: Any = told.get("groups") or [[one] for one in told["relevant"]]
+        needed = [frozenset(map(str, group)) for group in cast("list[list[Any]]", groups)]
+        text = told["query"]
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        text, needed = None, []
+    if not isinstance(text, str) or not text.strip() or not needed:
+        raise Failure(
+            "E3004",
+            f"line {number} of `{path}` is not a task",
+            resolution='write lines such as {"query": "weather in Rome", "relevant": ["office.forecast"]}',
+        )
+    return text, needed
+
+
+async def evaluate(selections: Selections, tasks: Sequence[Task], by: Caller, **options: Unpack[SelectOptions]) -> Json:
+    """Select a tool for each task, and compare it with the tools that are right."""
+    outcomes: list[Outcome] = []
+    for text, needed in tasks:
+        made, _ = await selections.choose(text, by, **options)
+        cost = next((one.cost for one in made.candidates if one.tool == made.chosen), 0.0)
+        names = [one.tool for one in made.candidates]
+        outcomes.append(Outcome(needed, names, made.chosen, sum(made.tokens.values()), cost))
+    return report(outcomes).document()
+
+
+async def evaluate_journal(selections: Selections, by: Caller, **options: Unpack[SelectOptions]) -> Json:
+    """The same for the tenant's own tasks. Where a router is used, by those alone that it was not trained on."""
+    found = await selections.learning.followed(by)
+    router = await selections.learning.router(by.tenant)
+    tasks: list[Task] = [(one.request, [frozenset((one.tool,))]) for one in found]
+    if router is not None:
+        from interlock.selection.router import is_held_out
+
+        tasks = [one for one in tasks if is_held_out(one[0])]
+    return {**await evaluate(selections, tasks, by, **options), "router": router is not None}

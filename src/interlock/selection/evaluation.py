@@ -1,0 +1,69 @@
+"""How good selections are over tasks: precision, recall, wrong tools, tokens and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from interlock.search.evaluation import recall
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A task, with the tools that it needs (of each group one is enough), and what was selected for it."""
+
+    needed: Sequence[Collection[str]]
+    candidates: Sequence[str]
+    chosen: str | None
+    tokens: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Means over tasks. `wrong` is the part of tasks for which a tool was chosen that they do not need."""
+
+    tasks: int
+    precision: float
+    recall: float
+    wrong: float
+    without: float
+    tokens: float
+    cost: float
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "tasks": self.tasks,
+            "precision": round(self.precision, 4),
+            "recall": round(self.recall, 4),
+            "wrong_tool_rate": round(self.wrong, 4),
+            "no_tool_rate": round(self.without, 4),
+            "tokens_per_task": round(self.tokens, 1),
+            "cost_per_task": round(self.cost, 6),
+        }
+
+
+def report(outcomes: Sequence[Outcome]) -> Report:
+    """Means over tasks; zeros where there are none."""
+    if not outcomes:
+        return Report(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Report(
+        len(outcomes),
+        fmean(_precision(one) for one in outcomes),
+        fmean(recall(one.candidates, one.needed) for one in outcomes),
+        fmean(one.chosen is not None and not _needs(one, one.chosen) for one in outcomes),
+        fmean(one.chosen is None for one in outcomes),
+        fmean(one.tokens for one in outcomes),
+        fmean(one.cost for one in outcomes),
+    )
+
+
+def _needs(one: Outcome, tool: str) -> bool:
+    return any(tool in group for group in one.needed)
+
+
+def _precision(one: Outcome) -> float:
+    """The part of the candidates that the task needs; 0 where there is none."""
+    return sum(_needs(one, tool) for tool in one.candidates) / max(len(one.candidates), 1)

@@ -1,0 +1,268 @@
+"""The router: learned from a tenant's own calls, used and replaced only where it is better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Interlock
+from interlock.api.evaluating import evaluate, evaluate_journal, tasks_of
+from interlock.api.learning import match
+from interlock.call.context import Caller
+from interlock.core.errors import Failure
+from interlock.search.index import Entry, Index
+from interlock.search.table import shipped
+from interlock.selection.evaluation import Outcome, report
+from interlock.selection.router import Router, figures, is_held_out, train
+from interlock.selection.together import Used, recommend, used_together
+from interlock.store.selections import Called, Selected
+from tests.selection.test_select import READING, opened, some_tool
+from tests.support.calls import admit
+
+# The words of this house: nobody could guess from the descriptions which tool they mean.
+TOOLS = {"bank.balance": "blue sheet", "bank.transfer": "green slip", "desk.book": "corner", "desk.list": "floor plan"}
+TEXTS = {"bank.balance": "Balance of an account.", "bank.transfer": "Move money between two accounts.",
+         "desk.book": "Reserve a desk in the office.", "desk.list": "Free desks of a day."}  # fmt: skip
+PAIRS = [
+    (f"{verb} the {word} {what}", tool)
+    for tool, word in TOOLS.items()
+    for verb in ("get", "please take", "we want", "I need", "can you do", "prepare", "once more")
+    for what in ("for Anna", "for Bo", "of Monday", "again")
+]
+CURRENT = frozenset(TOOLS)
+
+
+def _scores(text: str) -> dict[str, float]:
+    index = Index(shipped())
+    index.add(Entry(tool, tool.partition(".")[2], words) for tool, words in TEXTS.items())
+    return {hit.id: hit.score for hit in index.search(text, 10, index.mask(TEXTS))}
+
+
+@pytest.mark.part_of("SURF-09", rest=READING)
+def test_training_is_deterministic_and_beats_similarity_on_held_out_requests() -> None:
+    learned = [pair for pair in PAIRS if not is_held_out(pair[0])]
+    held_out = [pair for pair in PAIRS if is_held_out(pair[0])]
+    assert len(held_out) > 10
+    router = train(learned)
+    assert (train(learned).weights == router.weights).all()
+    assert Router.load(router.save()).tools == router.tools
+    found = [(text, right, _scores(text)) for text, right in held_out]
+    routed = figures([(router.best(text, scores, CURRENT, 10), right) for text, right, scores in found])
+    searched = figures([(list(scores), right) for _, right, scores in found])
+    assert routed.among_three > searched.among_three
+    assert routed.first > 0.9 > searched.first
+
+
+@pytest.mark.part_of("SURF-09", rest=READING)
+def test_the_distribution_is_over_current_tools_new_ones_are_reached_and_gone_ones_have_no_mass() -> None:
+    router = train(PAIRS)
+    scores = {"mail.send": 0.9, "bank.balance": 0.1}
+    current = frozenset({"mail.send", "bank.balance", "desk.book"})
+    found = router.distribution("send a mail", scores, current)
+    assert set(found) == current
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-4)
+    assert "mail.send" in router.best("send a mail", scores, current, 3)
+    # Nothing that it learned exists any more: similarity alone.
+    cold = router.distribution("send a mail", {"mail.send": 0.9, "x.y": 0.2}, frozenset({"mail.send", "x.y"}))
+    assert cold["mail.send"] > cold["x.y"]
+    assert sum(cold.values()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100, b"PK\x03\x04"])
+def test_a_damaged_router_is_not_used(data: bytes) -> None:
+    with pytest.raises(ValueError, match="router"):
+        Router.load(data)
+
+
+async def _used(lock: Interlock, pairs: list[tuple[str, str]], caller: Caller) -> None:
+    for text, right in pairs:
+        made = await lock.select(text, intent=False, caller=caller)
+        assert made.id
+        assert (await lock.call(right, {"value": "x"}, caller=caller)).ok
+
+
+@pytest.mark.part_of("SURF-09", rest=READING)
+@pytest.mark.part_of("SURF-16", rest=READING)
+async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        tools = [
+            some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()
+        ]
+        await admit(lock, *tools)
+        await lock.catalog.forget()
+        me = lock.caller
+        empty = await lock.selections.learning.train(me)
+        assert (empty["in_use"], empty["calls"]) == (False, 0)
+        await _used(lock, PAIRS, me)
+        # A stranger of another tenant teaches it nothing, although the words would.
+        stranger = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        await lock.select("get the blue sheet", caller=stranger)
+        before = await evaluate_journal(lock.selections, me)
+        assert (before["router"], before["tasks"]) == (False, len(PAIRS))
+        answer = await lock.selections.learning.train(me)
+        assert (answer["in_use"], answer["replaced"], answer["calls"]) == (True, True, len(PAIRS))
+        assert answer["router"]["first"] > answer["search"]["first"]
+        made = await lock.select("please fetch the corner", intent=False)
+        assert made.chosen == "desk.book"
+        assert made.candidates[0].reason == "router"
+        after = await evaluate_journal(lock.selections, me)
+        assert after["router"]
+        assert after["recall"] > before["recall"]
+        assert after == await evaluate_journal(lock.selections, me)
+        # Other tenants have no part of it.
+        other = await lock.select("please fetch the corner", intent=False, caller=stranger)
+        assert all(one.reason == "retrieved" for one in other.candidates)
+        with pytest.raises(Failure) as refused:
+            await lock.selections.learning.train(stranger, "local")
+        assert refused.value.code == "E3206"
+        # A tool that is gone has no mass; a new one is reached without training.
+        await admit(lock, some_tool("forecast", "Weather of the next days in a city.", namespace="sky"))
+        await lock.catalog.forget()
+        new = await lock.select("weather in Rome", intent=False)
+        assert "sky.forecast" in [one.tool for one in new.candidates][:3]
+
+
+@pytest.mark.part_of("SURF-09", rest=READING)
+async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        tools = [
+            some_tool(name.partition(".")[2], text, namespace=name.partition(".")[0]) for name, text in TEXTS.items()
+        ]
+        await admit(lock, *tools)
+        await lock.catalog.forget()
+        await _used(lock, PAIRS, lock.caller)
+        assert (await lock.selections.learning.train(lock.caller))["replaced"]
+        good = await lock.selections.learning.router("local")
+        names = sorted(TOOLS)
+        turned = dict(zip(names, names[1:] + names[:1], strict=True))
+
+        def badly(pairs: list[tuple[str, str]]) -> Router:
+            return train([(text, turned[tool]) for text, tool in pairs])
+
+        monkeypatch.setattr("interlock.selection.router.train", badly)
+        worse = await lock.selections.learning.train(lock.caller)
+        assert (worse["replaced"], worse["in_use"]) == (False, True)
+        assert worse["router"]["first"] < worse["before"]["first"]
+        kept = await lock.selections.learning.router("local")
+        assert good is not None
+        assert kept is not None
+        assert (kept.weights == good.weights).all()
+
+
+def test_a_call_belongs_to_the_last_selection_of_its_caller_that_is_not_long_ago() -> None:
+    def selected(place: int, name: str, caller: str, time: str, *tools: str) -> Selected:
+        return Selected(place, name, orjson.dumps({"callerId": caller, "timestamp": time, "candidates": tools}))
+
+    at = "2026-01-01T10:{:02}:00.000Z".format
+    found = match(
+        [
+            selected(1, "s1", "ann", at(0), "a", "b"),
+            selected(3, "s2", "bob", at(0), "a"),
+            selected(6, "s3", "ann", at(5), "a"),
+        ],
+        [
+            Called(2, at(1), "bob", "a"),
+            Called(4, at(3), "ann", "c"),
+            Called(5, at(4), "ann", "b"),
+            Called(7, at(20), "ann", "a"),
+            Called(8, at(1), "bob", "z"),
+        ],
+    )
+    assert found == [("s1", "b", "ann"), ("s2", "z", "bob")]
+
+
+# Evaluation
+
+
+@pytest.mark.part_of("SURF-16", rest=READING)
+async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "tasks.jsonl"
+    lines = [
+        {"query": "weather in Rome", "relevant": ["office.forecast"]},
+        {"query": "translate this into German", "groups": [["office.translate", "office.other"]]},
+        {"query": "send a mail to Bo", "relevant": ["office.forecast"]},
+    ]
+    trace.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    async with opened(home) as lock:
+        answer = await evaluate(lock.selections, await tasks_of(trace), lock.caller, intent=False)
+        assert answer["tasks"] == 3
+        assert answer["wrong_tool_rate"] == pytest.approx(1 / 3, abs=1e-4)
+        assert answer["tokens_per_task"] > 0
+        assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'selection'") == (0,)
+        trace.write_text('{"query": ""}')
+        with pytest.raises(Failure, match="line 1"):
+            await tasks_of(trace)
+
+
+def test_the_figures_of_a_report() -> None:
+    outcomes = [
+        Outcome([{"a"}, {"b", "c"}], ["a", "x"], "a", 100, 0.5),
+        Outcome([{"a"}], ["y"], "y", 50, 0.0),
+        Outcome([{"a"}], [], None, 0, 0.0),
+    ]
+    found = report(outcomes).document()
+    assert found == {
+        "tasks": 3, "precision": 0.1667, "recall": 0.1667, "wrong_tool_rate": 0.3333, "no_tool_rate": 0.3333,
+        "tokens_per_task": 50.0, "cost_per_task": 0.166667,
+    }  # fmt: skip
+    assert report([]).tasks == 0
+
+
+# Recommendations
+
+
+def _calls(*told: tuple[str, str]) -> list[Used]:
+    return [Used(caller, tool, 60.0 * place) for place, (caller, tool) in enumerate(told)]
+
+
+def test_tools_that_enough_callers_used_together_are_recommended() -> None:
+    calls = _calls(*((who, tool) for who in ("ann", "bob", "cy") for tool in ("a", "b")), ("ann", "z"))
+    assert used_together(calls) == {("a", "b"): {"ann", "bob", "cy"}, ("a", "z"): {"ann"}, ("b", "z"): {"ann"}}
+
+    def named(caller: str, tool: str | None = None, **more: Any) -> list[tuple[str, int]]:
+        options: dict[str, Any] = {"peers": {}, "visible": {"a", "b", "z"}, **more}
+        return [(one.tool, one.callers) for one in recommend(calls, caller, tool=tool, **options)]
+
+    assert named("dan", "a") == [("b", 3)]
+    assert named("dan", "a", visible={"a"}) == []
+    assert named("dan", "a", least=4) == []
+    assert named("dan", peers={"ann": {"sales"}, "bob": {"sales"}, "cy": {"sales"}}) == [("a", 3), ("b", 3)]
+    assert named("dan", peers={"ann": {"sales"}, "bob": {"sales"}, "cy": set()}) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["t1", "t2", "t3", "t4"])), max_size=40),
+    st.integers(1, 4),
+    st.sets(st.sampled_from(["t1", "t2", "t3", "t4"])),
+    st.sampled_from([None, "t1"]),
+)
+def test_a_recommendation_names_visible_tools_that_enough_callers_used(
+    told: list[tuple[str, str]], least: int, visible: set[str], tool: str | None
+) -> None:
+    calls = _calls(*told)
+    peers = {name: {"g"} for name in "abcd"}
+    for one in recommend(calls, "a", tool=tool, peers=peers, visible=visible, least=least):
+        assert one.tool in visible
+        assert one.callers >= least
+        assert len({call.caller for call in calls if call.tool == one.tool}) >= least
+
+
+async def test_no_tenant_learns_what_another_one_uses(home: Path) -> None:
+    async with opened(home, recommend_callers=2) as lock:
+        me = lock.caller
+        for name in ("ann", "bob"):
+            other = Caller(id=name, tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+            for tool in ("office.forecast", "office.translate"):
+                assert (await lock.call(tool, {"value": "x"}, caller=other)).ok
+        assert await lock.recommend("office.forecast") == []
+        third = Caller(id="cy", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        found = await lock.recommend("office.forecast", caller=third)
+        assert [(one.tool, one.callers) for one in found] == [("office.translate", 2)]
+        with pytest.raises(Failure) as unknown:
+            await lock.recommend("office.made_up", caller=third)
+        assert unknown.value.code == "E3101"

@@ -82,13 +82,32 @@ def _expression(value: str) -> str:
     return value
 
 
-class Pinned(pydantic.BaseModel):
-    """Tools that are listed to every caller, or to those of some groups."""
+class _ForSome(pydantic.BaseModel):
+    """A rule about tools for every caller, for those of some groups, or for some callers by their ids."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
     groups: frozenset[str] = frozenset()
+    callers: frozenset[str] = frozenset()
+
+    @property
+    def for_everybody(self) -> bool:
+        return not self.groups and not self.callers
+
+    def concerns(self, groups: frozenset[str], *ids: str | None) -> bool:
+        """Whether it is about a caller of these groups, with these ids."""
+        return self.for_everybody or not self.groups.isdisjoint(groups) or not self.callers.isdisjoint(ids)
+
+
+class Pinned(_ForSome):
+    """Tools that are always listed."""
+
+
+class Excluded(_ForSome):
+    """Tools that are off the surface of callers, by name or pattern (`shop.*`), and why."""
+
+    reason: Literal["feature_disabled", "model_unsupported", "recursive_tool_forbidden"] = "feature_disabled"
 
 
 class SelectionRule(pydantic.BaseModel):
@@ -376,12 +395,21 @@ class Settings(pydantic.BaseModel):
 
     surface: Literal["auto", "all", "search"] = pydantic.Field(
         "auto",
-        description="what MCP clients list. all: every tool that the caller may use. search: search_tools, load_tools,"
-        " pinned and loaded tools. auto: all, as long as there are no more than surface_most",
+        description="what clients list at surface_doors. all: every tool that the caller may use. search: search_tools,"
+        " load_tools, pinned and loaded tools. auto: all, as long as there are no more than surface_most",
     )
     surface_most: int = pydantic.Field(100, ge=1, le=10_000, description="see surface")
+    surface_doors: tuple[Literal["mcp", "rest", "jsonrpc", "grpc"], ...] = pydantic.Field(
+        ("mcp",), description="the endpoints where surface counts. At the others callers list and call all their tools"
+    )
     surface_pinned: tuple[Pinned, ...] = pydantic.Field(
-        (), description="tools that are always listed: tools, by name, and groups, for callers of these groups alone"
+        (),
+        description="tools that are always listed: tools, by name, and groups or callers, for these alone",
+    )
+    surface_excluded: tuple[Excluded, ...] = pydantic.Field(
+        (),
+        description="tools that do not exist for callers of any endpoint: tools, by name or pattern, groups or callers,"
+        " for these alone, and reason: feature_disabled, model_unsupported or recursive_tool_forbidden",
     )
     surface_unloaded: Literal["refuse", "load"] = pydantic.Field(
         "refuse",

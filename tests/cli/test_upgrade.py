@@ -24,6 +24,7 @@ def set_back(cli: Cli) -> None:
         for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
             database.execute(f"DROP TRIGGER {trigger}")
         database.execute("DROP TABLE surface_tool")
+        database.execute("DROP TABLE surface")
         database.execute("DROP TABLE payload_use")
         database.execute("DROP TABLE payload_piece")
         database.execute("DROP INDEX payload_in_pieces")

@@ -89,7 +89,7 @@ def _figures(name: str, encoder: Encoder | None, most: int, part: int = 1) -> tu
         ("bfcl", shipped, 1, (78, 91, 0)),
     ],
 )
-@pytest.mark.part_of("SURF-03", rest="search hints, pending servers and the shape of an empty answer")
+@pytest.mark.part_of("SURF-03", rest="that somebody else has read the tests against every word of it")
 def test_search_finds_what_is_needed(
     name: str, encoder: Callable[[], Encoder] | None, part: int, least: tuple[float, ...]
 ):

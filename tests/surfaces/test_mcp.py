@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Annotated, Any
 
 import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Field, Interlock, Tool, tool
+from interlock import Interlock
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from tests.support.calls import admit, until
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
+from tests.surfaces.offices import TOOLS, offer
 
-Value = Annotated[str, Field(description="a value", examples=["x"])]
 OWN = ["search_tools", "load_tools", "read_result"]
 ERAS = pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
-
-
-def _offer(name: str, text: str) -> Tool[..., Any]:
-    async def function(value: Value) -> str:
-        return f"{name} {value}"
-
-    function.__name__, function.__doc__ = name, text
-    return tool(version="1.0.0", mutation_class="read_only", namespace="office", external_io=False)(function)
-
-
-TOOLS = [
-    _offer("send_email", "Send an email message to a recipient."),
-    _offer("create_invoice", "Write an invoice for goods that a customer ordered."),
-    _offer("forecast", "Weather of the next seven days in a city."),
-    _offer("translate", "Translate a text into another language."),
-]
 
 
 @pytest_asyncio.fixture
@@ -119,7 +102,7 @@ async def test_pinned_tools_are_listed_and_callable(wires: Wires) -> None:
 @pytest.mark.parametrize("wires", [{"surface": "auto", "surface_most": 10}], indirect=True)
 async def test_a_surface_takes_the_place_of_a_list_that_grows_too_long(wires: Wires) -> None:
     assert len(await _listed(wires, modern=True)) == 10
-    await admit(wires.lock, _offer("track_parcel", "Find out where a parcel is."))
+    await admit(wires.lock, offer("track_parcel", "Find out where a parcel is."))
     await wires.lock.catalog.forget()
     assert await _listed(wires, modern=True) == OWN
 

@@ -25,6 +25,7 @@ from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.api.surfaces import Surfaces
     from interlock.call.context import Caller
     from interlock.call.prepared import Prepared
     from interlock.core.turns import Turn
@@ -67,8 +68,9 @@ def native_id(said: object) -> int | str:
 class Calls:
     """The calls of one server."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, surfaces: Surfaces | None = None) -> None:
         self._parts = parts
+        self._surfaces = surfaces
         self._records = CallRecords(parts)
         self.background = BackgroundCalls(parts)
         self._histories = EventHistories(parts.listen)
@@ -88,6 +90,8 @@ class Calls:
         """Make a call and wait for its end, or for the news that a person must agree first."""
         if ask.session or ask.task:
             _refuse_long(ask)
+        if self._surfaces is not None and self._surfaces.concern(door):
+            caller = await self._surfaces.attach(caller, door)
         clock = self._parts.clock
         deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
         trace = None if ask.trace is None else joined(ask.trace)

@@ -74,6 +74,7 @@ class Parts:
         self.journal, self.readers, self.instance = storage.journal, storage.readers, storage.instance
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
         self.catalog = Catalog(self.journal, clock, home.manifests)
+        self.catalog.suggests = not settings.surface_excluded
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.latencies = Latencies()
         self.remote_cancel = RemoteCancel(self.journal, self.instance)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import orjson
 
@@ -42,6 +42,7 @@ _WAIT_S: Final = 5.0
 # An encoder that failed is asked again after this time.
 _RETRY_S: Final = 5.0
 WAYS: Final = ("words", "meaning", "both")
+Outcome = Literal["found", "no_match", "pending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,28 @@ class Found:
 
 
 class Answer(list[Found]):
-    """The tools that were found, best first; what counted in the search, and why meaning did not if it should have."""
+    """The tools that were found, best first; what counted in the search, and why meaning did not if it should have.
 
-    def __init__(self, found: Iterable[Found], by: By, note: str | None = None) -> None:
+    `pending` names upstreams of the caller's that may offer more: each is being looked at, or does not answer.
+    """
+
+    def __init__(
+        self, found: Iterable[Found], by: By, note: str | None = None, pending: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(found)
         self.by: By = by
         self.note = note
+        self.pending = dict(pending or {})
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it: if nothing was found, `pending` says that it is worth asking again."""
+        return "found" if self else "pending" if self.pending else "no_match"
+
+    def facts(self) -> Json:
+        """Everything but the tools, as endpoints tell it."""
+        pending = [{"server": name, "state": state} for name, state in sorted(self.pending.items())]
+        return {"by": self.by, "note": self.note, "outcome": self.outcome, "pending": pending}
 
 
 @dataclass(slots=True)
@@ -79,11 +96,12 @@ class _Surface:
     until: float
     versions: Mapping[str, Version]
     mask: Mask
+    upstreams: frozenset[str]
 
     def only(self, tools: Collection[str], index: Index) -> _Surface:
         """The same with some of the tools."""
         some = {tool: self.versions[tool] for tool in tools if tool in self.versions}
-        return _Surface(self.state, self.until, some, index.mask(some))
+        return _Surface(self.state, self.until, some, index.mask(some), self.upstreams)
 
 
 class Search:
@@ -126,7 +144,7 @@ class Search:
         await self._ready()
         if by == "words":
             surface, hits = await self._hits(query, limit, caller, "words", None, among)
-            return self._answer(surface, hits, query, limit, "words", None)
+            return self._answer(surface, hits, query, limit, "words", None, caller)
         asked, note = await self._asked(query, caller)
         if note is not None and by == "meaning":
             raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
@@ -136,7 +154,7 @@ class Search:
             note = (
                 f"{missing:,} of {len(surface.versions):,} tools are searched by words only, until their vectors exist"
             )
-        return self._answer(surface, hits, query, limit, way, note)
+        return self._answer(surface, hits, query, limit, way, note, caller)
 
     async def surface(self, caller: Caller) -> Mapping[str, Version]:
         """The tools that a caller sees, by the ids that they have in the index."""
@@ -148,14 +166,29 @@ class Search:
         return await DEFINITIONS.run(self._index.vectors, tools)
 
     def _answer(
-        self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None
+        self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
     ) -> Answer:
         found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface.versions]
         named = [one for one in surface.versions.values() if _is_named(one, query.strip())]
         if named:
             rest = [one for one in found if one.version not in named]
             found = [*(Found(one, 1.0) for one in named), *rest][:limit]
-        return Answer(found, by, note)
+        return Answer(found, by, note, self._pending(surface, caller))
+
+    def _pending(self, surface: _Surface, caller: Caller) -> dict[str, str]:
+        """Upstreams that may have more tools for a caller later, each with its state.
+
+        INVARIANT: an upstream is named to those who see a tool of it, or whose token covers all that it may offer.
+        """
+        if not surface.upstreams and "upstreams" not in vars(self._parts):
+            return {}
+        pending = self._parts.upstreams.connections.pending()
+        token = caller.capability
+        return {
+            name: state
+            for name, state in pending.items()
+            if name in surface.upstreams or token is None or token.names(f"{name}.*")
+        }
 
     async def _hits(
         self,
@@ -263,7 +296,10 @@ class Search:
             return known
         versions = {_id(one): one for one in await self._visible(caller)}
         await self._fill(index, versions, state[0])
-        surface = _Surface((*state[:2], index.numbering), now + _SEEN_FOR_S, versions, index.mask(versions))
+        origins = {one.row.origin for one in versions.values()}
+        upstreams = frozenset(one.removeprefix("upstream:") for one in origins if one.startswith("upstream:"))
+        made_of = (*state[:2], index.numbering)
+        surface = _Surface(made_of, now + _SEEN_FOR_S, versions, index.mask(versions), upstreams)
         self._surfaces[key] = surface
         while len(self._surfaces) > _MOST_CALLERS:
             self._surfaces.popitem(last=False)
@@ -340,7 +376,7 @@ def entry_of(tool: str, manifest: Json, origin: str = "") -> Entry:
         description=str(manifest.get("description") or ""),
         parameters=names,
         parameter_texts=texts,
-        server=upstream or str(manifest.get("namespace") or ""),
+        server=" ".join(dict.fromkeys(one for one in (upstream, str(manifest.get("namespace") or "")) if one)),
         tags=[str(one) for one in (*titles, manifest.get("search_hint"), *(manifest.get("tags") or ())) if one],
     )
 

@@ -29,7 +29,7 @@ from interlock.api.listing import Listing
 from interlock.api.policy import Policy
 from interlock.api.providers import Providers
 from interlock.api.registration import Registration
-from interlock.api.surfaces import Surfaces
+from interlock.api.surface_view import SurfaceViews
 from interlock.api.tokens import Tokens
 from interlock.api.tools import Page
 from interlock.api.upstreams import Upstreams
@@ -47,10 +47,11 @@ class Service:
 
     def __init__(self, lock: Interlock) -> None:
         self.lock = lock
-        self.calls = Calls(lock)
-        self.listing = Listing(lock)
         self.tools = lock.tools
-        self.surfaces = Surfaces(lock, self.tools)
+        self.surface_views = SurfaceViews(lock, self.tools)
+        self.surfaces = self.surface_views.surfaces
+        self.calls = Calls(lock, self.surfaces)
+        self.listing = Listing(lock)
         self.providers = Providers(lock, self.tools, self.calls)
         self.registration = Registration(lock, lock.admissions)
         self.approvals = Approvals(lock)

@@ -4,19 +4,23 @@
                    all others are deferred: found by a search, and called once their schemas are loaded
 
 A surface belongs to a token, or to a local caller, and its loaded tools are in the store: every process knows them, and
-a client without sessions needs nothing but its token. A surface never widens what a caller may do. It holds back tools
-that the caller may use, and each call of one passes the same checks as any other.
+a client without sessions needs nothing but its token. What it offers is a row of the store with a revision, and each
+change is a record of the journal and an event. A surface never widens what a caller may do. It holds back tools that
+the caller may use, and each call of one passes the same checks as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from interlock.api.search import Answer
+from interlock.api.deferred import deferred_ref
+from interlock.api.search import Answer, Found
+from interlock.api.tools import Page
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.registry.catalog import Version
@@ -25,40 +29,72 @@ from interlock.store import surfaces
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
+    from interlock.data.schema import Json
     from interlock.store.port import Reader, Transaction
 
-Reason = Literal["pinned", "role", "loaded"]
-# Loaded tools of one holder; the first ones are forgotten when there are more.
+# pinned: for everybody; role: pinned for some groups or callers; retrieved: loaded, and not called yet; recent: called.
+Reason = Literal["pinned", "role", "recent", "retrieved"]
+# Loaded tools of one holder; those that were used longest ago are forgotten when there are more.
 MOST_LOADED: Final = 100
 MOST_AT_ONCE: Final = 20
 MOST_QUERIES: Final = 10
 MOST_PER_QUERY: Final = 20
 _KEPT: Final = 1000
 _FORGOTTEN_AFTER_MS: Final = 30 * 86_400_000
+# How often it is stored which tools were used.
+_STORE_USES_S: Final = 30.0
 
 
 class Surface:
-    """The tools that a caller sees listed, each with the reason. Others are held back until they are loaded."""
+    """The tools that a caller sees listed, each with the reason. Others are held back until they are loaded.
 
-    __slots__ = ("_unloaded", "reasons")
+    If it does not defer, the caller sees the whole catalog but for the tools that it hides.
+    """
 
-    def __init__(self, reasons: dict[str, Reason], unloaded: Callable[[str], None] | None) -> None:
+    __slots__ = ("_hidden", "_unloaded", "_used", "defers", "id", "reasons")
+
+    def __init__(
+        self,
+        surface_id: str,
+        reasons: dict[str, Reason],
+        *,
+        defers: bool,
+        hidden: Callable[[str], object] | None,
+        used: Callable[[str], None],
+        unloaded: Callable[[str], None] | None,
+    ) -> None:
+        self.id = surface_id
         self.reasons = reasons
+        self.defers = defers
+        self._hidden = hidden
+        self._used = used
         self._unloaded = unloaded
 
     def has(self, address: str) -> bool:
-        return address in self.reasons
+        return not self.hides(address) and (not self.defers or address in self.reasons)
+
+    def hides(self, address: str) -> bool:
+        """Whether the operator has excluded a tool for the caller."""
+        return self._hidden is not None and self._hidden(address) is not None
 
     def offers(self, address: str) -> bool:
         """Whether a tool can be called. If the operator lets calls load their tools, it is noted as loaded."""
-        if address in self.reasons:
-            return True
-        if self._unloaded is None:
+        if self._hidden is not None and self._hidden(address) is not None:
             return False
-        self._unloaded(address)
+        if not self.defers:
+            return True
+        reason = self.reasons.get(address)
+        if reason is None:
+            if self._unloaded is None:
+                return False
+            self._unloaded(address)
+        elif reason == "retrieved" or reason == "recent":
+            self.reasons[address] = "recent"
+            self._used(address)
         return True
 
 
+# many methods: one cache of callers, and what reads, changes and records the surfaces in it
 class Surfaces:
     """The surfaces of one data directory."""
 
@@ -70,38 +106,103 @@ class Surfaces:
         self._most = settings.surface_most
         self._pinned = settings.surface_pinned
         self._loads = settings.surface_unloaded == "load"
-        # Callers with a surface, and those who see the whole catalog, by their identity as objects: a token may stand
-        # for other rights later, and then for another object.
-        self._attached: dict[int, tuple[Caller, Caller]] = {}
+        self._doors = frozenset(settings.surface_doors)
+        # Callers with a surface, and those who see the whole catalog over MCP, by their identity as objects: a token
+        # may stand for other rights later, and then for another object.
+        self._attached: dict[tuple[int, bool], tuple[Caller, Caller]] = {}
         self.whole: dict[int, Caller] = {}
         self._forgotten = 0
+        # The tools that were used since that was stored last, by holder.
+        self._uses: dict[str, dict[str, None]] = {}
+        self._store_uses_at = float("-inf")
         self._changes = parts.journal.changes
         self._changes.watch(("registry", "surfaces"), _nothing, self._forget)
 
-    async def attach(self, caller: Caller) -> Caller:
+    def concern(self, door: str) -> bool:
+        """Whether callers of an endpoint may have a surface that is not attached yet. MCP attaches it by itself."""
+        return door != "mcp" and (door in self._doors or bool(self._tools.exclusions))
+
+    async def attach(self, caller: Caller, door: str = "mcp") -> Caller:
         """The caller with their surface; the caller itself if they see the whole catalog."""
+        if caller.surface is not None:
+            return caller
         if self._parts.clock.monotonic() >= self._changes.fresh_until:
             await self._changes.caught_up()
-        known = self._attached.get(id(caller))
+        key = id(caller), door in self._doors
+        known = self._attached.get(key)
         if known is not None:
             return known[1]
         if len(self._attached) + len(self.whole) >= _KEPT:
             self._forget()
-        made_at, most = self._forgotten, self._most
-        if self._mode != "search" and (
-            self._mode == "all" or len(list(islice(await self._tools.seen(caller), most + 1))) <= most
-        ):
-            if made_at == self._forgotten:
-                self.whole[id(caller)] = caller
-            return caller
-        reasons: dict[str, Reason] = dict.fromkeys(await self._read(holder_of(caller)), "loaded")
-        for pin in self._pinned:
-            if not pin.groups or not caller.groups.isdisjoint(pin.groups):
-                reasons |= dict.fromkeys(pin.tools, "role" if pin.groups else "pinned")
-        attached = replace(caller, surface=Surface(reasons, partial(self._note, caller) if self._loads else None))
+        made_at = self._forgotten
+        attached = await self._with_surface(caller, door)
         if made_at == self._forgotten:
-            self._attached[id(caller)] = caller, attached
+            if attached is not caller or door != "mcp":
+                self._attached[key] = caller, attached
+            else:
+                self.whole[id(caller)] = caller
         return attached
+
+    async def _with_surface(self, caller: Caller, door: str) -> Caller:
+        exclusions = self._tools.exclusions
+        hidden = partial(exclusions.reason, caller) if exclusions.concern(caller) else None
+        defers = await self.defers(caller, door)
+        if not defers and hidden is None:
+            return caller
+        holder = holder_of(caller)
+        reasons = await self.offered(caller) if defers else {}
+        if defers:
+            await self._offer(caller, reasons)
+        surface = Surface(
+            id_of(holder),
+            reasons,
+            defers=defers,
+            hidden=hidden,
+            used=partial(self._note_use, holder),
+            unloaded=partial(self._note, caller) if self._loads else None,
+        )
+        return replace(caller, surface=surface)
+
+    async def defers(self, caller: Caller, door: str = "mcp") -> bool:
+        """Whether a caller sees a part of the catalog at an endpoint, and has to load the rest."""
+        if self._mode == "all" or door not in self._doors:
+            return False
+        if self._mode == "search":
+            return True
+        return len(list(islice(await self._tools.seen(caller), self._most + 1))) > self._most
+
+    async def defers_anywhere(self, caller: Caller) -> bool:
+        """The same for some endpoint."""
+        return bool(self._doors) and await self.defers(caller, next(iter(self._doors)))
+
+    async def offered(self, caller: Caller) -> dict[str, Reason]:
+        """What a surface offers a caller: pinned tools, then loaded ones, those that were used last first."""
+        holder = holder_of(caller)
+        loaded = await self._parts.journal.read(lambda reader: surfaces.loaded(reader, holder))
+        return self._reasons(caller, loaded)
+
+    def _reasons(self, caller: Caller, loaded: Sequence[surfaces.Loaded]) -> dict[str, Reason]:
+        reasons: dict[str, Reason] = {}
+        for pin in self._pinned:
+            if pin.concerns(caller.groups, caller.id, caller.agent):
+                reasons |= dict.fromkeys(pin.tools, "pinned" if pin.for_everybody else "role")
+        for one in loaded:
+            reasons.setdefault(one.address, "retrieved" if one.used_ms is None else "recent")
+        return reasons
+
+    async def _offer(self, caller: Caller, reasons: Mapping[str, Reason]) -> None:
+        """Put on record what a surface offers, if that is new."""
+        holder = holder_of(caller)
+        stored = await self._parts.journal.read(lambda reader: surfaces.find(reader, holder))
+        if stored is not None and stored.names == set(reasons):
+            return
+        unit = partial(surfaces.offer, holder=holder, surface_id=id_of(holder), facts=facts_of(caller), offered=reasons)
+        self._announce(await self._parts.journal.commit(unit))
+
+    def _announce(self, row: surfaces.Row | None) -> None:
+        if row is not None:
+            kind = "tool.surface.created" if row.revision == 1 else "tool.surface.updated"
+            self._parts.gateway.observer.surface_event(kind, row.id, revision=row.revision, tools=sorted(row.names))
 
     def _forget(self, _: None = None) -> None:
         self._forgotten += 1
@@ -119,39 +220,137 @@ class Surfaces:
                 continue  # it is gone, in quarantine, or not the caller's
         return found
 
-    async def search(self, queries: Sequence[str], caller: Caller, limit: int) -> list[Answer]:
-        """Search for several steps at once."""
+    async def search(self, queries: Sequence[str], caller: Caller, limit: int) -> list[tuple[Answer, list[Json]]]:
+        """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
-        return [await self._tools.search(one, caller, limit) for one in queries]
+        found = [await self._tools.search(one, caller, limit) for one in queries]
+        return [(answer, self.discovered(answer, caller)[1]) for answer in found]
+
+    def discovered(self, answer: Sequence[Found], caller: Caller) -> tuple[list[Found], list[Json]]:
+        """Divide what a search has found: tools that the caller has loaded, and others as `deferred_tool_ref`.
+
+        The others are announced. Without a surface, everything is loaded.
+        """
+        surface = caller.surface
+        if not isinstance(surface, Surface) or not surface.defers:
+            return list(answer), []
+        loaded: list[Found] = []
+        deferred: list[Json] = []
+        for one in answer:
+            row = one.version.row
+            if surface.has(row.address):
+                loaded.append(one)
+                continue
+            away = self._tools.availability(one.version) != "AVAILABLE"
+            pending = row.origin.removeprefix("upstream:") if away else None
+            deferred.append({**deferred_ref(one.version, surface.id, pending), "score": one.score})
+            announce = self._parts.gateway.observer.surface_event
+            announce("tool.deferred.discovered", surface.id, row.address, score=one.score)
+        return loaded, deferred
+
+    async def page(
+        self, caller: Caller, door: str, cursor: str | None, limit: int, expected: Mapping[str, Any] | None = None
+    ) -> Page:
+        """A page of the tools that a caller is offered at an endpoint: all of a surface that defers, else as ever."""
+        if self.concern(door):
+            caller = await self.attach(caller, door)
+            if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
+                return Page(await self.listed(caller), None)
+        return await self._tools.page(caller, cursor, limit, expected)
+
+    async def found(
+        self, query: str, caller: Caller, door: str, limit: int, by: str
+    ) -> tuple[Answer, list[Found], list[Json]]:
+        """Search at an endpoint: the whole answer, the loaded tools of it, and the deferred ones."""
+        if self.concern(door):
+            caller = await self.attach(caller, door)
+        answer = await self._tools.search(query, caller, limit, by)
+        return answer, *self.discovered(answer, caller)
 
     async def load(self, names: Sequence[str], caller: Caller) -> list[Version]:
         """Load tools, by name. E3101 for one that the caller may not use: nothing is loaded then."""
         if not 1 <= len(names) <= MOST_AT_ONCE:
             raise Failure("E3004", f"load 1 to {MOST_AT_ONCE} tools at a time")
         found = [await self._tools.find(name, None, caller) for name in names]
-        await self._store(holder_of(caller), [one.row.address for one in found])
+        await self._store(caller, [one.row.address for one in found])
         return found
 
-    async def _store(self, holder: str, addresses: Sequence[str]) -> None:
-        def unit(transaction: Transaction) -> None:
+    async def _store(self, caller: Caller, addresses: Sequence[str]) -> None:
+        holder = holder_of(caller)
+        await self.store_uses()
+
+        def unit(transaction: Transaction) -> surfaces.Row | None:
             surfaces.load(transaction, holder, addresses, MOST_LOADED)
             surfaces.forget_before(transaction, transaction.now_ms - _FORGOTTEN_AFTER_MS)
+            offered = self._reasons(caller, surfaces.loaded(transaction, holder))
+            return surfaces.offer(transaction, holder, id_of(holder), facts_of(caller), offered)
 
-        await self._parts.journal.commit(unit)
+        row = await self._parts.journal.commit(unit)
         await self._changes.look()
+        for address in addresses:
+            self._parts.gateway.observer.surface_event("tool.deferred.loaded", id_of(holder), address)
+        self._announce(row)
 
     def _note(self, caller: Caller, address: str) -> None:
         """Load a tool that is being called."""
-        self._parts.supervisor.spawn(f"loading {address}", self._store(holder_of(caller), [address]))
+        self._parts.supervisor.spawn(f"loading {address}", self._store(caller, [address]))
 
-    async def _read(self, holder: str) -> list[str]:
-        return await self._parts.journal.read(lambda reader: surfaces.loaded(reader, holder))
+    def _note_use(self, holder: str, address: str) -> None:
+        uses = self._uses.setdefault(holder, {})
+        uses.pop(address, None)
+        uses[address] = None
+        now = self._parts.clock.monotonic()
+        if now >= self._store_uses_at:
+            self._store_uses_at = now + _STORE_USES_S
+            self._parts.supervisor.spawn("storing the uses of loaded tools", self.store_uses())
+
+    async def store_uses(self) -> None:
+        """Store which loaded tools were called since this was stored last."""
+        uses, self._uses = self._uses, {}
+        if not uses:
+            return
+
+        def unit(transaction: Transaction) -> None:
+            for holder, addresses in uses.items():
+                surfaces.use(transaction, holder, addresses)
+
+        await self._parts.journal.commit(unit)
 
 
 def holder_of(caller: Caller) -> str:
     """Whose surface it is: that of a token, or of a local caller."""
     return f"local:{caller.id}" if caller.capability is None else caller.capability.digest
+
+
+def id_of(holder: str) -> str:
+    """The id of a holder's surface. It tells nothing about the token."""
+    return f"surface-{hashlib.sha256(holder.encode()).hexdigest()[:20]}"
+
+
+def facts_of(caller: Caller) -> Json:
+    """For whom a surface was made: enough to tell later which tools were theirs to use, and nothing secret."""
+    links = () if caller.capability is None else caller.capability.links
+    return {
+        "id": caller.id,
+        "agent": caller.agent,
+        "tenant": caller.tenant,
+        "kind": caller.kind,
+        "trust": caller.trust,
+        "groups": sorted(caller.groups),
+        "scopes": sorted(caller.scopes),
+        "links": [
+            {
+                "jti": one.jti,
+                "subject": one.subject,
+                "scopes": sorted(one.scopes),
+                "tools": [[grant.tool, grant.versions] for grant in one.tools],
+                "not_before": one.not_before,
+                "expires": one.expires,
+            }
+            for one in links
+        ],
+    }
 
 
 def _nothing(_: Reader) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.exclusions import Exclusions
 from interlock.api.search import DEFAULT_LIMIT, Answer, Search
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
@@ -70,6 +71,7 @@ class Tools:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.exclusions = Exclusions(parts.settings.surface_excluded)
         self.index = self._search = Search(parts, self.visible)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
@@ -87,7 +89,7 @@ class Tools:
         return (
             one
             for one in await self._parts.catalog.newest(caller.capability, after)
-            if sees(caller, one)
+            if self.sees(caller, one)
             and not kept_out(one.row.digest)
             and (one.row.address not in wanted or _match(one, wanted[one.row.address]).usable)
         )
@@ -119,19 +121,23 @@ class Tools:
                 raise
             # Details about versions are only for callers who see one of them.
             versions = await catalog.versions(await catalog.address(name, token))
-            if not any(sees(caller, one) for one in versions.values()):
+            if not any(self.sees(caller, one) for one in versions.values()):
                 raise await catalog.unknown(name, token) from None
             raise
-        if not sees(caller, version):
+        if not self.sees(caller, version):
             raise await catalog.unknown(name, token)
         self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
+
+    def sees(self, caller: Caller, version: Version) -> bool:
+        """Whether a tool exists for a caller: their token and scopes cover it, and the operator has not excluded it."""
+        return sees(caller, version) and self.exclusions.reason(caller, version.row.address) is None
 
     async def versions(self, name: str, caller: Caller) -> list[Version]:
         """The versions of a tool that the caller may use, oldest first."""
         newest = await self.find(name, None, caller)
         versions = await self._parts.catalog.versions(newest.row.address)
-        return [one for one in versions.values() if sees(caller, one)]
+        return [one for one in versions.values() if self.sees(caller, one)]
 
     async def compare(self, name: str, old: str, new: str, caller: Caller) -> Json:
         """The changes between two versions of a tool that the caller may use. Versions past removal are included."""

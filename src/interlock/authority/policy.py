@@ -176,6 +176,14 @@ class Policies:
             memory.put(slot, context, decision, every_call)
         return decision
 
+    def denies_every_call(self, question: Question) -> bool:
+        """Whether a caller is denied a tool whatever they send. E3205 if there are no rules that can be used."""
+        if self.judge(question).behavior != "deny":
+            return False
+        slot = self._current().memory.slot(question)
+        prepared: _Prepared | None = None if slot is None else slot.what
+        return prepared is not None and not prepared.rules.reads
+
     def forget(self, subjects: Collection[str] | None) -> None:
         """Drop the cached decisions about these callers; None means all."""
         if self._loaded is not None:

@@ -24,7 +24,10 @@ CallerKind = Literal["human", "agent", "service"]
 
 
 class Surface(Protocol):
-    """The tools that a model has in its context."""
+    """The tools that a model has in its context. If it `defers`, there are others, which have to be loaded."""
+
+    @property
+    def defers(self) -> bool: ...
 
     def has(self, address: str) -> bool:
         """Whether a tool is in it."""
@@ -32,6 +35,10 @@ class Surface(Protocol):
 
     def offers(self, address: str) -> bool:
         """Whether a tool may be called; it may be in it from then on."""
+        ...
+
+    def hides(self, address: str) -> bool:
+        """Whether a tool does not exist for its holder."""
         ...
 
 
@@ -44,7 +51,7 @@ class Caller:
     one agent or service delegated its authority to another. `drafts` is the key of a developer's session
     (`registry.drafts`): with it, and with the tools that it calls, the session finds its drafts. It exists in one
     process only; nothing that comes from outside, or from the store, can hold it. `surface` holds back the tools whose
-    schemas the caller has not loaded; None where they see the whole catalog.
+    schemas the caller has not loaded, and hides those that are excluded; None where they see the whole catalog.
     """
 
     id: str

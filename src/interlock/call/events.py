@@ -30,7 +30,10 @@ class Kind(NamedTuple):
 
 KINDS: Final[dict[str, Kind]] = {
     "tool.declared": Kind("declaration", "tool", ("digest", "by")),
+    "tool.surface.created": Kind("surface", "surface", ("revision",)),
     "tool.surface.updated": Kind("surface", "surface", ("revision",)),
+    "tool.deferred.discovered": Kind("surface", "tool"),
+    "tool.deferred.loaded": Kind("surface", "tool"),
     "DEPRECATION_MIGRATION_PROGRESS": Kind("declaration", "tool"),
     "DEPRECATION_MIGRATION_COMPLETE": Kind("declaration", "tool"),
     "DEPRECATION_REMOVAL_BLOCKED": Kind("declaration", "tool"),

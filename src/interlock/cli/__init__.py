@@ -82,6 +82,7 @@ def _print_envelope(words: str) -> None:
         "login": "login:login",
         "logout": "login:logout",
         "tools": "tools:tools",
+        "surface": "surface:surface",
         "dev": "dev:dev",
         "upstream": "upstream:upstream",
         "call": "call:call",

@@ -149,7 +149,14 @@ async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ..
         {"tool": one["tool_id"], **{name: one[name] for name in ("version", "mutation_class", "description", "score")}}
         for one in page["tools"]
     ]
-    return _answer_search(out, documents, page["by"], page["note"])
+    # Of a caller with a surface, tools that are not loaded.
+    facts = {"version": "", "mutation_class": "deferred"}
+    documents += [
+        {"tool": one["tool_id"], **facts, "description": one["search_hint"] or "", "score": one["score"]}
+        for one in page["deferred"]
+    ]
+    documents.sort(key=lambda one: -one["score"])
+    return _answer_search(out, documents, {name: page[name] for name in ("by", "note", "outcome", "pending")})
 
 
 @tools.command()
@@ -179,13 +186,15 @@ async def search(
     """
     caller = await acting(lock, token)
     found = await lock.search(" ".join(words), limit=limit, by=by, caller=caller)
-    return _answer_search(out, [one.document() for one in found], found.by, found.note)
+    return _answer_search(out, [one.document() for one in found], found.facts())
 
 
-def _answer_search(out: Output, documents: list[Json], by: str, note: str | None) -> int:
+def _answer_search(out: Output, documents: list[Json], facts: Json) -> int:
     def show(page: Page) -> None:
-        if note:
-            page.line(f"searched by {by}: {note}")
+        if facts["note"]:
+            page.line(f"searched by {facts['by']}: {facts['note']}")
+        for one in facts["pending"]:
+            page.line(f"{one['server']} may have more: it is {one['state']}")
         if not documents:
             page.line("no tool fits; see them all: interlock tools list")
             return
@@ -193,7 +202,7 @@ def _answer_search(out: Output, documents: list[Json], by: str, note: str | None
         rows = [[str(one[column]).splitlines()[0] for column in columns] for one in documents]
         page.table(rows, ("tool", "version", "changes", "what it does"))
 
-    out.answer({"tools": documents, "by": by, "note": note}, show)
+    out.answer({"tools": documents, **facts}, show)
     return 0
 
 

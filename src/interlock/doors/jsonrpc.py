@@ -47,8 +47,8 @@ _ABSENT = object()
 # Methods that change nothing.
 _LOOKING = frozenset(
     {
-        "tools.list", "tools.search", "tools.describe", "tools.negotiate", "calls.list", "calls.top", "calls.status",
-        "calls.trace", "calls.part", "approvals.list", "approvals.show",
+        "tools.list", "tools.search", "tools.describe", "tools.negotiate", "surface.show", "calls.list",
+        "calls.top", "calls.status", "calls.trace", "calls.part", "approvals.list", "approvals.show",
     }
 )  # fmt: skip
 
@@ -88,6 +88,8 @@ class JsonRpcDoor(Route):
             "tools.search": self._search,
             "tools.describe": self._tool,
             "tools.negotiate": self._negotiate,
+            "tools.load": self._load,
+            "surface.show": self._surface,
             "tools.invoke": self._invoke,
             "calls.list": self._calls,
             "calls.top": self._top,
@@ -257,19 +259,32 @@ class JsonRpcDoor(Route):
     ) -> Json:
         if limit.__class__ is not int or not 1 <= limit <= 1000:
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
-        page = await self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
+        page = await self._service.surfaces.page(caller, "jsonrpc", _text(cursor, "cursor"), limit, _expected(expected))
         return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
 
     async def _search(self, caller: Caller, query: str, limit: int = DEFAULT_LIMIT, by: str = "both") -> Json:
         if limit.__class__ is not int or not 1 <= limit <= MOST_FOUND:
             raise _Fault(_PARAMS, f"invalid params: `limit` is a number from 1 to {MOST_FOUND}")
-        found = await self._service.tools.search(_text(query, "query") or "", caller, limit, _text(by, "by") or "both")
-        tools = [{**self._brief(one.version), "score": one.score} for one in found]
-        return {"tools": tools, "by": found.by, "note": found.note}
+        asked, way = _text(query, "query") or "", _text(by, "by") or "both"
+        found, loaded, deferred = await self._service.surfaces.found(asked, caller, "jsonrpc", limit, way)
+        tools = [{**self._brief(one.version), "score": one.score} for one in loaded]
+        return {"tools": tools, "deferred": deferred, **found.facts()}
 
     async def _negotiate(self, caller: Caller, expected: Json) -> Json:
         matches = await self._service.tools.negotiate(_expected(expected) or {}, caller)
         return {"matches": [one.document() for one in matches]}
+
+    async def _load(self, caller: Caller, names: Any) -> Json:
+        texts = cast("list[Any]", names) if isinstance(names, list) else []
+        if not texts:
+            raise _Fault(_PARAMS, "invalid params: `names` is a list of names")
+        found = await self._service.surfaces.load([_text(one, "names") or "" for one in texts], caller)
+        schemas = [{"input_schema": one.contract.input.model_facing} for one in found]
+        return {"tools": [{**self._brief(one), **schema} for one, schema in zip(found, schemas, strict=True)]}
+
+    async def _surface(self, asks: Caller, caller: Any = None, cursor: Any = None, limit: Any = 200) -> Json:
+        who, place, most = _text(caller, "caller"), _text(cursor, "cursor"), _whole(limit, "limit", 1000)
+        return await self._service.surface_views.show(by=asks, who=who, cursor=place, limit=most)
 
     async def _tool(self, caller: Caller, tool_id: str, tool_version: str | None = None) -> Json:
         found = await self._service.tools.find(

@@ -114,11 +114,14 @@ class Observer:
 
     def surface_changed(self, revision: int) -> None:
         """Announce that the set of tools that can be listed and called has changed."""
+        self.surface_event("tool.surface.updated", "tools", revision=revision)
+
+    def surface_event(self, kind: str, surface: str, tool: str = "", **data: Any) -> None:
+        """Announce what has happened to a surface, or to a tool on it."""
         if self.listeners:
             now_ms, number = self._clock.now_ms(), next(self._numbers)
-            kind, data = "tool.surface.updated", {"revision": revision}
-            event = Event(id=f"{kind}:{number}", type=kind, invocation_id="", tool="", at_ms=now_ms, data=data,
-                          surface="tools")  # fmt: skip
+            event = Event(id=f"{kind}:{number}", type=kind, invocation_id="", tool=tool, at_ms=now_ms, data=data,
+                          surface=surface)  # fmt: skip
             self._send(event)
 
     def closed(

@@ -138,9 +138,13 @@ class Requests:
     def _select(self, call: Call, tool: Prepared) -> Requested:
         """Set the tool of a call and its deadline."""
         request = call.request
+        surface = None if request.caller is None or request.operation == "compensate" else request.caller.surface
+        withheld = surface is not None and not surface.offers(tool.contract.address)
+        if withheld and surface is not None and surface.hides(tool.contract.address):
+            # INVARIANT: an excluded tool is refused like one that does not exist, and no other name is suggested.
+            raise Failure("E3101", f"no tool named `{request.tool}`; see interlock tools list")
         call.tool = tool
-        surface = None if request.caller is None else request.caller.surface
-        if surface is not None and request.operation != "compensate" and not surface.offers(tool.contract.address):
+        if withheld:
             raise _not_loaded(tool.contract.address)
         if request.identity is not None and request.key is None and tool.key_from == "request":
             call.request = request = replace(request, key=request.identity)

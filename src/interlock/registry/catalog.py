@@ -175,6 +175,8 @@ class Catalog:
         self.find_draft: Callable[[object, str, str | None], Version | None] | None = None
         # Called with the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
+        # Whether a failure about an unknown name says which names are similar.
+        self.suggests = True
 
     async def resolve(
         self, name: str, spec: str | None = None, capability: Capability | None = None, caller: object = None
@@ -358,8 +360,11 @@ class Catalog:
     async def unknown(self, name: str, capability: Capability | None = None) -> Failure:
         """The failure for an unknown tool (E3101), with similar names that exist.
 
-        INVARIANT: with a token, only tools are named that it lets its holder see.
+        INVARIANT: with a token, only tools are named that it lets its holder see. Where the operator excludes tools for
+        some callers, none are (`suggests`).
         """
+        if not self.suggests:
+            return Failure("E3101", f"no tool named `{name}`; see interlock tools list")
         import difflib
 
         known = [one for one in await self.addresses() if capability is None or capability.names(one)]
@@ -398,6 +403,8 @@ class Catalog:
             candidates = [one for one in candidates if await self._shows(one, capability)]
             if not candidates:
                 raise await self.unknown(name, capability)
+            if not self.suggests:
+                raise Failure("E3101", f"`{name}` is ambiguous; name the tool with its namespace")
             listing = ", ".join(f"`{one}`" for one in candidates[:10])
             raise Failure(
                 "E3101", f"`{name}` is ambiguous; say which of {listing}", details={"candidates": candidates[:100]}

@@ -26,7 +26,7 @@ from interlock.core.errors import Failure
 from interlock.store.connection import Connection
 from interlock.store.port import Reader
 
-SCHEMA_HEAD = "0011"
+SCHEMA_HEAD = "0012"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have

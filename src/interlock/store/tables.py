@@ -245,6 +245,22 @@ surface_tool = sa.Table(
     sa.Column("holder", sa.Text, primary_key=True),
     sa.Column("address", sa.Text, primary_key=True),
     sa.Column("loaded_ms", sa.Integer, nullable=False),
+    sa.Column("used_ms", sa.Integer),
+)
+
+# The surfaces. `facts` says for whom each was made, `offered` which tools it lists, with the reason for each.
+surface = sa.Table(
+    "surface",
+    metadata,
+    sa.Column("holder", sa.Text, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("caller", sa.Text, nullable=False),
+    sa.Column("agent", sa.Text),
+    sa.Column("facts", sa.Text, nullable=False),
+    sa.Column("offered", sa.Text, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("created_ms", sa.Integer, nullable=False),
+    sa.Column("changed_ms", sa.Integer, nullable=False),
 )
 
 # Who must be told of a ticket, by which channel, and whether they were. The message is made of the ticket when it is

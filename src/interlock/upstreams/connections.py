@@ -78,6 +78,10 @@ class Looks:
         finally:
             del self._again[name], self._under_way[name]
 
+    def names(self) -> tuple[str, ...]:
+        """The upstreams that are being looked at."""
+        return tuple(self._under_way)
+
     async def wait(self, name: str, within_s: float) -> None:
         """Wait for the look at an upstream, if one is under way."""
         if name in self._under_way:
@@ -89,6 +93,7 @@ class Looks:
             await asyncio.wait(self._under_way.values(), timeout=FINISH_S)
 
 
+# many methods: one table of connections with their states, which change together
 class Connections:
     """The connections to the upstreams of one home. `look` is called with the name of one that announced a change."""
 
@@ -188,6 +193,11 @@ class Connections:
         """The upstreams that did not answer their last request, of this process or another."""
         self._refresh()
         return frozenset(name for name, known in self._known.items() if known.state != "available")
+
+    def pending(self) -> dict[str, str]:
+        """The upstreams that may offer more tools later: `discovering` while they are looked at, else `unavailable`."""
+        looking = dict.fromkeys((*self._trying, *self.looks.names()), "discovering")
+        return {**dict.fromkeys(self.unanswered(), "unavailable"), **looking}
 
     def set_state(self, name: str, state: str) -> None:
         """Note whether an upstream answered this process."""

@@ -263,6 +263,20 @@ def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
     )
 
 
+def surface(told: Json) -> wire.SurfaceResponse:
+    """A surface as it is shown."""
+    return wire.SurfaceResponse(
+        caller=told["caller"],
+        agent=told["agent"] or "",
+        tenant=told["tenant"],
+        revision=told["revision"],
+        changed_at=told["changed_at"] or "",
+        surface_json=encode(told["surface"]),
+        reasons=told["reasons"],
+        next_page_token=told["cursor"] or "",
+    )
+
+
 def cancelled(answer: str) -> wire.CancelResponse:
     """The answer to a request to cancel a call."""
     return wire.CancelResponse(outcome=f"CANCEL_OUTCOME_{answer.upper()}")

@@ -22,6 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from interlock.api import surface_view
 from interlock.api.interlock import Interlock
 from interlock.api.service import Service
 from interlock.call.context import Caller
@@ -29,6 +30,7 @@ from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
+from interlock.data.canonical import encode
 from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.http.asgi import server_ended, too_large
@@ -231,17 +233,33 @@ class Servicer:
         if request.page_size < 0:
             raise Failure("E3004", "`page_size` must be nought or more")
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
-        tools = self._service.tools
+        surfaces = self._service.surfaces
         if request.query:
-            found = await tools.search(request.query, caller, limit, request.by or "both")
-            shown = [self._tool(one.version) for one in found]
-            return wire.DiscoverResponse(tools=shown, searched_by=found.by, note=found.note or "")
-        page = await tools.page(caller, request.page_token or None, limit)
+            found, loaded, deferred = await surfaces.found(request.query, caller, DOOR, limit, request.by or "both")
+            shown = [self._tool(one.version) for one in loaded]
+            return wire.DiscoverResponse(
+                tools=shown,
+                searched_by=found.by,
+                note=found.note or "",
+                deferred_json=map(encode, deferred),
+                outcome=found.outcome,
+                pending=found.pending,
+            )
+        page = await surfaces.page(caller, DOOR, request.page_token or None, limit)
         return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 
     async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Rpc) -> wire.Tool:
         spec = request.version if request.HasField("version") else None
         return self._tool(await self._service.tools.find(request.tool_id, spec, caller))
+
+    async def load(self, request: wire.LoadRequest, caller: Caller, _: Rpc) -> wire.LoadResponse:
+        found = await self._service.surfaces.load(list(request.names), caller)
+        return wire.LoadResponse(tools=map(self._tool, found))
+
+    async def surface(self, request: wire.SurfaceRequest, caller: Caller, _: Rpc) -> wire.SurfaceResponse:
+        who, cursor = request.caller or None, request.page_token or None
+        size = request.page_size or surface_view.PAGE
+        return messages.surface(await self._service.surface_views.show(by=caller, who=who, cursor=cursor, limit=size))
 
     def _tool(self, version: Version) -> wire.Tool:
         tools = self._service.tools

@@ -98,7 +98,7 @@ class Listing:
 
         Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
         """
-        if caller.surface is not None and cursor is None and expected is None:
+        if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
             listed = await self._service.surfaces.listed(caller)
             return [*_SURFACE, *map(self.described, listed)], None
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}

@@ -23,6 +23,8 @@ from interlock.window.reading import LONGEST, asked
 SEARCH: Final = "search_tools"
 LOAD: Final = "load_tools"
 READ: Final = "read_result"
+# In `_meta` of a search: the tools that were found and are not loaded, as `deferred_tool_ref` of the standard.
+DEFERRED: Final = "interlock/deferred"
 _DEFAULT_LIMIT: Final = 5
 _LONGEST_QUERY: Final = 1000
 _LONGEST_LINE: Final = 160
@@ -127,20 +129,23 @@ class SurfaceTools:
 
     async def call(self, name: str, arguments: Json, caller: Caller) -> Json | None:
         """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model."""
-        if caller.surface is None or name not in DOCUMENTS:
+        if caller.surface is None or not caller.surface.defers or name not in DOCUMENTS:
             return None
-        document = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
-        text = orjson.dumps(document).decode()
-        return {"content": [{"type": "text", "text": text}], "structuredContent": document, "resultType": "complete"}
+        document, meta = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
+        content = [{"type": "text", "text": orjson.dumps(document).decode()}]
+        told: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
+        return {**told, "_meta": meta} if meta else told
 
-    async def _search(self, arguments: Json, caller: Caller) -> Json:
+    async def _search(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
         queries = _texts(arguments, "queries", {"queries", "limit"})
         limit = arguments.get("limit", _DEFAULT_LIMIT)
         if limit.__class__ is not int:
             raise Failure("E3004", "`limit` is a whole number")
         surface = caller.surface
         told: list[Json] = []
-        for query, answer in zip(queries, await self._surfaces.search(queries, caller, limit), strict=True):
+        refs: dict[str, Json] = {}
+        for query, (answer, deferred) in zip(queries, await self._surfaces.search(queries, caller, limit), strict=True):
+            refs |= {one["tool_id"]: one for one in deferred}
             tools = [
                 {
                     "name": self._names.of(one.version.row.address),
@@ -151,24 +156,28 @@ class SurfaceTools:
                 }
                 for one in answer
             ]
-            told.append({"query": query, "tools": tools, **({"note": answer.note} if answer.note else {})})
-        return {"results": told}
+            facts = answer.facts()
+            # For a model, facts that say nothing are left out.
+            kept = {name: facts[name] for name in ("note", "pending") if facts[name]}
+            told.append({"query": query, "outcome": facts["outcome"], "tools": tools, **kept})
+        # For programs; a model has what it needs in the content.
+        return {"results": told}, {DEFERRED: list(refs.values())} if refs else {}
 
-    async def _load(self, arguments: Json, caller: Caller) -> Json:
+    async def _load(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
         names = [self._names.address(one) for one in _texts(arguments, "names", {"names"})]
         found = await self._surfaces.load(names, caller)
         shown = [self._describe(one) for one in found]
         kept = ("name", "description", "inputSchema")
-        return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}
+        return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}, {}
 
-    async def _read(self, arguments: Json, caller: Caller) -> Json:
+    async def _read(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
         ref: Any = arguments.get("ref")
         if not isinstance(ref, str) or arguments.keys() - DOCUMENTS[READ]["inputSchema"]["properties"].keys():
             raise Failure("E3004", "send `ref`, the reference of a result", resolution=_AS_LISTED)
         part = asked(**{"tokens": _PART_TOKENS, **{name: one for name, one in arguments.items() if name != "ref"}})
         if part.tokens is None or part.tokens > _MOST_PART_TOKENS:
             raise Failure("E3004", f"`tokens` is a whole number from 1 to {_MOST_PART_TOKENS:,}", resolution=_AS_LISTED)
-        return await self._lock.read_part(ref[:200], part, caller=caller)
+        return await self._lock.read_part(ref[:200], part, caller=caller), {}
 
 
 _AS_LISTED: Final = "send the arguments that the schema lists"

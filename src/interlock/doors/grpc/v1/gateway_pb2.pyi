@@ -141,16 +141,29 @@ class DiscoverRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
 
 class DiscoverResponse(_message.Message):
-    __slots__ = ("tools", "next_page_token", "searched_by", "note")
+    __slots__ = ("tools", "next_page_token", "searched_by", "note", "deferred_json", "outcome", "pending")
+    class PendingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SEARCHED_BY_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_JSON_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     next_page_token: str
     searched_by: str
     note: str
-    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., searched_by: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    deferred_json: _containers.RepeatedScalarFieldContainer[bytes]
+    outcome: str
+    pending: _containers.ScalarMap[str, str]
+    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., searched_by: _Optional[str] = ..., note: _Optional[str] = ..., deferred_json: _Optional[_Iterable[bytes]] = ..., outcome: _Optional[str] = ..., pending: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("tool_id", "version")
@@ -159,6 +172,55 @@ class DescribeRequest(_message.Message):
     tool_id: str
     version: str
     def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ("tools",)
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+
+class SurfaceRequest(_message.Message):
+    __slots__ = ("caller", "page_token", "page_size")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    page_token: str
+    page_size: int
+    def __init__(self, caller: _Optional[str] = ..., page_token: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+
+class SurfaceResponse(_message.Message):
+    __slots__ = ("caller", "agent", "tenant", "revision", "changed_at", "surface_json", "reasons", "next_page_token")
+    class ReasonsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_JSON_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    agent: str
+    tenant: str
+    revision: int
+    changed_at: str
+    surface_json: bytes
+    reasons: _containers.ScalarMap[str, str]
+    next_page_token: str
+    def __init__(self, caller: _Optional[str] = ..., agent: _Optional[str] = ..., tenant: _Optional[str] = ..., revision: _Optional[int] = ..., changed_at: _Optional[str] = ..., surface_json: _Optional[bytes] = ..., reasons: _Optional[_Mapping[str, str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class InvokeRequest(_message.Message):
     __slots__ = ("tool_id", "version", "arguments_json", "arguments", "idempotency_key", "session", "dry_run", "task")

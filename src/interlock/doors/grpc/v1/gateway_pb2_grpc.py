@@ -27,6 +27,16 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.Tool.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/interlock.v1.Gateway/Load',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.LoadRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.LoadResponse.FromString,
+                _registered_method=True)
+        self.Surface = channel.unary_unary(
+                '/interlock.v1.Gateway/Surface',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.SurfaceRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.SurfaceResponse.FromString,
+                _registered_method=True)
         self.Invoke = channel.unary_unary(
                 '/interlock.v1.Gateway/Invoke',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.InvokeRequest.SerializeToString,

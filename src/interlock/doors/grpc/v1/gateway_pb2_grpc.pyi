@@ -9,6 +9,8 @@ class GatewayStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Discover: _aio.UnaryUnaryMultiCallable[_wire.DiscoverRequest, _wire.DiscoverResponse]
     Describe: _aio.UnaryUnaryMultiCallable[_wire.DescribeRequest, _wire.Tool]
+    Load: _aio.UnaryUnaryMultiCallable[_wire.LoadRequest, _wire.LoadResponse]
+    Surface: _aio.UnaryUnaryMultiCallable[_wire.SurfaceRequest, _wire.SurfaceResponse]
     Invoke: _aio.UnaryUnaryMultiCallable[_wire.InvokeRequest, _wire.CallResult]
     Run: _aio.StreamStreamMultiCallable[_wire.RunRequest, _wire.RunEvent]
     Calls: _aio.UnaryUnaryMultiCallable[_wire.CallsRequest, _wire.CallsResponse]

@@ -140,9 +140,17 @@ class Tool(Answer):
 
 class Tools(Answer):
     tools: list[Tool]
+    deferred: list[Json] = Field(
+        [],
+        description="found, and to be loaded before they are called, where `surface_doors` has rest: without schemas",
+    )
     cursor: str | None = Field(None, description="where to go on; null at the end")
     by: str | None = Field(None, description="what counted in a search: words, meaning or both")
     note: str | None = Field(None, description="why a search was by words only")
+    outcome: str | None = Field(
+        None, description="of a search: found, no_match, or pending where upstreams may have more later"
+    )
+    pending: list[Json] = Field([], description="upstreams that are being looked at or do not answer: server and state")
 
 
 class NegotiateBody(Body):

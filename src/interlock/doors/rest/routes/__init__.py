@@ -7,6 +7,7 @@ from interlock.doors.rest.routes import (
     calls,
     health,
     policy,
+    surface,
     tokens,
     tools,
     upstreams,
@@ -17,5 +18,5 @@ __all__ = ["ROUTERS"]
 
 # In the order of the document. Of two operations that fit a path, the first answers.
 ROUTERS = tuple(
-    one.router for one in (window, tools, calls, approvals, budgets, tokens, policy, audit, upstreams, health)
+    one.router for one in (window, surface, tools, calls, approvals, budgets, tokens, policy, audit, upstreams, health)
 )

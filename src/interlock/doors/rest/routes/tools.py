@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/tools/register", tags=["tools"], **says(models.Registered, 201, "admitted"))
-async def register_tool(manifest: models.ManifestBody, ask: Ask) -> Response:
+async def registertool_document(manifest: models.ManifestBody, ask: Ask) -> Response:
     """Register a tool by its manifest. Needs `tools:admin`. Refused with every gap it has (E3105)."""
     return json(await ask.service.registration.register(manifest.root, by=ask.caller), 201)
 
@@ -29,13 +29,13 @@ async def register_tool(manifest: models.ManifestBody, ask: Ask) -> Response:
 @router.get("/tools", tags=["tools"], **says(models.Tools))
 async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> Response:
     """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
-    tools = ask.service.tools
+    tools, surfaces = ask.service.tools, ask.service.surfaces
     if query.q is not None:
-        found = await tools.search(query.q, ask.caller, query.limit, query.by)
-        scored = [{**_tool(tools, one.version), "score": one.score} for one in found]
-        return json({"tools": scored, "cursor": None, "by": found.by, "note": found.note})
-    shown = await tools.page(ask.caller, query.cursor, query.limit)
-    return json({"tools": [_tool(tools, version) for version in shown.versions], "cursor": shown.cursor})
+        found, loaded, deferred = await surfaces.found(query.q, ask.caller, DOOR, query.limit, query.by)
+        scored = [{**tool_document(tools, one.version), "score": one.score} for one in loaded]
+        return json({"tools": scored, "deferred": deferred, "cursor": None, **found.facts()})
+    shown = await surfaces.page(ask.caller, DOOR, query.cursor, query.limit)
+    return json({"tools": [tool_document(tools, version) for version in shown.versions], "cursor": shown.cursor})
 
 
 @router.post(
@@ -44,7 +44,7 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     dependencies=[Depends(bearer)],
     **says(models.Called, 200, "it succeeded", also=ACCEPTED),
 )
-async def invoke_tool(
+async def invoketool_document(
     call: models.InvokeBody,
     idempotency_key: Annotated[str | None, Header(description="the same as in the body")] = None,
 ) -> Response:
@@ -60,7 +60,7 @@ async def invoke_tool(
 async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
     """Compare tools with what you expect of them; returns those that you can use."""
     matches = await ask.service.tools.negotiate(body.expected, ask.caller)
-    usable = [_tool(ask.service.tools, one.version) for one in matches if one.usable]
+    usable = [tool_document(ask.service.tools, one.version) for one in matches if one.usable]
     return json({"matches": [one.document() for one in matches], "tools": usable})
 
 
@@ -94,10 +94,10 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 
 
 @router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
-async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
+async def showtool_document(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
     found = await ask.service.tools.find(tool_id, query.version, ask.caller)
-    return json({**_tool(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
+    return json({**tool_document(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))
@@ -114,7 +114,7 @@ async def compare_versions(tool_id: Id, ask: Ask, query: Annotated[models.Compar
 
 
 @router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
-async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
+async def deprecatetool_document(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
     """Announce the end of one version, or correct what was announced. It runs on until its removal date. Needs
     `tools:admin`."""
     return json(await ask.service.registration.deprecate(tool_id, by=ask.caller, **body.model_dump()))
@@ -127,7 +127,7 @@ async def list_quarantine(ask: Ask) -> Response:
 
 
 @router.post("/quarantine/release", tags=["tools"], **says(models.Released))
-async def release_tool(body: models.ReleaseBody, ask: Ask) -> Response:
+async def releasetool_document(body: models.ReleaseBody, ask: Ask) -> Response:
     """Release a version from quarantine. For people with `tools:admin`; on record with the reason."""
     return json(await ask.service.registration.release(body.tool, reason=body.reason, by=ask.caller))
 
@@ -138,7 +138,7 @@ def _version(version: Version) -> Json:
     return {"version": row.version, "state": row.state, "published_at": iso(row.published_ms), "deprecation": notice}
 
 
-def _tool(tools: Tools, version: Version) -> Json:
+def tool_document(tools: Tools, version: Version) -> Json:
     """A tool for those who call it; what runs it and where it came from is the operator's affair."""
     told = shown(version.contract)
     told.pop("namespace", None)

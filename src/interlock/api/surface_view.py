@@ -1,0 +1,283 @@
+"""The surface of a caller as a document: a `tool_surface` of the standard, with the reason for each tool.
+
+    loaded      listed with its schema: pinned, role, recent or retrieved; every tool where nothing is deferred
+    deferred    found by a search, and listed once it is loaded
+    blocked     cannot be called as things are: a credential is missing, the upstream does not answer, it is in
+                quarantine, the policy forbids it, or the caller's token or scopes do not cover it
+    excluded    does not exist for the caller: the operator says so (`surface_excluded`)
+
+Callers see their own surface, without what they must not know of: tools that the policy forbids, that are excluded, or
+that are not theirs. Operators see everybody's, with all of it. A page looks at a bounded number of tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import orjson
+
+from interlock.api.deferred import deferred_ref
+from interlock.api.rights import require_here
+from interlock.api.surfaces import Surfaces, holder_of, id_of
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.call.connector import secret_of
+from interlock.call.context import Caller
+from interlock.contract.permissions import permissions_of
+from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.store import surfaces as stored
+
+if TYPE_CHECKING:
+    from interlock.api.parts import Parts
+    from interlock.api.tools import Tools
+    from interlock.contract.standard.document import BlockReason
+    from interlock.registry.catalog import Version
+
+PAGE: Final = 200
+MOST: Final = 1000
+# How many tools are looked at before other tasks get their turn: the policy is asked about each.
+_AT_ONCE: Final = 10
+# Reasons that only operators see: they name tools that the caller must not know of.
+_FOR_OPERATORS: Final = frozenset({"policy_blocked", "role_not_allowed"})
+
+
+@dataclass(slots=True)
+class _Lists:
+    loaded: list[str] = field(default_factory=list[str])
+    deferred: list[Json] = field(default_factory=list[Json])
+    blocked: list[Json] = field(default_factory=list[Json])
+    excluded: list[Json] = field(default_factory=list[Json])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    origins: set[str] = field(default_factory=set[str])
+
+
+class SurfaceViews:
+    """Shows surfaces, for those who may see them."""
+
+    def __init__(self, parts: Parts, tools: Tools) -> None:
+        self._parts = parts
+        self._tools = tools
+        self.surfaces = Surfaces(parts, tools)
+
+    async def show(self, *, by: Caller, who: str | None = None, cursor: str | None = None, limit: int = PAGE) -> Json:
+        """The surface of a caller; without `who`, of those who ask. Another's needs `tools:admin`, in `local`.
+
+        All loaded tools of a surface that defers are on every page. The others come in order of name, `limit` looked at
+        a page; `cursor` is where to go on.
+        """
+        if not 1 <= limit <= MOST:
+            raise Failure("E3004", f"a page has from 1 to {MOST:,} tools")
+        everything = by.governs("tools:admin")
+        if who is None or who in (by.id, by.agent, "me"):
+            caller = by
+        else:
+            require_here(by, "tools:admin", "looking at the surface of somebody else")
+            caller = await self._somebody(who)
+        await self.surfaces.store_uses()
+        holder = holder_of(caller)
+        row = await self._parts.journal.read(lambda reader: stored.find(reader, holder))
+        defers = await self.surfaces.defers_anywhere(caller)
+        reasons = await self.surfaces.offered(caller) if defers else {}
+        lists, cursor = await self._lists(caller, reasons, defers, cursor, limit, everything)
+        return self._document(caller, row, lists, defers, cursor)
+
+    async def _lists(
+        self, caller: Caller, offered: Mapping[str, str], defers: bool, cursor: str | None, limit: int, everything: bool
+    ) -> tuple[_Lists, str | None]:
+        catalog = self._parts.catalog
+        lists = _Lists()
+        state = _State(self._parts, self._tools, caller, await self._stored_credentials())
+        for address in offered:  # in the order of their use
+            for version in await self._found(address, caller):
+                self._sort(state, version, offered, defers, lists, everything)
+        page = list(islice(await catalog.newest(caller.capability, cursor or ""), limit + 1))
+        for number, version in enumerate(page[:limit]):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if version.row.address not in offered:
+                self._sort(state, version, offered, defers, lists, everything)
+        return lists, page[limit - 1].row.address if len(page) > limit else None
+
+    async def _found(self, address: str, caller: Caller) -> list[Version]:
+        try:
+            return [await self._parts.catalog.resolve(address, None, caller.capability)]
+        except Failure:
+            return []  # it is gone
+
+    def _sort(
+        self, state: _State, version: Version, offered: Mapping[str, str], defers: bool, lists: _Lists, everything: bool
+    ) -> None:
+        """Put a tool into its list."""
+        address = version.row.address
+        if (excluded := self._tools.exclusions.reason(state.caller, address)) is not None:
+            if everything:
+                lists.excluded.append({"tool_id": address, "reason": excluded})
+                lists.reasons[address] = excluded
+            return
+        blocked, detail = state.blocked(version)
+        if blocked is not None:
+            if everything or blocked not in _FOR_OPERATORS:
+                lists.blocked.append({"tool_id": address, "reason": blocked, "detail": detail})
+                lists.reasons[address] = blocked
+            return
+        origin = version.row.origin
+        lists.origins.add(origin if origin.startswith("upstream:") else "interlock")
+        if defers and address not in offered:
+            lists.deferred.append(deferred_ref(version, id_of(holder_of(state.caller))))
+            lists.reasons[address] = "deferred"
+        else:
+            lists.loaded.append(address)
+            lists.reasons[address] = offered.get(address, "role")
+
+    def _document(
+        self, caller: Caller, row: stored.Row | None, lists: _Lists, defers: bool, cursor: str | None
+    ) -> Json:
+        from interlock.contract.standard.declarations import BlockedTool, DeferredToolRef, ToolSurface
+
+        settings = self._parts.settings
+        refs = [*lists.loaded, *(str(one["tool_id"]) for one in lists.deferred)]
+        try:
+            policy = (f"policy:{self._parts.policy.rules.version}",)
+        except Failure:
+            policy = ()  # the policy is broken, and everything is blocked
+        surface = ToolSurface(
+            surface_id=id_of(holder_of(caller)),
+            scope="workspace" if caller.capability is None else "session",
+            scope_ref=caller.acting if caller.capability is None else caller.capability.leaf.jti,
+            created_at=iso(self._parts.clock.now_ms() if row is None else row.created_ms),
+            producer=f"interlock:{self._parts.instance.id}",
+            tool_refs=tuple(refs),
+            loaded_tools=tuple(lists.loaded),
+            deferred_tools=tuple(DeferredToolRef(**one) for one in lists.deferred),
+            blocked_tools=tuple(BlockedTool(**one) for one in lists.blocked),
+            excluded_tools=tuple(BlockedTool(**one) for one in lists.excluded),
+            selection_policy="search" if defers else "all",
+            default_tool_choice="auto",
+            capability_requirements=("tool_calls", "tool_search", "tool_loading") if defers else ("tool_calls",),
+            model_capabilities=("tool_calls",),
+            role_constraints=(
+                *(f"group:{one}" for one in sorted(caller.groups)),
+                *(f"scope:{one}" for one in sorted(caller.scopes)),
+            ),
+            policy_refs=policy,
+            runtime_refs=tuple(sorted(lists.origins)),
+            surface_reason=_why(settings.surface, settings.surface_most, defers=defers),
+        )
+        return {
+            "caller": caller.id,
+            "agent": caller.agent,
+            "tenant": caller.tenant,
+            "revision": 0 if row is None else row.revision,
+            "changed_at": None if row is None else iso(row.changed_ms),
+            "surface": surface.document(),
+            "reasons": lists.reasons,
+            "cursor": cursor,
+        }
+
+    async def _stored_credentials(self) -> frozenset[str] | None:
+        """The names of the credentials that exist; None where another system has them."""
+        authority = self._parts.authority
+        if authority.lent_from is not authority.secrets:
+            return None
+        now_ms = self._parts.clock.now_ms()
+        names = await authority.secrets.names()
+        return frozenset(one.name for one in names if one.expires_ms is None or one.expires_ms > now_ms)
+
+    async def _somebody(self, who: str) -> Caller:
+        """A caller by name or id, as their surface was made last; as they are known if it never was."""
+        from interlock.api.policy import somebody
+
+        identity = await self._parts.identities.find(who)
+        did = who if identity is None else identity.did
+        row = await self._parts.journal.read(lambda reader: stored.of_caller(reader, did))
+        return await somebody(self._parts, who) if row is None else _remembered(row)
+
+
+@dataclass(slots=True)
+class _State:
+    """What keeps tools from being called by a caller."""
+
+    parts: Parts
+    tools: Tools
+    caller: Caller
+    credentials: frozenset[str] | None
+
+    def blocked(self, version: Version) -> tuple[BlockReason | None, str | None]:
+        """The reason why a tool cannot be called, and more about it."""
+        row, parts = version.row, self.parts
+        if not self.tools.sees(self.caller, version):
+            return "role_not_allowed", "the token or the scopes of the caller do not cover it"
+        if parts.gateway.quarantine.holds(row.digest):
+            return "feature_disabled", "it is in quarantine"
+        if self._forbidden(version):
+            return "policy_blocked", "the policy forbids every call of it"
+        if missing := self._missing(version):
+            return "credential_missing", f"the credential `{missing}` is not stored"
+        if parts.availability(row) != "AVAILABLE":
+            return "setup_required", f"the upstream `{row.origin.removeprefix('upstream:')}` does not answer"
+        return None, None
+
+    def _forbidden(self, version: Version) -> bool:
+        """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""
+        from interlock.authority.decisions import Question
+
+        parts, clock = self.parts, self.parts.clock
+        if parts.engine is not parts.policy:
+            return False
+        question = Question(
+            self.caller, version.contract, version.row.digest, {}, "invoke", "", "mcp", None, (0, 0), clock.now_ms(),
+        )  # fmt: skip
+        try:
+            return parts.policy.denies_every_call(question)
+        except Failure:
+            return True  # a policy that cannot be used forbids everything
+
+    def _missing(self, version: Version) -> str | None:
+        if self.credentials is None:
+            return None
+        permissions: Any = orjson.loads(version.content.manifest).get("required_permissions") or ()
+        names = (secret_of(name, self.caller) for name in permissions_of(tuple(permissions)).credentials)
+        return next((name for name in names if name not in self.credentials), None)
+
+
+def _why(mode: str, most: int, *, defers: bool) -> str:
+    if mode == "search":
+        return "the setting surface is search: tools are listed when they are pinned or loaded"
+    if defers:
+        return f"the caller may use more than {most} tools: those that are neither pinned nor loaded are deferred"
+    return "the setting surface is all" if mode == "all" else f"the caller may use no more than {most} tools"
+
+
+def _remembered(row: stored.Row) -> Caller:
+    """The caller for whom a surface was made. Good for showing it, and for nothing else."""
+    facts: Json = orjson.loads(row.facts)
+    links = tuple(_links(facts))
+    capability = None if not links else Capability(digest=row.holder, issuer="", links=links)
+    return Caller(
+        id=row.caller,
+        agent=row.agent,
+        tenant=facts["tenant"],
+        kind=facts["kind"],
+        trust=facts["trust"],
+        groups=frozenset(facts["groups"]),
+        scopes=frozenset(facts["scopes"]),
+        capability=capability,
+    )
+
+
+def _links(facts: Json) -> Iterator[Link]:
+    for one in cast("list[Json]", facts["links"]):
+        yield Link(
+            jti=one["jti"],
+            subject=one["subject"],
+            scopes=frozenset(one["scopes"]),
+            tools=tuple(ToolGrant(tool, versions) for tool, versions in one["tools"]),
+            not_before=one["not_before"],
+            expires=one["expires"],
+            constraints={},
+        )

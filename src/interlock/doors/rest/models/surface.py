@@ -1,0 +1,42 @@
+"""Bodies of surfaces: what a caller is offered, and loading tools."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from interlock.api.surface_view import MOST, PAGE
+from interlock.api.surfaces import MOST_AT_ONCE
+from interlock.doors.rest.models.common import Answer, Body, Json, Name, Query, example
+
+
+class SurfaceQuery(Query):
+    caller: Name | None = Field(None, description="a registered name or an id; yours if left out")
+    cursor: str | None = Field(None, max_length=600, description="where the page before ended")
+    limit: int = Field(PAGE, ge=1, le=MOST, description="how many tools are looked at")
+
+
+class Surface(Answer):
+    """What a caller is offered. All loaded tools of a surface that defers are on every page."""
+
+    caller: str
+    agent: str | None
+    tenant: str
+    revision: int = Field(description="raised by each change of what is offered; 0 if nothing is deferred")
+    changed_at: str | None
+    surface: Json = Field(description="a tool_surface of the Agent Tool standard 0.2.0")
+    reasons: dict[str, str] = Field(
+        description="for each tool: pinned, role, recent, retrieved, deferred, or why it is blocked or excluded"
+    )
+    cursor: str | None = Field(description="where to go on; null at the end")
+
+
+class LoadBody(Body):
+    model_config = ConfigDict(json_schema_extra=example(names=["demo.balance"]))
+
+    names: Annotated[list[Name], Field(min_length=1, max_length=MOST_AT_ONCE, fail_fast=True)]
+
+
+class Loaded(Answer):
+    tools: list[Json]

@@ -1,0 +1,193 @@
+"""Search: by exact name and keywords, with upstreams that are pending and an answer where nothing matches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Failure, Interlock
+from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
+from interlock.call.connector import Connector
+from interlock.contract.standard.declarations import DeferredToolRef
+from interlock.data.schema import Json
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.registry.admission import Evidence
+from interlock.registry.admission import publish as published
+from interlock.registry.catalog import contract_digest
+from interlock.store import upstreams
+from interlock.store.port import Transaction
+from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import Wires, wired
+from tests.surfaces.offices import TOOLS, offer
+
+UNREAD = "that somebody else has read the tests against every word of it"
+HINTED = offer("run_42", "Does what it is for, and nothing else.", search_hint="book a flight to anywhere")
+SPACED = offer("list_all", "Returns what there is.", namespace="veterinary")
+REMOTE = offer("remote", "Look up the lunar calendar.", namespace="far")
+NOTHING = "xylophone zymurgy quokka"
+
+
+class Silent:
+    """An upstream that is being added and has not answered yet."""
+
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Any:
+        raise Failure("E3502", "nobody is at home")
+
+    async def close(self) -> None:
+        return None
+
+
+def _serve_elsewhere(transaction: Transaction) -> None:
+    digest = contract_digest(REMOTE)
+    published(REMOTE.manifest, digest, "upstream:far", Evidence(digest, True, "test", ""), "test")(transaction)
+    upstreams.insert(transaction, "far", kind="http", config="{}", overlay="{}", added_by="test", at_ms=1)
+    upstreams.mark_probed(transaction, "far", "unavailable", "nobody answers", 2)
+
+
+@pytest_asyncio.fixture
+async def wires(home: Path) -> AsyncGenerator[Wires]:
+    # Words alone: by meaning, everything resembles something.
+    settings: Json = {
+        "surface": "search",
+        "surface_doors": ("mcp", "rest", "jsonrpc", "grpc"),
+        "search_encoder": "none",
+    }
+    async with Interlock.open(home, housekeeping=False, **settings) as lock:
+        await admit(lock, *TOOLS, HINTED, SPACED)
+        await lock.journal.commit(_serve_elsewhere)
+        await lock.catalog.forget()
+        async with wired(lock) as opened:
+            yield opened
+
+
+async def _searched(wires: Wires, door: str, query: str) -> Json:
+    """What a door answers: names of tools, deferred refs, outcome and pending."""
+    if door == "rest":
+        told: Json = (await wires.http.get("/v1/tools", params={"q": query})).json()
+    elif door == "jsonrpc":
+        told = orjson.loads(await wires.rpc("tools.search", {"query": query}))["result"]
+    elif door == "grpc":
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        answer = await GatewayStub(wires.channel).Discover(wire.DiscoverRequest(query=query), metadata=bearer)
+        told = {
+            "deferred": [orjson.loads(one) for one in answer.deferred_json],
+            "tools": [{"tool_id": one.tool_id} for one in answer.tools],
+            "outcome": answer.outcome,
+            "pending": [{"server": name, "state": state} for name, state in answer.pending.items()],
+        }
+    else:
+        params = {"name": "search_tools", "arguments": {"queries": [query]}}
+        result: Json = orjson.loads(await wires.mcp("tools/call", params, modern=door == "mcp-modern"))["result"]
+        found = result["structuredContent"]["results"][0]
+        told = {"pending": [], **found, "deferred": result.get("_meta", {}).get("interlock/deferred", [])}
+        told["tools"] = [one for one in found["tools"] if one["loaded"]]
+    return told
+
+
+DOORS = ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"]
+
+
+@pytest.mark.part_of("SURF-03", rest=UNREAD)
+@pytest.mark.part_of("SURF-02", rest=UNREAD)
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_nothing(wires: Wires, door: str) -> None:
+    for query, first in (
+        ("translate", "office.translate"),
+        ("office.translate", "office.translate"),
+        ("book flight", "office.run_42"),
+        ("veterinary", "veterinary.list_all"),
+        ("invoice for goods", "office.create_invoice"),
+    ):
+        told = await _searched(wires, door, query)
+        assert told["deferred"][0]["tool_id"] == first, query
+        assert told["outcome"] == "found"
+        assert not told["tools"]
+        assert {"server": "far", "state": "unavailable"} in told["pending"]
+    ref = (await _searched(wires, door, "lunar calendar"))["deferred"][0]
+    assert ref.pop("score") > 0
+    assert ref["tool_id"] == "far.remote"
+    assert ref["pending_provider_or_server"] == "far"
+    assert ref.keys() == set(DeferredToolRef.model_fields)
+    assert DeferredToolRef.parse(ref).document() == ref
+    nothing = await _searched(wires, door, NOTHING)
+    assert (nothing["tools"], nothing["deferred"], nothing["outcome"]) == ([], [], "pending")
+    # To a caller without tools of it, the upstream does not exist.
+    lock = wires.lock
+    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    wires.bear(await lock.tokens.issue(subject=did_of("eve"), tools=[ToolGrant("office.*")], by=lock.caller))
+    nothing = await _searched(wires, door, NOTHING)
+    assert (nothing["tools"], nothing["deferred"], nothing["outcome"], nothing["pending"]) == ([], [], "no_match", [])
+    assert not (await _searched(wires, door, "lunar calendar"))["deferred"]
+    assert not (await _searched(wires, door, "far.remote"))["deferred"]
+
+
+@pytest.mark.part_of("SURF-03", rest=UNREAD)
+async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = wires.lock
+    connections = lock.upstreams.connections
+
+    def make(*_: Any) -> Connector:
+        return cast("Connector", Silent())
+
+    monkeypatch.setattr(connections, "_make", make)
+    async with connections.adding("near", "http", {}) as connector:
+        told = await _searched(wires, "rest", NOTHING)
+        assert {"server": "near", "state": "discovering"} in told["pending"]
+        await connector.close()
+    assert [one["server"] for one in (await _searched(wires, "rest", NOTHING))["pending"]] == ["far"]
+
+
+@pytest.mark.part_of("SURF-02", rest=UNREAD)
+@pytest.mark.part_of("LIFE-02", rest=UNREAD)
+@pytest.mark.part_of("LIFE-08", rest=UNREAD)
+@pytest.mark.parametrize("door", DOORS)
+async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:
+    heard: list[str] = []
+    wires.lock.listen(lambda event: heard.append(event.type))
+    refused = await wires.call(door, "office.forecast", {"value": "Rome"})
+    assert (refused.failure["error_code"], refused.failure["error_class"]) == ("E3107", "schema_not_loaded")
+    assert "load" in refused.failure["resolution"]
+    listed = await _listed(wires, door)
+    assert "office.forecast" not in listed
+    assert "a value" not in listed
+    found = await _searched(wires, door, "weather in a city")
+    assert found["deferred"][0]["tool_id"] == "office.forecast"
+    assert "a value" not in str(found)
+    assert "tool.deferred.discovered" in heard
+    assert "a value" in await _load(wires, door, "office.forecast")
+    assert "tool.deferred.loaded" in heard
+    assert "a value" in await _listed(wires, door)
+    assert (await wires.call(door, "office.forecast", {"value": "Rome"})).envelope is None
+    # It is loaded for the token, whichever door asks.
+    assert (await wires.call("rest", "office.forecast", {"value": "Rome"})).data == "forecast Rome"
+
+
+async def _listed(wires: Wires, door: str) -> str:
+    if door == "rest":
+        return (await wires.http.get("/v1/tools")).text
+    if door == "jsonrpc":
+        ids = [one["tool_id"] for one in orjson.loads(await wires.rpc("tools.list", {}))["result"]["tools"]]
+        return str([await wires.rpc("tools.describe", {"tool_id": one}) for one in ids])
+    if door == "grpc":
+        return str(await wires.discovered())
+    return await wires.mcp("tools/list", {}, modern=door == "mcp-modern")
+
+
+async def _load(wires: Wires, door: str, tool: str) -> str:
+    if door == "rest":
+        return (await wires.http.post("/v1/tools/load", json={"names": [tool]})).text
+    if door == "jsonrpc":
+        return await wires.rpc("tools.load", {"names": [tool]})
+    if door == "grpc":
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        return str(await GatewayStub(wires.channel).Load(wire.LoadRequest(names=[tool]), metadata=bearer))
+    params = {"name": "load_tools", "arguments": {"names": [tool.replace(".", "-")]}}
+    return await wires.mcp("tools/call", params, modern=door == "mcp-modern")

@@ -87,9 +87,21 @@ def _keep_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if tiers.tier_of(item.path) == wanted]
 
 
+# A test that takes long and comes last keeps one worker busy while the others have nothing left to do.
+FIRST = (
+    "tests/doors/conformance/",
+    "tests/integrations/test_libraries.py",
+    "tests/doors/test_provider_media.py",
+    "tests/cli/test_demo.py",
+    "tests/crash/test_kill.py",
+    "tests/golden/",
+)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that names a clause the ledger does not have, or a feature that is not listed, is a mistake."""
     _keep_tier(config, items)
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     known = requirement_ids()
     thorough.scale_examples(items)
     for item in items:

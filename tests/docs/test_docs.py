@@ -221,6 +221,8 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
     monkeypatch.setenv("PATH", os.pathsep.join(places))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))  # a page that runs pytest keeps its files here
+    # Plugins that come with other packages here, and take seconds to load in each run of pytest.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis -p no:langsmith_plugin")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     blocks = blocks_of(page)

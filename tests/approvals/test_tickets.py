@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Change, Failure
-from interlock.approvals.standing import Standing, range_faults
+from interlock.approvals.standing import Standing, bound_faults
 from interlock.approvals.ticket import Step, chain_of
 from interlock.call.context import Caller
 from interlock.contract.manifest import Approval, ApprovalStep
@@ -128,7 +128,7 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
 
 @pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
 def test_what_may_be_something_else_than_a_number_has_no_bounds(schema: dict[str, Any]) -> None:
-    assert "is not a number" in next(range_faults({"x": {"minimum": 1}}, lambda _: schema))
+    assert "is not a number" in next(bound_faults({"x": {"minimum": 1}}, lambda _: schema))
 
 
 @pytest.mark.proves("HITL-09")

@@ -504,6 +504,28 @@ def test_a_bound_of_any_size_is_the_one_that_was_written(desk: Cli) -> None:
     assert (endless.code, "write NAME<=NUMBER" in endless.err) == (2, True)
 
 
+def test_an_argument_may_be_any_text_beside_one_that_is_bounded(desk: Cli, cast: Cast) -> None:
+    words = ("approvals", "grant", "demo.mail_statement", "--caller", "research-7", "--uses", "2", "--expires", "1d")
+    given = desk(*words, "--arg", "account=cash", "--any-text", "to")
+    assert (given.code, "account=cash, to any text" in given.out) == (0, True), given.err
+    assert desk.ask("approvals", "standing")["standing"][0]["arguments"]["to"] == {"type": "string"}
+    agent = holding(desk, cast.agent)
+    anybody = json.dumps({"account": "cash", "to": "anybody @ all\non two lines"})
+    explained = desk("policy", "explain", "research-7", "demo.mail_statement", anybody).out
+    assert "covers this call" in explained
+    assert "with account=cash, to any text" in explained
+    assert agent.ask("call", "demo.mail_statement", anybody, "--key", "any")["status"] == "succeeded"
+    other = json.dumps({"account": "giro", "to": "a@example.org"})
+    assert agent.ask("call", "demo.mail_statement", other, "--key", "other")["status"] == "awaiting_approval"
+    # Something must be bounded, once, and a number is no text.
+    anything = refusal(desk(*words, "--any-text", "to", "--any-text", "account", "--json"))
+    assert anything == ("E3004", "a standing approval needs its bounds: a pattern that says more than anything goes")
+    assert desk(*words, "--arg", "to=x", "--any-text", "to").code == 2
+    number = ("approvals", "grant", "demo.post", "--caller", "research-7", "--uses", "1", "--expires", "1d")
+    refused = refusal(desk(*number, "--arg", "account=cash", "--any-text", "cents", "--json"))
+    assert refused == ("E3004", "`cents` is not a text, so it cannot be any text")
+
+
 def test_a_text_has_no_bounds_of_a_number(desk: Cli) -> None:
     words = ("--caller", "research-7", "--where", "to<=3", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
     refused = refusal(desk("approvals", "grant", "demo.mail_statement", *words, "--json"))

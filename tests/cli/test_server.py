@@ -54,7 +54,7 @@ from interlock import Context, Field, tool
 File = Annotated[str, Field(description="what is waited for", examples=["/"])]
 
 
-@tool(namespace="demo", version="1.0.0", mutation_class="read_only")
+@tool(namespace="demo", version="1.0.0", mutation_class="read_only", timeout_class="long_running")
 async def count(ctx: Context, file: File) -> int:
     """Count until a file is there."""
     number = 0

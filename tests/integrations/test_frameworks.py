@@ -23,6 +23,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from interlock.api.tokens import Tokens
 from interlock.core.errors import Failure
+from interlock.data.schema import Json
 from interlock.integrations import Toolkit
 from tests import sample
 from tests.integrations import page
@@ -54,6 +55,26 @@ def _told(messages: Sequence[ModelMessage]) -> dict[str, str]:
     """What the model was told about its tool calls."""
     parts: list[Any] = [part for one in messages if isinstance(one, ModelRequest) for part in one.parts]
     return {one.tool_call_id: str(one.content) for one in parts if one.part_kind in ("tool-return", "retry-prompt")}
+
+
+async def test_descriptions_of_upstreams_reach_models_whole(world: World):
+    """The catalog keeps 2,000 characters for people; a model reads what the upstream wrote."""
+    words = "Adds what it gets to the list. " * 120
+    function = {"name": "add", "description": words, "input_schema": {"type": "object", "properties": {}}}
+    config: Json = {"declarations": [function], "urls": ["https://functions.example.com"]}
+    added = await world.app.upstreams.add("lists", "functions", config, by=world.app.caller)
+    assert [one.state for one in added.tools] == ["admitted"]
+    kit = Toolkit(world.app, tools=["lists.add"])
+    (chained,) = await kit.langchain()
+    listed: list[Any] = []
+
+    def look(_: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        listed.extend(info.function_tools)
+        return ModelResponse(parts=[TextPart("seen")])
+
+    await Agent(FunctionModel(look), toolsets=[kit.pydantic_ai()]).run("look")
+    (declared,) = await kit.declarations("anthropic")
+    assert {chained.description, listed[0].description, declared["description"]} == {words.strip()}
 
 
 async def test_pydantic_ai_goes_through_the_conversation(world: World):

@@ -5,7 +5,8 @@ pattern for every argument, a number of uses and an end. A matching call uses it
 intent durable, and cites its id. A call that does not match requests a ticket like any other.
 
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
-"maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, or any other value literally. A path, URL or host is
+"maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, any text, `{"type": "string"}`, or any other value
+literally. A path, URL or host is
 compared with its pattern in normal form, so that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one without a normal
 form is not covered.
 
@@ -116,6 +117,8 @@ def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
         # A bracket is literal; fnmatch would treat it as a set of letters, and one title would match many.
         return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
+    if is_text(pattern):
+        return isinstance(value, str)
     if is_range(pattern):
         # INVARIANT: a value or bound that is not a number never matches.
         return _is_number(value) and all(
@@ -144,9 +147,16 @@ def is_set(pattern: Any) -> TypeGuard[Json]:
     return isinstance(values, list) and len(cast("list[Any]", values)) > 0
 
 
-def range_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
-    """List the faults of number bounds; `part` returns the schema of an argument."""
+def is_text(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern says that any text is allowed."""
+    return isinstance(pattern, dict) and cast("Json", pattern) == {"type": "string"}
+
+
+def bound_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
+    """List the faults of bounds; `part` returns the schema of an argument."""
     for name, pattern in arguments.items():
+        if is_text(pattern) and "string" not in _kinds(part([name])):
+            yield f"`{name}` is not a text, so it cannot be any text"
         if not is_range(pattern):
             continue
         if not _is_numeric(part([name])):
@@ -165,10 +175,15 @@ def _is_number(value: Any) -> bool:
 
 def _is_numeric(schema: Json) -> bool:
     """Whether a schema accepts numbers only (or null)."""
+    kinds = _kinds(schema)
+    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
+
+
+def _kinds(schema: Json) -> set[Any]:
+    """The types that a schema states; None for a branch that states none."""
     branches: list[Json | bool] = schema.get("anyOf") or [schema]
     stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
-    kinds = {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
-    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
+    return {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
 
 
 _LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -179,7 +194,7 @@ _WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
 
 def is_open(pattern: Any) -> bool:
     """Whether a pattern matches any text, however it is written."""
-    return isinstance(pattern, str) and pattern != "" and not pattern.strip("*?")
+    return is_text(pattern) or (isinstance(pattern, str) and pattern != "" and not pattern.strip("*?"))
 
 
 def grant(

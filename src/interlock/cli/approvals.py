@@ -38,6 +38,7 @@ from interlock.cli.tickets import (
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from interlock.api.interlock import Interlock
@@ -336,12 +337,19 @@ _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclu
 
 
 async def _grant_at_server(
-    server: Server, out: Output, /, tool: str, patterns: dict[str, list[str]], ranges: dict[str, Json], **given: Any
+    server: Server,
+    out: Output,
+    /,
+    tool: str,
+    patterns: dict[str, list[str]],
+    ranges: dict[str, Json],
+    texts: tuple[str, ...],
+    **given: Any,
 ) -> int:
     from interlock.cli.remote import part
     from interlock.cli.restored import standing_of
 
-    _refuse_doubled(patterns, ranges)
+    ranges = _with_texts(patterns, ranges, texts)
     told = await server.get(f"/v1/tools/{part(tool)}", version=given["versions"])
     wanted: Json = {
         "tool": tool,
@@ -373,6 +381,10 @@ async def _grant_at_server(
     "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
     help="How large or small a number may be: <=, >=, < or >. Repeat it for both ends.",
 )  # fmt: skip
+@click.option(
+    "--any-text", "texts", multiple=True, metavar="NAME",
+    help="An argument that may be any text, such as the body of a mail. Another one must be bounded.",
+)  # fmt: skip
 @click.option("--uses", type=click.IntRange(1), required=True, help="How many calls.")
 @click.option("--expires", "lifetime_ms", required=True, callback=parse_span, metavar="SPAN", help="7d, 12h, 30m.")
 @click.option("--versions", metavar="RANGE", help="Of which versions [default: the present one].")
@@ -386,6 +398,7 @@ async def grant(
     caller: str,
     patterns: dict[str, list[str]],
     ranges: dict[str, Json],
+    texts: tuple[str, ...],
     uses: int,
     lifetime_ms: int,
     versions: str | None,
@@ -405,7 +418,7 @@ async def grant(
     """
     from interlock.core.errors import Failure
 
-    _refuse_doubled(patterns, ranges)
+    ranges = _with_texts(patterns, ranges, texts)
     by = await acting(lock, token)
     contract = (await lock.catalog.resolve(tool, versions)).contract
     who, tenant = await _caller_meant(lock, caller, by)
@@ -428,9 +441,11 @@ async def grant(
     return _answer_granted(out, await Local.of(lock), standing)
 
 
-def _refuse_doubled(patterns: dict[str, list[str]], ranges: dict[str, Json]) -> None:
-    if twice := patterns.keys() & ranges.keys():
-        raise click.UsageError(f"`{min(twice)}` is bounded twice: with --arg and with --where")
+def _with_texts(patterns: dict[str, list[str]], ranges: dict[str, Json], texts: tuple[str, ...]) -> dict[str, Json]:
+    """The bounds of numbers, and those arguments that may be any text. No argument has two bounds."""
+    if twice := (patterns.keys() & {*ranges, *texts}) | (ranges.keys() & {*texts}):
+        raise click.UsageError(f"`{min(twice)}` is bounded twice: name it with one of --arg, --where and --any-text")
+    return {**ranges, **{name: {"type": "string"} for name in texts}}
 
 
 def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
@@ -500,24 +515,30 @@ def _arguments(schema: Json, patterns: dict[str, list[str]], ranges: dict[str, J
 def _bounds(viewer: Viewer, standing: Standing) -> list[tuple[str, Cell]]:
     from interlock.core.formatting import span
 
-    within = ", ".join(told for name, pattern in standing.arguments.items() for told in _pattern(name, pattern))
     return [
         ("tool", f"{standing.tool} {standing.versions}"),
         ("caller", viewer.name_of(standing.caller)),
-        ("with", within or "no arguments"),
+        ("with", bounds_in_words(standing.arguments)),
         ("uses", f"{standing.uses - standing.used} of {standing.uses} left"),
         ("until", f"{span(standing.expires_ms - viewer.now_ms())} from now"),
         ("given by", viewer.name_of(standing.granted_by)),
     ]
 
 
+def bounds_in_words(arguments: Mapping[str, Any]) -> str:
+    """The bounds of a standing approval, argument by argument."""
+    return ", ".join(told for name, one in arguments.items() for told in _pattern(name, one)) or "no arguments"
+
+
 def _pattern(name: str, pattern: Any) -> list[str]:
     """The bounds of an argument, as they were written."""
-    from interlock.approvals.standing import is_range, is_set
+    from interlock.approvals.standing import is_range, is_set, is_text
     from interlock.cli.render import value_text
 
     if is_set(pattern):
         return [f"{name} one of {' '.join(map(value_text, pattern['enum']))}"]
+    if is_text(pattern):
+        return [f"{name} any text"]
     if not is_range(pattern):
         return [f"{name}={value_text(pattern)}"]
     return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]

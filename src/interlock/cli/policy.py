@@ -237,6 +237,7 @@ def _answer_explanation(out: Output, told: Json) -> int:
 
 
 def _show_explanation(page: Page, told: Json) -> None:
+    from interlock.cli.approvals import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
 
     decision: str = told["decision"]
@@ -251,6 +252,7 @@ def _show_explanation(page: Page, told: Json) -> None:
         covers = "covers this call" if one["covers"] else "does not cover this call"
         left = f"{one['uses'] - one['used']} of {one['uses']} uses left, until {one['expiresAt']}"
         page.line(f"  agreed to in advance by {one['grantedBy']}: {one['id']} {covers}; {left}")
+        page.line(f"    with {bounds_in_words(one['arguments'])}")
     considered: list[Json] = told["considered"]
     for rule in considered:
         if rule["id"] in told["rules"]:

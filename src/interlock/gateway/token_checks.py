@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from interlock.approvals.standing import is_range, is_set
+from interlock.approvals.standing import is_range, is_set, is_text
 from interlock.authority.facts import facts, resources_of
 from interlock.call.capability import CLASSES, Capability, ToolGrant, widenings
 from interlock.call.prepared import Prepared
@@ -143,7 +143,8 @@ def check_in_advance(
         # Nothing is known about the resources of other versions.
         raise Failure("E3206", f"the token bounds what a tool may be, so name one version: {contract.version}")
     if bound and any(
-        is_range(one) or is_set(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()
+        is_range(one) or is_set(one) or is_text(one) or (isinstance(one, str) and _WILD.intersection(one))
+        for one in patterns.values()
     ):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")
     if bound:

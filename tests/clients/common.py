@@ -16,7 +16,7 @@ ROOT = "file:///home/ann"
 # The features, in the order of the table's columns.
 FEATURES = (
     "list", "call", "structured result", "images", "error", "progress", "cancel", "approvals", "elicitation",
-    "sampling", "roots", "resources", "prompts",
+    "sampling", "roots", "resources", "prompts", "tasks",
 )  # fmt: skip
 
 
@@ -30,6 +30,11 @@ class Report:
         assert feature in FEATURES
         if worked:
             self.worked.add(feature)
+
+
+def takes_tasks(client: object) -> bool:
+    """Whether a client has a means for tasks, by the names of what it offers. Once one has, its probe has to use it."""
+    return any("task" in name.lower() for name in dir(client) if not name.startswith("_"))
 
 
 async def cancelled(marker: str, call: Callable[[str], Awaitable[Any]]) -> None:

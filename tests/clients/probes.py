@@ -15,7 +15,7 @@ import mcp_types as types
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.clients.common import PATIENCE_S, ROOT, Report, approved, cancelled
+from tests.clients.common import PATIENCE_S, ROOT, Report, approved, cancelled, takes_tasks
 from tests.clients.target import Target
 
 Probe = Callable[[Target, str], Awaitable[set[str]]]
@@ -62,6 +62,7 @@ def sdk(mode: str) -> Probe:
             heard.append(message)
 
         async with _sdk_client(target, wire, mode) as client:
+            report("tasks", takes_tasks(client))
             report("list", "probe-add" in {one.name for one in (await client.list_tools()).tools})
             added = await client.call_tool("probe-add", {"a": 1, "b": 2})
             report("call", _text(added.content) == '{"sum":3}' and not added.is_error)
@@ -126,6 +127,7 @@ async def fastmcp(target: Target, wire: str) -> set[str]:
 
     report, heard = Report(), list[Any]()
     async with FastMCPClient(_transport(target, wire), timeout=PATIENCE_S, **_handlers(heard)) as client:
+        report("tasks", takes_tasks(client))
         report("list", "probe-add" in {one.name for one in await client.list_tools()})
         added = await client.call_tool("probe-add", {"a": 1, "b": 2})
         report("call", _text(added.content) == '{"sum":3}')
@@ -150,7 +152,7 @@ async def fastmcp(target: Target, wire: str) -> set[str]:
 
 async def pydantic_ai(target: Target, wire: str) -> set[str]:
     """The toolset of pydantic-ai."""
-    from pydantic_ai.exceptions import ModelRetry
+    from pydantic_ai.exceptions import ModelRetry, UserError
     from pydantic_ai.mcp import MCPToolset
 
     report, heard = Report(), list[Any]()
@@ -159,6 +161,10 @@ async def pydantic_ai(target: Target, wire: str) -> set[str]:
         _transport(target, wire), read_timeout=PATIENCE_S, init_timeout=PATIENCE_S, **_handlers(heard)
     )
     async with toolset:
+        try:
+            report("tasks", await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2}, use_task=True))
+        except (ImportError, UserError):
+            pass  # it needs a package of its own (fastmcp-tasks)
         report("list", "probe-add" in {one.name for one in await toolset.list_tools()})
         added = await toolset.direct_call_tool("probe-add", {"a": 1, "b": 2})
         report("call", added is not None)

@@ -47,6 +47,7 @@ TIER_OF: dict[str, Tier] = {
     "upstreams": "integration",
     "window": "integration",
     "cli": "behavioural",
+    "deploy": "behavioural",
     "crash": "chaos",
     "faults": "chaos",
     "sandbox": "chaos",

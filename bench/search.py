@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from interlock.selection.evaluation import Outcome, report
 from interlock.selection.hierarchy import Hierarchy, partition
 from interlock.selection.intent import classifier
 from interlock.selection.kinds import kinds_of
+from interlock.window.affordances import knapsack
 from interlock.window.tokens import estimate
 
 Find = Callable[[str, int], list[str]]
 # Tools, p95 of a search in ms, seconds to build and MB of the index; of a change in ms.
 GOALS = ((10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
 CHANGE_MS = 5.0
+CHOSEN_AMONG, CHOICE_MS = 500, 10.0
 # Time of other threads would not be counted.
 _ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 PACKAGE = Path(__file__).parents[1] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
@@ -41,7 +44,7 @@ async def run(plan: Plan) -> list[Table]:
     folder = plan.folder or sets.HERE
     tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
     chosen = [_selection(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
-    return [*tables, *chosen, _speed(plan.quick)]
+    return [*tables, *chosen, _speed(plan.quick), _choice()]
 
 
 def _selection(told: sets.Set, most: int) -> Table:
@@ -184,6 +187,26 @@ def _speed(quick: bool) -> Table:
         rows.append((f"{size:,} tools", "p50 ms of both kinds of requests", f"{short50:.2f}, {long50:.2f}", "", ""))
     note = "With the table. CPU time of one thread; the tools are those of the sets, many times with other names."
     return Table("Speed of the search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
+
+
+def _choice() -> Table:
+    """How long it takes to choose the schemas that fit into a budget."""
+    draw = random.Random(16)
+    taken: list[float] = []
+    for _ in range(200):
+        items = [(draw.random(), draw.randint(40, 900)) for _ in range(CHOSEN_AMONG)]
+        began = time.process_time()
+        knapsack(items, draw.randint(1000, 40_000))
+        taken.append(1000 * (time.process_time() - began))
+    p95 = quantiles(taken, n=20)[18]
+    row = (
+        f"{CHOSEN_AMONG} tools",
+        "choosing schemas, p95 ms",
+        f"{p95:.2f}",
+        f"{CHOICE_MS:g}",
+        verdict(p95 < CHOICE_MS),
+    )
+    return Table("Schemas within a budget", ("catalog", "what", "found", "goal", "verdict"), [row])
 
 
 def _many(size: int) -> list[Entry]:

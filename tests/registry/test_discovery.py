@@ -278,7 +278,7 @@ def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_an
 BOTH = [frozenset(f"far.{name}" for name in ("rate", *names)) for names in SETS]
 
 
-@pytest.mark.part_of("REG-12", rest="affordance blocks, which nothing compiles yet")
+@pytest.mark.proves("REG-12")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:
@@ -296,6 +296,8 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
                 seen.append(frozenset(one.row.address for one in await others.visible(elsewhere.caller)))
                 described, _ = await listing.page(lock.caller, None)
                 seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
+                block = await lock.affordances(budget=100_000)
+                seen.append(frozenset(one["name"] for one in block.loaded))
                 await asyncio.sleep(0.002)
 
         assert (await lock.call("far.rate")).ok
@@ -304,10 +306,10 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert (old.ok, old.source) == (True, "cache"), "its contract permits an old answer"
 
         reader = asyncio.create_task(read())
-        await until(lambda: len(seen) >= 4)
+        await until(lambda: len(seen) >= 5)
         (tmp_path / "swapped").touch()
         await lock.upstreams.probe("far")
-        await until(lambda: reader.done() or seen[-4:] == [BOTH[1]] * 4)
+        await until(lambda: reader.done() or seen[-5:] == [BOTH[1]] * 5)
         done = True
         await reader
         assert set(seen) == set(BOTH)
@@ -316,6 +318,10 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         told = b"".join(one.encoded for one in (await listing.page(lock.caller, None))[0])
         assert b"new_49" in told
         assert b"old_" not in told
+        for app in (lock, elsewhere):
+            block = await app.affordances(budget=100_000)
+            assert "new_49" in block.text
+            assert "old_" not in block.text
         assert not [one for one in await tools.search("old_7", lock.caller) if "old_" in one.version.row.address]
         gone = (await lock.call("far.old_7")).error
         assert gone is not None

@@ -25,7 +25,7 @@ from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from interlock.search.vectors import checked
 from interlock.search.wordpiece import WordPiece
-from tests.search.test_search import TOOLS
+from tests.search.test_search import REG_14, TOOLS
 from tests.support.calls import admit
 from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
@@ -57,7 +57,7 @@ def _first(found: Answer) -> str:
     return found[0].version.row.address
 
 
-@pytest.mark.part_of("REG-14", rest="vectors in Postgres: the index is in memory, whatever the database")
+@pytest.mark.part_of("REG-14", rest=REG_14)
 @pytest.mark.parametrize("kind", ["ollama", "openai"])
 async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path, kind: str):
     async with AsyncExitStack() as stack:

@@ -17,6 +17,10 @@ from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
+REG_14 = (
+    "vectors in Postgres: the index is in memory, whatever the database; deprecated tools are found and sunset ones are not;"
+    " the model and dimension of each stored vector; the figure for 1,000 tools"
+)
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 
 
@@ -54,7 +58,7 @@ async def _names(lock: Interlock, query: str, limit: int = 10) -> list[str]:
     return [one.version.row.address for one in await lock.search(query, limit=limit)]
 
 
-@pytest.mark.part_of("REG-14", rest="vectors in Postgres: the index is in memory, whatever the database")
+@pytest.mark.part_of("REG-14", rest=REG_14)
 async def test_tools_are_found_by_what_they_do(office: Interlock):
     assert (await _names(office, "send message to user"))[0] == "office.send_email"
     assert (await _names(office, "bill the client"))[0] == "office.create_invoice"

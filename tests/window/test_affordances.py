@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from interlock import Failure, Field, Interlock, tool
+from interlock import Failure, Field, Interlock, demo_tools, tool
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from interlock.window.affordances import (
@@ -26,15 +26,15 @@ from interlock.window.affordances import (
     offer,
     schema_text,
     signature_text,
+    sizes,
 )
+from interlock.window.blocks import read_blocks
 from interlock.window.tokens import Counter, estimate
 from tests.conftest import TOOLS
 from tests.support.calls import admit
 from tests.support.identities import did_of
 from tests.support.servers import place
 from tests.window.test_tokens import catalog_tools
-
-UNREAD = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
 
 CATALOG = dict(sorted(catalog_tools(), key=lambda one: one[0].partition(".")[::2]))
 NAMES = list(CATALOG)
@@ -49,7 +49,7 @@ def fitted(names: list[str], utilities: dict[str, float], budget: int, count: Co
 items = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 60)), max_size=20)
 
 
-@pytest.mark.part_of("SURF-06", rest="the time it takes for 500 tools, which no test measures")
+@pytest.mark.proves("SURF-06")
 @given(items, st.integers(0, 200))
 def test_the_greedy_choice_fits_and_is_at_least_half_as_useful_as_the_best_one(
     given_items: list[tuple[float, int]], capacity: int
@@ -80,7 +80,7 @@ def doubling(text: str) -> int:
     return len(text) // 4 + (len(text) // 1000) ** 2
 
 
-@pytest.mark.part_of("SURF-05", rest=UNREAD)
+@pytest.mark.proves("SURF-05")
 @pytest.mark.parametrize("count", [estimate, doubling, len])
 @given(st.data())
 def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count: Counter, data: st.DataObject) -> None:
@@ -94,13 +94,18 @@ def test_the_compiled_text_is_within_the_budget_and_what_remains_is_exact(count:
     loaded = [one["name"] for one in found.loaded]
     wanted = {name for name, utility in utilities.items() if utility > 0}
     assert sorted([*loaded, *found.signatures, *found.left_out]) == sorted(wanted)
+    # In rank order; the first that does not fit even as a signature ends it.
+    ranked = sorted((name for name in names if name in wanted), key=lambda name: -utilities[name])
+    assert loaded == [name for name in ranked if name in loaded]
+    others = [name for name in ranked if name not in loaded]
+    assert [*found.signatures, *found.left_out] == others
     for name in loaded:
         assert schema_text(name, CATALOG[name], count) in found.text
     for name in found.signatures:
         assert signature_text(name, CATALOG[name]) in found.text
 
 
-@pytest.mark.part_of("SURF-04", rest=UNREAD)
+@pytest.mark.proves("SURF-04")
 def test_every_visible_tool_has_exactly_one_line_and_the_compiler_reports_both_costs() -> None:
     found = fitted(NAMES, {}, 5000)
     assert found.index == "tools"
@@ -115,10 +120,31 @@ def test_every_visible_tool_has_exactly_one_line_and_the_compiler_reports_both_c
     told = found.document()
     assert told["index_tokens"] <= 10 * len(NAMES)
     assert told["full_tokens"] == round(sum(estimate(schema_text(name, CATALOG[name], estimate)) for name in NAMES))
-    assert fitted(NAMES[:100], {}, 5000).document()["full_tokens"] > 15_000
+    assert 15_000 < fitted(NAMES[:: len(NAMES) // 100][:100], {}, 5000).document()["full_tokens"] < 30_000
+    # The tools of this package.
+    shipped = {one.manifest.address: one.manifest.document() for one in (demo_tools.balance, demo_tools.post,
+                                                                         demo_tools.mail_statement)}  # fmt: skip
+    costs = sizes([offer(name, "1.0.0", manifest, estimate) for name, manifest in shipped.items()])
+    assert 5 <= costs["index_mean"] <= 10
+    assert (costs["index_tokens"], costs["full_tokens"]) == (
+        pytest.approx(3 * costs["index_mean"], abs=0.2),
+        pytest.approx(3 * costs["full_mean"], abs=0.2),
+    )
 
 
-@pytest.mark.part_of("SURF-05", rest=UNREAD)
+@given(st.text(alphabet='<>/tool_result \n"&;'), st.sampled_from(["description", "search_hint", "parameter"]))
+def test_no_text_of_a_tool_looks_like_a_delimiter(text: str, where: str) -> None:
+    schema: Json = {"type": "object", "properties": {f"a{text}": {"type": "string", "description": text}}}
+    manifest: Json = {"parameters": schema, "mutation_class": "read_only", "protocol": "mcp", where: text}
+    measured = offer("a.b", "1.0.0", manifest, estimate)
+    found = compile_affordances([measured], {"a.b": 1.0}, 5000, lambda _: manifest, estimate)
+    assert "<" not in found.text + signature_text("a.b", manifest)
+    assert list(read_blocks(found.text)) == []
+    (line,) = [one for one in found.text.splitlines() if one.startswith("{")]
+    assert json.loads(line)["parameters"] == schema
+
+
+@pytest.mark.proves("SURF-05")
 def test_what_does_not_fit_gives_way_step_by_step() -> None:
     names = [name for name in NAMES if name.startswith("server-github.")]
     ranking = {name: 1 / (1 + place) for place, name in enumerate(names)}
@@ -159,7 +185,7 @@ async def quote(
     return grams
 
 
-@pytest.mark.part_of("SURF-05", rest=UNREAD)
+@pytest.mark.proves("SURF-05")
 async def test_nested_parts_of_a_large_schema_are_loaded_when_a_call_is_written(lock: Interlock) -> None:
     await admit(lock, quote)
     found = await lock.affordances(budget=2000, ranking={"shop.quote": 1.0})

@@ -131,13 +131,14 @@ async def test_no_endpoint_reads_the_result_of_somebody_else(wires: Wires) -> No
 
 
 async def test_a_model_that_names_no_size_gets_a_part_it_can_hold(wires: Wires) -> None:
-    params = {"name": "read_result", "arguments": {"ref": await _kept(wires)}}
+    ref = await _kept(wires)
+    params: Json = {"name": "read_result", "arguments": {"ref": ref}}
     told = orjson.loads(await wires.mcp("tools/call", params, modern=True))["result"]["structuredContent"]
     assert told["truncated"]
     assert told["tokens"] <= 2000
     assert estimate(orjson.dumps(told["value"]).decode()) <= 2200
     for address in ("?at", "?what=1", "?start=x", "?at=/orders&start=1&stop=2&tokens=9&query=a&at=/x"):
-        uri = f"{params['arguments']['ref']}{address}"
+        uri = f"{ref}{address}"
         answer = orjson.loads(await wires.mcp("resources/read", {"uri": uri}, modern=True))
         assert answer["error"]["data"]["error_code"] == "E3004", address
     listed = orjson.loads(await wires.mcp("resources/templates/list", {}, modern=True))["result"]

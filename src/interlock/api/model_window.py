@@ -25,10 +25,11 @@ from interlock.window.blocks import Block
 from interlock.window.budget import Window
 from interlock.window.levels import WEIGHTS, Criticality, Level, View, outline, plain, texts, views
 from interlock.window.reading import Part, read_part
-from interlock.window.routing import LIFETIMES_S, Destination, Layer, Memory, MemoryRecord, destinations
+from interlock.window.routing import LIFETIMES_S, Destination, Layer, MemoryRecord, destinations
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
+    from interlock.api.memory import Memory
     from interlock.call.context import Caller
     from interlock.call.results import Result
     from interlock.data.schema import Json
@@ -63,6 +64,7 @@ class ModelWindow:
         window: Window,
         count: Counter,
         caller: Caller,
+        memory: Memory,
         *,
         criticality: Criticality | float = "normal",
         summarise: Summariser | None = None,
@@ -74,7 +76,7 @@ class ModelWindow:
         self._summarise = summarise
         self._kept: dict[str, Any] = {}
         self.account = window
-        self.memory = Memory()
+        self.memory = memory
         self.observations: list[Json] = []
 
     @property
@@ -113,7 +115,7 @@ class ModelWindow:
         """
         usable = result.ok and not result.persistence.private
         record = self._record(result, remember, expires_s) if usable and remember is not None else None
-        wrote = record is not None and self.memory.write(record)
+        wrote = record is not None and await self.memory.write(record)
         routes = destinations(successor=usable and then is not None, reasoning=reasoning, memory=wrote)
         view = await self._place(result, criticality, fields) if reasoning else None
         self.observations.append(

@@ -45,9 +45,11 @@ class WindowOptions(TypedDict, total=False):
     """What is in a window from the start, in tokens, and how results are shown in it.
 
     `reserve` is for the answer of the model, 2048 to 4096. `summarise` is a second model, which summarises a result;
-    `summarise_history` gets the tokens that the history should have, and returns how many it has then.
+    `summarise_history` gets the tokens that the history should have, and returns how many it has then. Windows of one
+    `session` share the layers `working` and `session` of the memory.
     """
 
+    session: str
     system: int
     history: int
     memory: int
@@ -110,8 +112,10 @@ class Windows:
         """
         if not 0 <= budget <= MOST_TOKENS:
             raise Failure("E3004", f"a budget has between 0 and {MOST_TOKENS:,} tokens")
-        visible = {one.row.address: one for one in await self._tools.visible(caller)}
-        offers = await self.offers(caller)
+        # One look at the registry for the index, the ranking and the schemas: they are of one set of tools.
+        versions = await self._tools.visible(caller)
+        visible = {one.row.address: one for one in versions}
+        offers = list((await self.measured(versions)).values())
         if ranking is None:
             ranking = await self._found(query, caller) if query.strip() else await self._used(visible, caller)
         best = dict(sorted(ranking.items(), key=lambda one: -one[1])[:MOST_CANDIDATES])
@@ -140,6 +144,7 @@ class Windows:
 
     async def open(self, lock: Interlock, size: int, caller: Caller, **options: Unpack[WindowOptions]) -> ModelWindow:
         """The window of a conversation of a caller."""
+        from interlock.api.memory import Memory
         from interlock.api.model_window import ModelWindow
         from interlock.window.budget import LEAST_RESERVE, Window
 
@@ -156,6 +161,7 @@ class Windows:
             window,
             await self.counter(),
             caller,
+            Memory(self._parts, caller, options.get("session", "")),
             criticality=options.get("criticality", "normal"),
             summarise=options.get("summarise"),
         )

@@ -1,8 +1,9 @@
 """Payloads: the tables `payload`, `payload_piece` and `payload_use`. Payloads are what calls leave, by reference.
 
-A payload is a large result, a file, a private value of a change (`value:`), the inputs of a call (`inputs:`) or what
-undoing it needs (`undo:`). `body` is encrypted, and `size` is that of the content; a row of an older version holds the
-content itself. A row whose body is NULL says in `reason` why: it expired, was discarded, or was never stored.
+A payload is a large result, a file, a private value of a change (`value:`), the inputs of a call (`inputs:`), what
+undoing it needs (`undo:`), or what a caller's conversations remember of it (`memory:`). `body` is encrypted, and `size`
+is that of the content; a row of an older version holds the content itself. A row whose body is NULL says in `reason`
+why: it expired, was discarded, or was never stored.
 
 A large payload is written in pieces, each in a transaction of its own, so that no writer waits long. `body` is then
 the head of the encrypted bytes, `pieces` is the number of pieces, and `payload_piece` holds the rest in that order.
@@ -155,8 +156,11 @@ def expiring(reader: Reader, now_ms: int, after: tuple[int, str], most: int) -> 
 
 
 def expire(transaction: Transaction, ref: str) -> None:
-    """Remove the body of a payload whose time is over. The row stays."""
-    _empty(transaction, ref, "expired")
+    """Remove the body of a payload whose time is over. The row stays, unless no record names it."""
+    if ref.startswith("memory:"):
+        remove(transaction, ref)
+    else:
+        _empty(transaction, ref, "expired")
 
 
 def _empty(transaction: Transaction, ref: str, reason: str) -> None:
@@ -164,6 +168,27 @@ def _empty(transaction: Transaction, ref: str, reason: str) -> None:
     transaction.execute("UPDATE payload SET body = NULL, reason = ? WHERE ref = ?", (reason, ref))
     if transaction.one("SELECT 1 FROM payload WHERE ref = ? AND pieces > 0", (ref,)) is not None:
         release_pieces(transaction, ref)
+
+
+def lasts(reader: Reader, ref: str, now_ms: int) -> bool:
+    """Whether a payload has a body and its time is not over."""
+    statement = "SELECT 1 FROM payload WHERE ref = ? AND body IS NOT NULL AND expires_ms > ?"
+    return reader.one(statement, (ref, now_ms)) is not None
+
+
+def lasting(reader: Reader, prefix: str, now_ms: int, most: int) -> list[tuple[str, bytes, int]]:
+    """The newest payloads whose references begin so and whose time is not over: reference, body and when stored."""
+    rows = reader.all(
+        "SELECT ref, body, created_ms FROM payload WHERE ref > ? AND ref < ? AND body IS NOT NULL AND expires_ms > ?"
+        " ORDER BY created_ms DESC, ref LIMIT ?",
+        (prefix, f"{prefix}g", now_ms, most),
+    )
+    return [(ref, body, created_ms) for ref, body, created_ms in rows]
+
+
+def remove(transaction: Transaction, ref: str) -> None:
+    """Remove a payload that no record names."""
+    transaction.execute("DELETE FROM payload WHERE ref = ?", (ref,))
 
 
 # Pieces

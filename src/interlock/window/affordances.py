@@ -74,10 +74,15 @@ def _line(name: str, mark: str, manifest: Json, count: Counter) -> str:
     """The line of a tool in the index: as many words of its hint as ten tokens hold, and at least three."""
     words = _hint(name, manifest)
     for most in range(min(len(words), MOST_WORDS), FEWEST_WORDS, -1):
-        line = f"{name}{mark} {' '.join(words[:most])}\n"
+        line = _inert(f"{name}{mark} {' '.join(words[:most])}\n")
         if count(line) <= LINE_TOKENS:
             return line
-    return f"{name}{mark} {' '.join(words[:FEWEST_WORDS])}".rstrip() + "\n"
+    return _inert(f"{name}{mark} {' '.join(words[:FEWEST_WORDS])}".rstrip() + "\n")
+
+
+def _inert(text: str) -> str:
+    """Text of a tool that cannot look like the delimiter of a result in the same context. JSON stays the same JSON."""
+    return text.replace("<", "\\u003c")
 
 
 def _hint(name: str, manifest: Json) -> list[str]:
@@ -123,7 +128,7 @@ def _own_words(manifest: Json) -> str:
 
 def schema_text(tool: str, manifest: Json, count: Counter) -> str:
     """A tool as one line of JSON, as it is loaded at tier 1."""
-    return f"{encode(declaration(tool, manifest, count)).decode()}\n"
+    return _inert(f"{encode(declaration(tool, manifest, count)).decode()}\n")
 
 
 def signature_text(tool: str, manifest: Json) -> str:
@@ -134,7 +139,7 @@ def signature_text(tool: str, manifest: Json) -> str:
         f"{name}{'' if name in required else '?'}: {_type(resolve_ref(schema, part))}"
         for name, part in properties_of(schema).items()
     ]
-    return f"{tool}({', '.join(parts)})\n"
+    return _inert(f"{tool}({', '.join(parts)})\n")
 
 
 def _type(part: Json) -> str:

@@ -1,0 +1,39 @@
+"""A call of a tool that is not loaded ends like any other call: one result, one record, one event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from interlock import Hook, Interlock
+from interlock.call.events import Event
+from tests.conftest import TOOLS
+from tests.support.calls import records
+from tests.support.wires import wired
+
+
+@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
+@pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
+async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(home: Path, modern: bool) -> None:
+    async with Interlock.open(home, housekeeping=False, surface="search") as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        heard: list[Event] = []
+        lock.listen(heard.append)
+        hooked: list[str] = []
+        lock.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
+        async with wired(lock) as wires:
+            params = {"name": "demo-add", "arguments": {"a": "many"}}  # its values are not looked at
+            told = orjson.loads(await wires.mcp("tools/call", params, modern=modern))["result"]
+        assert told["isError"]
+        assert told["_meta"]["interlock/error"]["error_code"] == "E3107"
+        await lock.journal.drain()
+        (closed,) = [one for one in records(lock) if one.get("toolId") == "demo.add"]
+        assert (closed["error_code"], closed["status"]) == ("E3107", "ERROR")
+        ends = [one for one in heard if one.type == "tool.result.created"]
+        assert [one.invocation_id for one in ends] == [closed["call"]]
+        assert "tool.invocation.started" not in {one.type for one in heard if one.invocation_id != closed["call"]}
+        assert hooked == []

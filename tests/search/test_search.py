@@ -18,8 +18,8 @@ from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
 REG_14 = (
-    "vectors in Postgres: the index is in memory, whatever the database; deprecated tools are found and sunset ones are not;"
-    " the model and dimension of each stored vector; the figure for 1,000 tools"
+    "vectors in Postgres: the index is in memory, whatever the database; deprecated tools are found and sunset"
+    " ones are not; the model and dimension of each stored vector; the figure for 1,000 tools"
 )
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 

@@ -62,6 +62,14 @@ def _absolute(value: Path) -> Path:
     return value
 
 
+def _chat_model(value: str) -> str:
+    if not value:
+        return value
+    if not value.startswith("openai:"):
+        raise ValueError("a model is written openai:MODEL@https://HOST")
+    return _encoder(value)
+
+
 def _is_here(host: str) -> bool:
     """Whether a host name is this machine."""
     if host == "localhost":
@@ -425,6 +433,14 @@ class Settings(pydantic.BaseModel):
         description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
         " is trained on them, and selections are measured by them",
     )
+    selection_model: Annotated[str, pydantic.AfterValidator(_chat_model)] = pydantic.Field(
+        "",
+        description="a model that chooses among the candidates of a selection, with an OpenAI-compatible API:"
+        " openai:MODEL@URL. It receives the request and the declarations of the candidates. Empty: none",
+    )
+    selection_model_secret: str = pydantic.Field(
+        "", max_length=200, description="the name of the stored credential that it receives as its bearer"
+    )
     recommend_callers: int = pydantic.Field(
         3, ge=1, le=1000, description="how many different callers must have used a tool for it to be recommended"
     )
@@ -511,6 +527,14 @@ class Settings(pydantic.BaseModel):
     @property
     def backup_every_ms(self) -> int:
         return round(self.backup_every_h * 3_600_000)
+
+    @pydantic.field_validator("selection_model_secret")
+    @classmethod
+    def _model_key_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
+        url = urlsplit(str(info.data.get("selection_model", "")).rpartition("@")[2])
+        if name and url.scheme == "http" and not _is_here(url.hostname or ""):
+            raise ValueError("the credential would travel in clear text; use an https address")
+        return name
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction

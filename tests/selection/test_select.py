@@ -14,6 +14,8 @@ from interlock import Field, Interlock, Tool, tool
 from interlock.call.context import Caller
 from interlock.data.schema import Json
 from tests.support.calls import admit
+from tests.upstreams.servers import Answer as HttpAnswer
+from tests.upstreams.servers import Got, HttpServer, json_answer
 
 READING = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
 Value = Annotated[str, Field(description="a value", examples=["x"])]
@@ -126,6 +128,39 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
             assert (refused.chosen, refused.verdict) == (None, None)
             assert refused.refused is not None
         none = await lock.select("weather in Rome", selector=_chooses(None))
+        assert (none.chosen, none.refused) == (None, None)
+
+
+def _completion(*calls: tuple[str, str]) -> HttpAnswer:
+    told = [{"type": "function", "function": {"name": name, "arguments": text}} for name, text in calls]
+    return json_answer({"choices": [{"message": {"role": "assistant", "tool_calls": told}}]})
+
+
+@pytest.mark.part_of("SURF-07", rest=READING)
+async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(home: Path) -> None:
+    def answer(got: Got) -> HttpAnswer:
+        assert got.path == "/v1/chat/completions"
+        offered = [one["function"]["name"] for one in orjson.loads(got.body)["tools"]]
+        return _completion((next(name for name in offered if "forecast" in name), '{"value": "Rome"}'))
+
+    async with HttpServer.open() as server, opened(home, selection_model=f"openai:small@{server.url}") as lock:
+        server.otherwise = answer
+        made = await lock.select("weather in Rome")
+        assert (made.chosen, made.parameters) == ("office.forecast", {"value": "Rome"})
+        wrong = [
+            _completion(("made_up", "{}")),
+            _completion(("made_up", "[1")),
+            json_answer({"choices": []}),
+            json_answer([1]),
+            HttpAnswer(status=500),
+        ]
+        for one in wrong:
+            server.answers = [one]
+            refused = await lock.select("weather in Rome")
+            assert (refused.chosen, refused.verdict) == (None, None)
+            assert refused.refused
+        server.answers = [_completion()]
+        none = await lock.select("weather in Rome")
         assert (none.chosen, none.refused) == (None, None)
 
 

@@ -111,6 +111,7 @@ class Selections:
         self._windows = windows
         self._narrowing = Narrowing(tools.index)
         self.learning = Learning(parts, tools)
+        self._configured: Selector | None = None
 
     async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
         """Choose a tool for a request, ask the gate, and put both on record."""
@@ -140,7 +141,8 @@ class Selections:
         stages.append(stage)
         candidates, stage = prefer_cheaper(candidates, asked=options.get("cheaper", False))
         stages.append(stage)
-        picked, refused = await self._picked(request, candidates, by_name, options.get("selector"), stages)
+        selector = options.get("selector") or self._model()
+        picked, refused = await self._picked(request, candidates, by_name, selector, stages)
         made = Selection(
             new_id(self._parts.clock.now_ms(), self._parts.clock.random_bytes(10)),
             request,
@@ -148,7 +150,7 @@ class Selections:
             tuple(stages),
             tuple(candidates),
             picked.tool,
-            picked.parameters if options.get("selector") is not None and picked.tool else None,
+            picked.parameters if selector is not None and picked.tool else None,
             refused,
             None,
             {
@@ -157,6 +159,19 @@ class Selections:
             },
         )
         return made, None if picked.tool is None else by_name[picked.tool]
+
+    def _model(self) -> Selector | None:
+        """The model that the settings name."""
+        settings, authority = self._parts.settings, self._parts.authority
+        if self._configured is None and settings.selection_model:
+            from interlock.selection.model import ModelSelector
+
+            async def key() -> str | None:
+                name = settings.selection_model_secret
+                return (await authority.secret_texts(name))[0] if name else None
+
+            self._configured = ModelSelector(settings.selection_model, key)
+        return self._configured
 
     async def recommend(self, caller: Caller, tool: str | None = None) -> list[Recommendation]:
         """Tools that go together with a tool, or with those that the caller uses."""

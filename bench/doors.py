@@ -246,7 +246,8 @@ def ordinary_callers(
         if name == MCP_HTTP:
             _add_mcp(home, "--allow-private", "shop", behind)
         elif name == MCP_STDIO:
-            _add_mcp(home, "shop", "--", sys.executable, "-m", "bench.doors_peers", "sdk_stdio")
+            command = (sys.executable, "-m", "bench.doors_peers", "sdk_stdio", str(cores()[1]))
+            _add_mcp(home, "shop", "--", *command)
         server = start_interlock(stack, home, "--tools", str(TOOLS), program=program)
         call = {"name": tool, "arguments": arguments}
         subjects.append(Subject(name, server, [mcp("tools/call", call, str(server.facts["token"]), **headers)]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -224,6 +225,8 @@ def main() -> None:
 
     name, argument = (*sys.argv[1:], "")[:2]
     served = {grpc_echo.__name__: _serve_grpc, "sdk_stdio": _serve_stdio}
+    if name == "sdk_stdio":
+        os.sched_setaffinity(0, {int(argument)})  # its parent is one of the servers that are measured
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served[name]() if name in served else _serve(APPS[name](argument)))
 

@@ -8,19 +8,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import mcp_types as types
 import orjson
 import pytest
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
 from tests.doors.test_conditions import RATE, READS
 from tests.doors.test_lifecycle import Place, opened
-from tests.doors.test_parity import Wish
+from tests.support.ways import ERAS, Wish
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -28,8 +26,8 @@ Json = dict[str, Any]
 
 async def _listed(place: Place) -> dict[str, Any]:
     """The availability of `bank.rate` as each wire lists and describes it."""
-    bearer = place._bearer(Wish("", {}))  # pyright: ignore[reportPrivateUsage]
-    stub, metadata = place._stub, tuple(bearer.items())  # pyright: ignore[reportPrivateUsage]
+    bearer = place.bearer()
+    stub, metadata = place.stub, tuple(bearer.items())
     rest: Json = (await place.http.get("/v1/tools?limit=100", headers=bearer)).json()
     shown: Json = (await place.http.get("/v1/tools/bank.rate", headers=bearer)).json()
     rpc = (await place.rpc("tools.list", {"limit": 1000}))["result"]["tools"]
@@ -46,7 +44,7 @@ async def _listed(place: Place) -> dict[str, Any]:
         "grpc list": next(one.availability for one in discovered.tools if one.tool_id == "bank.rate"),
         "grpc describe": described.availability,
     }
-    for era in ("mcp-modern", "mcp-legacy"):
+    for era in ERAS:
         async with place.mcp(era) as client:
             (tool,) = [one for one in (await client.list_tools()).tools if one.name == "bank-rate"]
             found[era] = tool.meta.get("interlock/availability", "AVAILABLE")
@@ -90,7 +88,7 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
             assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
 
-ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+BOTH_ERAS = pytest.mark.parametrize("door", ERAS)
 
 
 class _Hearing:
@@ -110,32 +108,29 @@ class _Hearing:
 
 
 @asynccontextmanager
-async def _hearing(place: Place, mode: str) -> AsyncGenerator[_Hearing]:
+async def _hearing(place: Place, door: str) -> AsyncGenerator[_Hearing]:
     news = asyncio.Event()
 
     async def hear(message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             news.set()
 
-    bearer = place._bearer(Wish("", {}))  # pyright: ignore[reportPrivateUsage]
-    async with httpx2.AsyncClient(headers=bearer, timeout=30) as http:
-        transport = streamable_http_client(f"{place.base}/mcp", http_client=http)
-        async with Client(transport, mode=mode, read_timeout_seconds=30, message_handler=hear) as client:
-            await client.list_tools()
-            if mode == "legacy":
+    async with place.mcp(door, message_handler=hear) as client:
+        await client.list_tools()
+        if door == "mcp-legacy":
+            yield _Hearing(client, news)
+        else:
+            async with client.listen(tools_list_changed=True):
                 yield _Hearing(client, news)
-            else:
-                async with client.listen(tools_list_changed=True):
-                    yield _Hearing(client, news)
 
 
-@ERAS
-async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is_back(home: Path, mode: str) -> None:
+@BOTH_ERAS
+async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is_back(home: Path, door: str) -> None:
     async with opened(home) as place, HttpServer.open() as server:
         upstreams = place.lock.upstreams
         config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
         await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
-        async with _hearing(place, mode) as session:
+        async with _hearing(place, door) as session:
             server.otherwise = lambda _: Answer(status=0)
             assert await upstreams.probe("bank") == "unavailable"
             assert (await session.after("bank-rate")).meta["interlock/availability"] == "UNAVAILABLE"
@@ -144,11 +139,11 @@ async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is
             assert "interlock/availability" not in (await session.after("bank-rate")).meta
 
 
-@ERAS
-async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lifted(home: Path, mode: str) -> None:
+@BOTH_ERAS
+async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lifted(home: Path, door: str) -> None:
     async with opened(home) as place:
         lock = place.lock
-        async with _hearing(place, mode) as session:
+        async with _hearing(place, door) as session:
             digest = (await lock.catalog.resolve("demo.add")).row.digest
             await lock.journal.commit(quarantine.impose(digest, "demo.add@1.0.0", "a-call", "a test"))
             assert await session.after("demo-add") is None
@@ -168,18 +163,18 @@ async def test_every_wire_labels_a_cached_result_and_tells_its_age(home: Path) -
         assert (await place.ways["rest"](wish)).data == {"rate": 1}
         server.otherwise = lambda _: Answer(status=503)
         clock.advance(7)
-        bearer = place._bearer(wish)  # pyright: ignore[reportPrivateUsage]
+        bearer = place.bearer(wish.token)
         body = {"tool_id": wish.tool, "parameters": wish.arguments}
         rest: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
         rpc: Json = (await place.rpc("tools.invoke", body))["result"]
         request = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
-        grpc = await place._stub.Invoke(request, metadata=tuple(bearer.items()))  # pyright: ignore[reportPrivateUsage]
+        grpc = await place.stub.Invoke(request, metadata=tuple(bearer.items()))
         labels: dict[str, tuple[Any, Any, Any]] = {
             "rest": (rest["result"], rest["source"], rest["warnings"]),
             "jsonrpc": (rpc["structured_content"], rpc["metadata"]["source"], rpc["metadata"]["warnings"]),
             "grpc": (orjson.loads(grpc.value_json), grpc.source, orjson.loads(grpc.metadata_json)["warnings"]),
         }
-        for era in ("mcp-modern", "mcp-legacy"):
+        for era in ERAS:
             async with place.mcp(era) as client:
                 answer = await client.call_tool("bank-rate", wish.arguments)
             about = answer.meta["interlock/call"]

@@ -6,28 +6,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import orjson
 import pytest
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Context, Effect, Interlock, Preview, tool
-from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.server import Listening, serving
 from interlock.telemetry.w3c import read as read_trace
 from tests import sample
-from tests.doors.test_parity import DOORS, Told, Ways, Wish
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.ways import DOORS, Told, Ways, Wish, register_people, served
 from tests.telemetry.test_metrics import of, render
 from tests.upstreams.test_manager import Scripted
 from tests.upstreams.test_manager import opened as far
@@ -80,66 +74,20 @@ async def _(name: str, cents: int) -> None:
     ledger[name] -= cents
 
 
-class Finding(Ways):
-    """The ways in, with their ways of finding tools."""
-
-    async def found(self, door: str) -> list[str]:
-        bearer = self._bearer(Wish("", {}, token="least"))
-        ways: Mapping[str, Callable[[], Awaitable[list[str]]]] = {
-            "library": self._in_process,
-            "rest": lambda: self._over_rest(bearer),
-            "jsonrpc": lambda: self._over_jsonrpc(bearer),
-            "grpc": lambda: self._over_grpc(bearer),
-            "mcp-modern": lambda: self._over_mcp(bearer, "2026-07-28"),
-            "mcp-legacy": lambda: self._over_mcp(bearer, "legacy"),
-        }
-        return await ways[door]()
-
-    async def _in_process(self) -> list[str]:
-        caller = await self.lock.caller_of(self._tokens["least"])
-        return [one.row.address for one in await Service(self.lock).tools.visible(caller)]
-
-    async def _over_rest(self, bearer: dict[str, str]) -> list[str]:
-        listed: Json = (await self._http.get("/v1/tools", headers=bearer)).json()
-        return [one["tool_id"] for one in listed["tools"]]
-
-    async def _over_jsonrpc(self, bearer: dict[str, str]) -> list[str]:
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.list"}
-        listed: Json = (await self._http.post("/rpc", json=request, headers=bearer)).json()
-        return [one["tool_id"] for one in listed["result"]["tools"]]
-
-    async def _over_grpc(self, bearer: dict[str, str]) -> list[str]:
-        listed = await self._stub.Discover(wire.DiscoverRequest(), metadata=tuple(bearer.items()))
-        return [one.tool_id for one in listed.tools]
-
-    async def _over_mcp(self, bearer: dict[str, str], era: str) -> list[str]:
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=bearer, timeout=30))
-            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
-            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
-            return [one.name.replace("-", ".") for one in (await client.list_tools()).tools]
-
-
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[Finding]:
+async def opened(home: Path) -> AsyncGenerator[Ways]:
     async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as lock:
         await admit(lock, read, wait, post)
         lock.issuer_keys.init("EdDSA")
-        for name, kind in (("ann", "human"), ("bot", "agent")):
-            await lock.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
+        await register_people(lock)
         tokens = {
             name: await lock.tokens.issue(
                 subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("notes.*")], scopes=scopes, by=lock.caller
             )
             for name, scopes in (("least", ("notes:read",)), ("empty", ()))
         }
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            ways = Finding(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
-            try:
-                yield ways
-            finally:
-                await ways.close()
+        async with served(lock, tokens) as ways:
+            yield ways
 
 
 @pytest.mark.proves("OBS-01")
@@ -148,7 +96,7 @@ async def opened(home: Path) -> AsyncGenerator[Finding]:
 async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off(home: Path, door: str) -> None:
     async with opened(home) as ways:
         lock, way = ways.lock, ways.ways[door]
-        assert await ways.found(door) == ["notes.post", "notes.read", "notes.wait"]
+        assert await ways.found(door, "least") == ["notes.post", "notes.read", "notes.wait"]
         assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
 
         await lock.journal.commit(lambda _: None)
@@ -192,8 +140,8 @@ class Traced(Ways):
 
     traceparent = ""
 
-    def _bearer(self, wish: Wish) -> dict[str, str]:
-        return {**super()._bearer(wish), "traceparent": self.traceparent, "tracestate": "vendor=value"}
+    def bearer(self, token: str = "full") -> dict[str, str]:
+        return {**super().bearer(token), "traceparent": self.traceparent, "tracestate": "vendor=value"}
 
     async def _library(self, wish: Wish) -> Told:
         result = await self.lock.call(
@@ -210,22 +158,17 @@ async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: st
     async with far(home, server) as (lock, upstreams):
         await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
         token = await issued(lock)
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as serving_:
-            assert serving_.grpc_port is not None
-            ways = Traced(lock, f"http://127.0.0.1:{serving_.port}", serving_.grpc_port, {"full": token})
-            try:
-                for said, kept in ((GOOD, True), ("00-zz-1-01", False), ("00-" + "a" * 5000, False)):
-                    ways.traceparent = said
-                    assert (await ways.ways[door](Wish("far.look", {"text": "a"}))).data == {"said": "a"}
-                    heard = read_trace(server.calls[-1].traceparent)
-                    assert heard is not None
-                    assert (heard.trace_id == TRACE) is kept
-                    assert server.calls[-1].tracestate == ("vendor=value" if kept else "")
-                    await lock.journal.commit(lambda _: None)
-                    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
-                    assert orjson.loads(rows[-1][0])["traceId"] == heard.trace_id
-            finally:
-                await ways.close()
+        async with served(lock, {"full": token}, Traced) as ways:
+            for said, kept in ((GOOD, True), ("00-zz-1-01", False), ("00-" + "a" * 5000, False)):
+                ways.traceparent = said
+                assert (await ways.ways[door](Wish("far.look", {"text": "a"}))).data == {"said": "a"}
+                heard = read_trace(server.calls[-1].traceparent)
+                assert heard is not None
+                assert (heard.trace_id == TRACE) is kept
+                assert server.calls[-1].tracestate == ("vendor=value" if kept else "")
+                await lock.journal.commit(lambda _: None)
+                rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+                assert orjson.loads(rows[-1][0])["traceId"] == heard.trace_id
 
 
 async def issued(lock: Interlock) -> str:

@@ -7,36 +7,29 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import grpc.aio
-import httpx
-import httpx2
 import orjson
 import pytest
 import pytest_asyncio
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
-from interlock.api.service import Service
 from interlock.audit.invocations import invocation_of
-from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from interlock.contract.standard import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.server import Listening, serving
 from tests import processes, sample
 from tests.authority.test_tokens import _issuer_keys, part, parts, sign  # pyright: ignore[reportPrivateUsage]
 from tests.conftest import TOOLS
-from tests.doors.test_parity import DOORS, Told, Ways, Wish, failed
 from tests.gateway import isolated_tools as cell
 from tests.support.calls import admit, until
 from tests.support.identities import did_of, private_key
+from tests.support.ways import DOORS, Told, Ways, Wish, failed, register_people, served
 
 Json = dict[str, Any]
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
@@ -176,16 +169,16 @@ class Place(Ways):
     async def caller(self) -> Caller:
         return await self.lock.caller_of(self.token("full"))
 
-    async def _mcp(self, wish: Wish, era: str) -> Told:
+    async def _mcp(self, wish: Wish, door: str) -> Told:
         """Without the SDK's client where one request is all there is to it."""
-        if era == "legacy":
-            return await super()._mcp(wish, era)
+        if door == "mcp-legacy":
+            return await super()._mcp(wish, door)
         said: Json = {"interlock/dryRun": True} if wish.dry_run else {}
         said |= MODERN if wish.key is None else {**MODERN, "interlock/key": wish.key}
         params = {"name": wish.tool, "arguments": wish.arguments, "_meta": said}
-        headers = {**self._bearer(wish), **TALK, "mcp-method": "tools/call", "mcp-name": wish.tool}
+        headers = {**self.bearer(wish.token), **TALK, "mcp-method": "tools/call", "mcp-name": wish.tool}
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        text = (await self._http.post("/mcp", json=request, headers=headers)).text
+        text = (await self.http.post("/mcp", json=request, headers=headers)).text
         events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
         answer: Json = orjson.loads(events[-1] if events else text)
         if "error" in answer:
@@ -200,51 +193,43 @@ class Place(Ways):
         value: Json = told.get("interlock/preview") or result["structuredContent"]
         return Told(value["result"] if value.keys() == {"result"} else value)
 
-    @property
-    def http(self) -> httpx.AsyncClient:
-        return self._http
-
     # What one call says of another
 
     async def cancel(self, door: str, call_id: str) -> str:
-        bearer = self._bearer(Wish("", {}))
+        bearer = self.bearer()
         if door == "library":
             if await self.lock.approvals.withdraw(call_id, by=await self.caller()):
                 return "canceled"
             return await self.lock.cancel(call_id)
         if door == "rest":
-            answer: Json = (await self._http.post(f"/v1/calls/{call_id}/cancel", headers=bearer)).json()
+            answer: Json = (await self.http.post(f"/v1/calls/{call_id}/cancel", headers=bearer)).json()
             return answer["outcome"]
         if door == "jsonrpc":
             return (await self.rpc("calls.cancel", {"invocation_id": call_id}))["result"]["answer"]
         request = wire.CancelRequest(invocation_id=call_id)
-        told = await self._stub.Cancel(request, metadata=tuple(bearer.items()))
+        told = await self.stub.Cancel(request, metadata=tuple(bearer.items()))
         return wire.CancelOutcome.Name(told.outcome).removeprefix("CANCEL_OUTCOME_").lower()
-
-    async def rpc(self, method: str, params: Json) -> Json:
-        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        return (await self._http.post("/rpc", json=request, headers=self._bearer(Wish("", {})))).json()
 
     # What is told of a call that waits, and of who may not call
 
     async def pending(self, door: str, wish: Wish) -> Json:
         """The pending envelope as it comes through a door."""
-        bearer = self._bearer(wish)
+        bearer = self.bearer(wish.token)
         if door == "library":
             result = await self.lock.call(wish.tool, wish.arguments, key=wish.key, token=self.token("full"))
             assert not result.document()["is_error"]
             return result.document()["pending"]
         if door == "rest":
-            answer = await self._http.post("/v1/tools/invoke", json=self._body(wish), headers=bearer)
+            answer = await self.http.post("/v1/tools/invoke", json=self.body(wish), headers=bearer)
             assert answer.status_code == 202
             return answer.json()["pending"]
         if door == "jsonrpc":
-            return (await self.rpc("tools.invoke", self._body(wish)))["result"]["pending"]
+            return (await self.rpc("tools.invoke", self.body(wish)))["result"]["pending"]
         if door == "grpc":
             request = wire.InvokeRequest(
                 tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key
             )
-            told = await self._stub.Invoke(request, metadata=tuple(bearer.items()))
+            told = await self.stub.Invoke(request, metadata=tuple(bearer.items()))
             assert told.WhichOneof("outcome") == "pending"
             return orjson.loads(told.metadata_json)["pending"]
         async with self.mcp(door) as client:
@@ -252,31 +237,22 @@ class Place(Ways):
             assert not answer.is_error
             return answer.meta["interlock/pending"]
 
-    @asynccontextmanager
-    async def mcp(self, door: str) -> AsyncGenerator[Any]:
-        async with AsyncExitStack() as stack:
-            headers = self._bearer(Wish("", {}))
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=30))
-            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
-            era = "legacy" if door == "mcp-legacy" else "2026-07-28"
-            yield await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
-
     async def knock(self, door: str, authorization: str | None) -> tuple[str | None, str | None]:
         """What a call is refused with under a header, in the wire's own words and by its code; None if it is not."""
         headers = {} if authorization is None else {"authorization": authorization}
         wish = Wish("demo.add", {"a": 1, "b": 1})
         if door == "rest":
-            answer = await self._http.post("/v1/tools/invoke", json=self._body(wish), headers=headers)
+            answer = await self.http.post("/v1/tools/invoke", json=self.body(wish), headers=headers)
             return str(answer.status_code), _code(answer.json().get("error"))
         if door == "jsonrpc":
-            request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self._body(wish)}
-            body: Json = (await self._http.post("/rpc", json=request, headers=headers)).json()
+            request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self.body(wish)}
+            body: Json = (await self.http.post("/rpc", json=request, headers=headers)).json()
             answered: Json = body.get("error", {})
             return str(answered.get("code")), _code(answered.get("data"))
         if door == "grpc":
             asked = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
             try:
-                await self._stub.Invoke(asked, metadata=tuple(headers.items()))
+                await self.stub.Invoke(asked, metadata=tuple(headers.items()))
             except grpc.aio.AioRpcError as error:
                 details = dict(cast("Any", error.trailing_metadata()))["grpc-status-details-bin"]
                 return error.code().name, next(code for code in ("E3201", "E3202", "E3203", "E3212", "E3207")
@@ -290,7 +266,7 @@ class Place(Ways):
             headers |= {**TALK, "mcp-method": "tools/call", "mcp-name": "demo-add"}
         else:
             body = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
-        answer = await self._http.post("/mcp", json=body, headers=headers)
+        answer = await self.http.post("/mcp", json=body, headers=headers)
         told: Json = orjson.loads(answer.text) if answer.text.startswith("{") else {}
         return str(answer.status_code), _code(told.get("interlock"))
 
@@ -318,18 +294,12 @@ async def opened(home: Path, **settings: Any) -> AsyncGenerator[Place]:
             (lock.home.keys / "issuer").mkdir(exist_ok=True)
             (lock.home.keys / "issuer" / name).touch(mode=0o600)
             (lock.home.keys / "issuer" / name).write_bytes(pem)
-        for name, kind in (("ann", "human"), ("bot", "agent")):
-            await lock.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
+        await register_people(lock)
         token = await lock.tokens.issue(
             subject=did_of("bot"), user=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller
         )
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            place = Place(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, {"full": token})
-            try:
-                yield place
-            finally:
-                await place.close()
+        async with served(lock, {"full": token}, Place) as place:
+            yield place
 
 
 @pytest_asyncio.fixture
@@ -386,12 +356,12 @@ async def test_every_attempt_and_every_resumption_passes_the_phases_again(place:
 async def _resume(place: Place, door: str, call_id: str) -> None:
     bearer = {"authorization": f"Bearer {place.token('full')}"}
     if door == "rest":
-        assert (await place.http.post(f"/v1/tools/resume/{call_id}", headers=bearer)).status_code == 200  # pyright: ignore[reportPrivateUsage]
+        assert (await place.http.post(f"/v1/tools/resume/{call_id}", headers=bearer)).status_code == 200
     elif door == "jsonrpc":
         assert "result" in await place.rpc("calls.resume", {"invocation_id": call_id})
     else:
         request = wire.ResumeRequest(invocation_id=call_id)
-        await place._stub.Resume(request, metadata=tuple(bearer.items()))  # pyright: ignore[reportPrivateUsage]
+        await place.stub.Resume(request, metadata=tuple(bearer.items()))
 
 
 # What a request carries
@@ -444,7 +414,7 @@ async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_i
             assert [(kind, str(own)) for kind, own in kinds] == (
                 [("mcp", found["native_call_id"])] if door.startswith("mcp") else []
             )
-            told = await place.http.get(f"/v1/calls/{call}", headers=place._bearer(wish))  # pyright: ignore[reportPrivateUsage]
+            told = await place.http.get(f"/v1/calls/{call}", headers=place.bearer(wish.token))
             assert told.json()["invocation"] == found
 
 
@@ -453,7 +423,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 async def _carried(place: Place, door: str, key: str) -> Any:
     """A write that carries everything a request can, by one door; the time that its tool had."""
-    headers = {**place._bearer(Wish("", {})), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}  # pyright: ignore[reportPrivateUsage]
+    headers = {**place.bearer(), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
     body: Json = {
         "tool_id": "life.measures", "tool_version": "1.0.0", "parameters": {"name": door}, "idempotency_key": key,
         "timeout_ms": 2000,
@@ -471,7 +441,7 @@ async def _carried(place: Place, door: str, key: str) -> Any:
         asked = wire.InvokeRequest(
             tool_id="life.measures", version="1.0.0", arguments_json=orjson.dumps({"name": door}), idempotency_key=key
         )
-        told = await place._stub.Invoke(asked, metadata=tuple(headers.items()), timeout=2)  # pyright: ignore[reportPrivateUsage]
+        told = await place.stub.Invoke(asked, metadata=tuple(headers.items()), timeout=2)
         return orjson.loads(told.value_json)
     async with place.mcp(door) as client:
         meta = {
@@ -496,7 +466,7 @@ async def test_a_request_carries_version_key_trace_and_deadline_through_every_do
 async def _answered_trace(place: Place, door: str) -> str:
     """The trace id that the answer to a call carries, which was made under a trace of the caller's."""
     traceparent = f"00-{TRACE}-00f067aa0ba902b7-01"
-    headers = {**place._bearer(Wish("", {})), "traceparent": traceparent}  # pyright: ignore[reportPrivateUsage]
+    headers = {**place.bearer(), "traceparent": traceparent}
     body: Json = {"tool_id": "demo.add", "parameters": {"a": 1}}
     if door == "library":
         options: Json = {"token": place.token("full"), "trace_id": traceparent}
@@ -509,7 +479,7 @@ async def _answered_trace(place: Place, door: str) -> str:
         return ref.removeprefix("trace:")
     if door == "grpc":
         asked = wire.InvokeRequest(tool_id="demo.add", arguments_json=b'{"a":1}')
-        return (await place._stub.Invoke(asked, metadata=tuple(headers.items()))).trace_id  # pyright: ignore[reportPrivateUsage]
+        return (await place.stub.Invoke(asked, metadata=tuple(headers.items()))).trace_id
     async with place.mcp(door) as client:
         answer = await client.call_tool("demo-add", {"a": 1}, meta={"traceparent": traceparent})
         return answer.meta["interlock/call"]["traceId"]
@@ -613,7 +583,7 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
         heard = place.heard(record["call"])
         assert heard.count("tool.result.created") == 1
         assert heard[-1] == "tool.result.created"
-    answer = await place.http.post("/v1/tools/invoke", json=place._body(wish), headers=place._bearer(wish))  # pyright: ignore[reportPrivateUsage]
+    answer = await place.http.post("/v1/tools/invoke", json=place.body(wish), headers=place.bearer(wish.token))
     assert answer.status_code == status
     told = answer.json()["tool_result"]
     ToolResult.parse(told)
@@ -698,7 +668,7 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
         yield wire.RunRequest(start=wire.InvokeRequest(tool_id="life.climbs", arguments_json=b'{"steps":5}'))
 
     bearer = (("authorization", f"Bearer {place.token('full')}"),)
-    stream = place._stub.Run(start(), metadata=bearer)  # pyright: ignore[reportPrivateUsage]
+    stream = place.stub.Run(start(), metadata=bearer)
     events = [event async for event in stream]
     told = [event.progress for event in events if event.HasField("progress")]
     over_grpc = [
@@ -744,7 +714,7 @@ def _told(lines: list[str]) -> list[Json]:
 async def _followed(place: Place) -> list[Json]:
     """The progress of a background call, as its event stream tells it."""
     stage.release.clear()
-    http, bearer = place._http, {"authorization": f"Bearer {place.token('full')}"}  # pyright: ignore[reportPrivateUsage]
+    http, bearer = place.http, {"authorization": f"Bearer {place.token('full')}"}
     body = {"tool_id": "life.climbs", "parameters": {"steps": 5}, "execution_mode": "async"}
     call: Json = (await http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
     listening = len(place.lock.gateway.observer.followers)
@@ -979,7 +949,7 @@ async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place:
 
 async def _conflicts_on_the_wires(place: Place, wish: Wish) -> None:
     """A conflict is 409 over HTTP; JSON-RPC and gRPC have codes of their own for it."""
-    body, bearer = place._body(wish), place._bearer(wish)  # pyright: ignore[reportPrivateUsage]
+    body, bearer = place.body(wish), place.bearer(wish.token)
     assert (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).status_code == 409
     asked = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
     error = (await place.http.post("/rpc", json=asked, headers=bearer)).json()["error"]
@@ -988,7 +958,7 @@ async def _conflicts_on_the_wires(place: Place, wish: Wish) -> None:
         tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key
     )
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await place._stub.Invoke(request, metadata=tuple(bearer.items()))  # pyright: ignore[reportPrivateUsage]
+        await place.stub.Invoke(request, metadata=tuple(bearer.items()))
     assert refused.value.code().name == "ABORTED"
 
 

@@ -1,53 +1,39 @@
 """The same call through every door: the same data, the same error, the same record, the same events.
 
-Each way in is a client as others would write it: the library, HTTP, a gRPC stub, and the MCP SDK in both eras. They
-speak to one server; what is left of an answer once ids and times are gone must not depend on the wire.
+What is left of an answer once ids and times are gone must not depend on the wire. The clients are in `support.ways`.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
 import httpx
-import httpx2
 import orjson
 import pytest
 import pytest_asyncio
-from google.rpc.status_pb2 import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Effect, Interlock, Preview, tool
-from interlock.api.service import Service
-from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.doors.server import Listening, serving
 from tests import sample
 from tests.conftest import TOOLS
 from tests.gateway import artifact_tools
 from tests.support import source
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.ways import DOORS, Told, Ways, Wish, left, register_people, served
 
 Json = dict[str, Any]
-DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")
 # What differs from call to call, whatever the door.
 _OF_THIS_CALL = (
     "call", "timestamp", "latencyMs", "traceId", "invocation_id", "door", "native", "approvalTicketId",
@@ -88,161 +74,6 @@ async def fail(text: sample.Text) -> str:
     raise RuntimeError(text)
 
 
-@dataclass(frozen=True)
-class Wish:
-    """A call as any client can ask for it."""
-
-    tool: str
-    arguments: Json
-    key: str | None = None
-    dry_run: bool = False
-    token: str = "full"
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a client heard: the data, a pending call, or the error's code, errorCode, class and whether to retry."""
-
-    data: Any = None
-    pending: bool = False
-    error: tuple[str, str, str, bool] | None = None
-    # What a caller is advised to do about the error.
-    advice: str = ""
-    # What each file that the call left is named, and what is in it by its hash and size.
-    files: tuple[tuple[str, str, int], ...] = ()
-
-
-def left(artifacts: Iterable[Json]) -> tuple[tuple[str, str, int], ...]:
-    """Files as a door names them, without their references."""
-    return tuple((one["path"], one["sha256"], one["size"]) for one in artifacts)
-
-
-def failed(envelope: Mapping[str, Any]) -> Told:
-    facts = (envelope["error_code"], envelope["errorCode"], envelope["error_class"], envelope["retryable"])
-    return Told(error=cast("tuple[str, str, str, bool]", facts), advice=envelope["resolution"])
-
-
-class Ways:
-    """Every way in to one server."""
-
-    def __init__(self, lock: Interlock, base: str, grpc_port: int, tokens: Mapping[str, str]) -> None:
-        self.lock = lock
-        self._base = base
-        self._tokens = tokens
-        self._http = httpx.AsyncClient(base_url=base, timeout=30)
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
-        self._stub = GatewayStub(self._channel)
-        self.ways: Mapping[str, Callable[[Wish], Awaitable[Told]]] = {
-            "library": self._library,
-            "rest": self._rest,
-            "jsonrpc": self._jsonrpc,
-            "grpc": self._grpc,
-            "mcp-modern": lambda wish: self._mcp(wish, "2026-07-28"),
-            "mcp-legacy": lambda wish: self._mcp(wish, "legacy"),
-        }
-
-    async def close(self) -> None:
-        await self._http.aclose()
-        await self._channel.close(grace=None)
-
-    @property
-    def base(self) -> str:
-        return self._base
-
-    def token(self, name: str) -> str:
-        return self._tokens[name]
-
-    def _bearer(self, wish: Wish) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._tokens[wish.token]}"}
-
-    async def _library(self, wish: Wish) -> Told:
-        result = await self.lock.call(
-            wish.tool, wish.arguments, key=wish.key, dry_run=wish.dry_run, token=self._tokens[wish.token]
-        )
-        if result.pending:
-            return Told(pending=True)
-        if result.error is not None:
-            return failed(result.error.envelope(""))
-        return Told(result.value, files=left(one.document() for one in result.artifacts))
-
-    def _body(self, wish: Wish) -> Json:
-        body: Json = {"tool_id": wish.tool, "parameters": wish.arguments, "dry_run": wish.dry_run}
-        return body if wish.key is None else {**body, "idempotency_key": wish.key}
-
-    async def _rest(self, wish: Wish) -> Told:
-        answer = await self._http.post("/v1/tools/invoke", json=self._body(wish), headers=self._bearer(wish))
-        body: Json = answer.json()
-        if answer.status_code == 202:
-            return Told(pending=True)
-        if answer.status_code != 200:
-            return failed(body["error"])
-        return Told(body["result"], files=left(body["artifacts"]))
-
-    async def _jsonrpc(self, wish: Wish) -> Told:
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self._body(wish)}
-        answer: Json = (await self._http.post("/rpc", json=request, headers=self._bearer(wish))).json()
-        if "error" in answer:
-            return failed(answer["error"]["data"])
-        result: Json = answer["result"]
-        if "pending" in result:
-            return Told(pending=True)
-        items: list[Json] = [one for one in result["content"] if one["type"] == "artifact_ref"]
-        assert [one["ref"] for one in items] == result["artifact_refs"]
-        return Told(result["structured_content"], files=left({**one, "size": one["size_bytes"]} for one in items))
-
-    async def _grpc(self, wish: Wish) -> Told:
-        request = wire.InvokeRequest(
-            tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key,
-            dry_run=wish.dry_run,
-        )  # fmt: skip
-        try:
-            answer = await self._stub.Invoke(request, metadata=tuple(self._bearer(wish).items()))
-        except grpc.aio.AioRpcError as error:
-            status = Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])  # pyright: ignore[reportArgumentType, reportCallIssue] - grpc's own stubs are loose here
-            envelope = wire.ErrorEnvelope()
-            (packed,) = [one for one in status.details if one.type_url.endswith("/interlock.v1.ErrorEnvelope")]
-            packed.Unpack(envelope)
-            facts = (envelope.code, envelope.error_code, envelope.error_class, envelope.retryable)
-            return Told(error=facts, advice=envelope.resolution)
-        if answer.WhichOneof("outcome") == "pending":
-            return Told(pending=True)
-        files = tuple((one.path, one.sha256, one.size) for one in answer.artifacts)
-        return Told(orjson.loads(answer.value_json), files=files)
-
-    async def _mcp(self, wish: Wish, era: str) -> Told:
-        meta: Json = {"interlock/dryRun": True} if wish.dry_run else {}
-        meta |= {} if wish.key is None else {"interlock/key": wish.key}
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=self._bearer(wish), timeout=30))
-            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
-            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
-            try:
-                answer: Any = await client.call_tool(wish.tool, wish.arguments, meta=cast("Any", meta))
-            except MCPError as error:
-                return failed(cast("Json", error.error.data))
-            files = left(answer.meta.get("interlock/call", {}).get("artifacts", ()))
-            links = [one for one in answer.content if one.type == "resource_link"]
-            assert [(one.name, one.size) for one in links] == [(path, size) for path, _, size in files]
-            for link, (_, sha256, _) in zip(links, files, strict=True):
-                (read,) = (await client.read_resource(link.uri)).contents
-                assert hashlib.sha256(_bytes(read)).hexdigest() == sha256
-        told: Json = answer.meta
-        if "interlock/error" in told:
-            assert answer.is_error
-            return failed(told["interlock/error"])
-        if "interlock/pending" in told:
-            return Told(pending=True)
-        if "interlock/preview" in told:
-            return Told(told["interlock/preview"])
-        value: Json = answer.structured_content
-        return Told(value["result"] if set(value) == {"result"} else value, files=files)
-
-
-def _bytes(read: Any) -> bytes:
-    """What a resource holds: text, or bytes in base64."""
-    return read.text.encode() if hasattr(read, "text") else base64.b64decode(read.blob)
-
-
 @asynccontextmanager
 async def opened(home: Path) -> AsyncGenerator[Ways]:
     async with Interlock.open(home, housekeeping=False) as lock:
@@ -251,8 +82,7 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
         await admit(lock, dawdle, strand, fail, artifact_tools.leave)
         if not lock.issuer_keys.all():
             lock.issuer_keys.init("EdDSA")
-            for name, kind in (("ann", "human"), ("bot", "agent")):
-                await lock.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
+            await register_people(lock)
         narrow = {"full": "*", "narrow": "demo.echo"}
         tokens = {
             name: await lock.tokens.issue(
@@ -260,13 +90,8 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
             )
             for name, tools in narrow.items()
         }
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            ways = Ways(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
-            try:
-                yield ways
-            finally:
-                await ways.close()
+        async with served(lock, tokens) as ways:
+            yield ways
 
 
 @pytest_asyncio.fixture
@@ -388,7 +213,7 @@ async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(w
     told = same(*await through_all(ways, CASES["leaving files"][0]))
     contents = {"a.txt": b"hi", "b/c": b"\xff\x00\xff"}
     assert told.files == tuple((path, hashlib.sha256(held).hexdigest(), len(held)) for path, held in contents.items())
-    async with httpx.AsyncClient(base_url=ways.base, headers={"authorization": f"Bearer {ways.token('full')}"}) as http:
+    async with httpx.AsyncClient(base_url=ways.base, headers=ways.bearer()) as http:
         body = {"tool_id": "file.leave", "parameters": {"files": {"b": "/wD/"}}}
         (one,) = (await http.post("/v1/tools/invoke", json=body)).json()["artifacts"]
         read = await http.get(f"/v1/payloads/{one['ref']}")

@@ -29,9 +29,9 @@ from tests.approvals.test_mail import PASSWORD as MAIL_PASSWORD
 from tests.approvals.test_mail import SmtpServer
 from tests.approvals.test_webhook import SECRET, Receiver
 from tests.doors.test_lifecycle import ONE_EACH, Place, opened
-from tests.doors.test_parity import Wish
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.ways import Wish
 from tests.support.wires import WIRES, Heard, Wires, wired
 
 Json = dict[str, Any]

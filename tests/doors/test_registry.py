@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-import grpc
-import grpc.aio
 import httpx
-import httpx2
-import orjson
 import pytest
-from google.rpc.status_pb2 import Status
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Caller, Interlock, tool
 from interlock.api.service import Service
-from interlock.authority.identities import Identity
 from interlock.authority.secrets import Credential, SecretSource
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.doors.server import Listening, serving
 from interlock.registry.retirement import deprecate
 from interlock.testing import FakeClock
 from tests import sample
-from tests.doors.test_parity import DOORS
 from tests.doors.test_rest import COMPLETE
 from tests.gateway.test_results import person
 from tests.registry.test_retirement import GUIDE, versioned
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.ways import DOORS, ERAS, Ways, Wish, register_people, served
 from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
@@ -57,124 +45,30 @@ class Heard:
     details: Any = None
 
 
-def _refused(envelope: Mapping[str, Any]) -> Heard:
-    return Heard(
-        code=envelope["error_code"], error_code=envelope["errorCode"], retry_after_ms=envelope.get("retryAfterMs"),
-        details=envelope.get("details"),
-    )  # fmt: skip
-
-
-class Clients:
-    """A client of every door, for callers whose tokens are `tokens`."""
-
-    def __init__(self, lock: Interlock, base: str, grpc_port: int, tokens: dict[str, str]) -> None:
-        self.lock = lock
-        self.tokens = tokens
-        self._base = base
-        self.http = httpx.AsyncClient(base_url=base, timeout=30)
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
-        self._stub = GatewayStub(self._channel)
-
-    async def close(self) -> None:
-        await self.http.aclose()
-        await self._channel.close(grace=None)
-
-    def bearer(self, token: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.tokens[token]}"}
+class Clients(Ways):
+    """A client of every door, that is told of versions and of the details of errors."""
 
     async def ask(
         self, door: str, tool: str, arguments: Json | None = None, *, version: str | None = None, token: str = "full"
     ) -> Heard:
-        given = arguments or {}
-        if door == "library":
-            result = await self.lock.call(tool, given, version=version, token=self.tokens[token])
-            if result.error is not None:
-                return _refused(result.error.envelope(""))
-            return Heard(result.value, result.metadata.get("deprecation"))
-        if door == "grpc":
-            return await self._grpc(tool, given, version, token)
-        if door.startswith("mcp"):
-            return await self._mcp(door, tool, given, version, token)
-        body: Json = {"tool_id": tool, "parameters": given}
-        if version is not None:
-            body["tool_version"] = version
-        return await (self._rest(body, token) if door == "rest" else self._jsonrpc(body, token))
-
-    async def _rest(self, body: Json, token: str) -> Heard:
-        answer = await self.http.post("/v1/tools/invoke", json=body, headers=self.bearer(token))
-        said: Json = answer.json()
-        if answer.status_code == 200:
-            return Heard(said["result"], said["deprecation"])
-        heard = _refused(said["error"])
-        assert answer.status_code == Failure(heard.code or "").row.http
-        if heard.retry_after_ms is not None:
-            assert answer.headers["retry-after"] == str(math.ceil(heard.retry_after_ms / 1000))
-        return heard
-
-    async def _jsonrpc(self, body: Json, token: str) -> Heard:
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
-        answer: Json = (await self.http.post("/rpc", json=request, headers=self.bearer(token))).json()
-        if "error" in answer:
-            return _refused(answer["error"]["data"])
-        result: Json = answer["result"]
-        return Heard(result["structured_content"], result["metadata"].get("deprecation"))
-
-    async def _grpc(self, tool: str, given: Json, version: str | None, token: str) -> Heard:
-        request = wire.InvokeRequest(tool_id=tool, arguments_json=orjson.dumps(given), version=version)
-        try:
-            answer = await self._stub.Invoke(request, metadata=tuple(self.bearer(token).items()))
-        except grpc.aio.AioRpcError as error:
-            status = Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])  # pyright: ignore[reportArgumentType, reportCallIssue] - grpc's own stubs are loose here
-            envelope = wire.ErrorEnvelope()
-            (packed,) = [one for one in status.details if one.type_url.endswith("/interlock.v1.ErrorEnvelope")]
-            packed.Unpack(envelope)
-            return Heard(
-                code=envelope.code, error_code=envelope.error_code,
-                retry_after_ms=envelope.retry_after_ms if envelope.HasField("retry_after_ms") else None,
-                details=orjson.loads(envelope.details_json) if envelope.HasField("details_json") else None,
-            )  # fmt: skip
-        return Heard(orjson.loads(answer.value_json), orjson.loads(answer.metadata_json).get("deprecation"))
-
-    async def _mcp(self, door: str, tool: str, given: Json, version: str | None, token: str) -> Heard:
-        era = "2026-07-28" if door == "mcp-modern" else "legacy"
-        meta: Json = {} if version is None else {"interlock/version": version}
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=self.bearer(token), timeout=30))
-            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
-            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
-            answer: Any = await client.call_tool(tool, given, meta=cast("Any", meta))
-        told: Json = answer.meta
-        if "interlock/error" in told:
-            return _refused(told["interlock/error"])
-        value: Json = answer.structured_content
-        return Heard(value["result"] if set(value) == {"result"} else value, told["interlock/call"].get("deprecation"))
-
-    async def mcp_names(self, era: str, expected: Json) -> list[str]:
-        """What an MCP client that expects something is shown."""
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=self.bearer("full"), timeout=30))
-            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
-            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
-            listed = await client.list_tools(meta=cast("Any", {"interlock/expects": expected}))
-            return [one.name for one in listed.tools]
+        told = await self.ways[door](Wish(tool, arguments or {}, version=version, token=token))
+        if told.error is None:
+            return Heard(told.data, told.deprecation)
+        retry_after_ms, details = told.envelope.get("retryAfterMs"), told.envelope.get("details")
+        return Heard(None, None, *told.error[:2], retry_after_ms, details or None)
 
 
 @asynccontextmanager
-async def served(home: Path, clock: FakeClock | None = None, **settings: Any) -> AsyncGenerator[Clients]:
+async def opened(home: Path, clock: FakeClock | None = None, **settings: Any) -> AsyncGenerator[Clients]:
     """A place with all its doors open, and a client of each."""
     time_ = None if clock is None else clock.clock
     async with Interlock.open(home, clock=time_, housekeeping=False, **settings) as lock:
         if not lock.issuer_keys.all():
             lock.issuer_keys.init("EdDSA")
-            await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
-        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
-            assert server.grpc_port is not None
-            clients = Clients(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, {})
+            await register_people(lock)
+        async with served(lock, {}, Clients) as clients:
             await issue(clients, "full", "*")
-            try:
-                yield clients
-            finally:
-                await clients.close()
+            yield clients
 
 
 async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
@@ -191,7 +85,7 @@ async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
 @pytest.mark.proves("REG-05")
 async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every_door(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with served(tmp_path, clock) as clients:
+    async with opened(tmp_path, clock) as clients:
         lock = clients.lock
         for version in ("1.0.0", "2.0.0"):
             await lock.add(versioned(version))
@@ -217,7 +111,7 @@ async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every
 
 @pytest.mark.part_of("REG-03", rest="on a Postgres store, which does not exist yet")
 async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> None:
-    async with served(tmp_path) as clients:
+    async with opened(tmp_path) as clients:
         await issue(clients, "operator", "*", scopes=("tools:admin",))
 
         async def register(**edits: Any) -> httpx.Response:
@@ -253,7 +147,7 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
         "demo.shout": takes("text", "loudness", text="string", loudness="integer"),
     }
     usable = ["demo.add", "demo.echo", "demo.note"]
-    async with served(tmp_path) as clients:
+    async with opened(tmp_path) as clients:
         await admit(clients.lock, note, sample.add, sample.echo, sample.shout)
         headers = clients.bearer("full")
         answer: Json = (
@@ -277,9 +171,10 @@ async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(
         surface = Service(clients.lock).tools
         assert [one.row.address for one in await surface.visible(caller, expected)] == usable
         assert [one.row.address for one in await surface.visible(caller)] == [*usable, "demo.shout"]
-        for era in ("2026-07-28", "legacy"):
-            names = await clients.mcp_names(era, expected)
-            assert names == [name.replace(".", "-") for name in usable], era
+        for door in ERAS:
+            async with clients.mcp(door) as client:
+                listed = await client.list_tools(meta={"interlock/expects": expected})
+                assert [one.name for one in listed.tools] == [name.replace(".", "-") for name in usable], door
 
         wrong = {"demo.note": {"type": "nonsense"}}
         assert (await rpc("tools.list", expected=wrong))["error"]["data"]["error_code"] == "E3004"
@@ -315,7 +210,7 @@ class Counted:
 @asynccontextmanager
 async def bank(home: Path, **settings: Any) -> AsyncGenerator[tuple[Clients, HttpServer, Counted]]:
     """A place whose one tool asks a service, with a credential."""
-    async with HttpServer.open() as server, served(home, **settings) as clients:
+    async with HttpServer.open() as server, opened(home, **settings) as clients:
         server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
         lock = clients.lock
         await lock.secrets.set("bank/token", "s3cret", by=lock.caller.id)
@@ -410,7 +305,7 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
 ) -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(HttpServer.open()) for _ in range(endpoints)]
-        clients = await stack.enter_async_context(served(tmp_path))
+        clients = await stack.enter_async_context(opened(tmp_path))
         lock = clients.lock
         described: Json = {
             "name": "rate", "method": "POST" if writes else "GET", "path": "/rate", "description": "A rate of today.",
@@ -457,15 +352,15 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
 
 @pytest.mark.proves("VALID-04")
 async def test_at_every_door_the_scope_of_the_token_opens_its_field_and_no_other(tmp_path: Path) -> None:
-    async with served(tmp_path) as clients:
+    async with opened(tmp_path) as clients:
         await admit(clients.lock, person)
         await issue(clients, "reader", "*", scopes=("pii:read",))
         kept = {"name": "Ann", "note": "call [PHONE_REDACTED], soon", "password": "[REDACTED]"}
         for door in DOORS:
             hidden = await clients.ask(door, "r.person", {"text": "soon"})
             assert hidden.value == {**kept, "mail": "[EMAIL_REDACTED]"}, door
-            opened = await clients.ask(door, "r.person", {"text": "soon"}, token="reader")
-            assert opened.value == {**kept, "mail": "ann@example.org"}, door
+            shown = await clients.ask(door, "r.person", {"text": "soon"}, token="reader")
+            assert shown.value == {**kept, "mail": "ann@example.org"}, door
 
 
 # Limits
@@ -483,7 +378,7 @@ LIMITED = pytest.mark.part_of("RESIL-05", rest="nodes on several machines, which
 @LIMITED
 async def test_a_limit_is_kept_and_told_of_at_every_door(tmp_path: Path) -> None:
     clock = FakeClock()
-    async with served(tmp_path, clock, rate_limits=[{"per": "tool", "limit": 1, "window_s": 10}]) as clients:
+    async with opened(tmp_path, clock, rate_limits=[{"per": "tool", "limit": 1, "window_s": 10}]) as clients:
         await admit(clients.lock, note)
         for first in ("rest", "mcp-modern"):
             assert (await clients.ask(first, "demo.note", {"text": "a"})).value == "a"

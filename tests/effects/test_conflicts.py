@@ -19,9 +19,10 @@ import pytest
 from interlock import Context, Effect, Failure, Field, Interlock, Precondition, Preview, tool
 from interlock.contract.effects import expected, manifest_faults
 from interlock.contract.manifest import parse_manifest
-from tests.doors.test_parity import Wish, opened, same, through_all
+from tests.doors.test_parity import opened, same, through_all
 from tests.sample import Text
 from tests.support.calls import admit, code, records
+from tests.support.ways import Wish
 
 ROUNDS = 1000
 BETWEEN_NODES = 100  # of these rounds are between two nodes, the others between two callers of one

@@ -1,6 +1,5 @@
 """Hostile, lying and plain tools through every door: what they end as, and that nothing else gets out."""
 
-# The ways in are the doors' own suite's; what lies behind them is looked at from here.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -9,27 +8,24 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpx2
 import pytest
 import pytest_asyncio
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Caller, Context, Failure, Interlock, tool
 from interlock.api.service import Service
-from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import processes
-from tests.doors.test_parity import DOORS, Ways, Wish, opened, same, through_all
+from tests.doors.test_parity import opened, same, through_all
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_programs import MARK, NAMED, written
 from tests.sample import Text
 from tests.support.calls import admit, code, records
+from tests.support.ways import DOORS, Ways, Wish
 
 Json = dict[str, Any]
 # Programs: what they are given, and what they end as.
@@ -62,13 +58,9 @@ async def ways(home: Path, tmp_path: Path) -> AsyncGenerator[Ways]:
         yield made
 
 
-def bearer(ways: Ways) -> dict[str, str]:
-    return {"authorization": f"Bearer {ways.token('full')}"}
-
-
 async def rest(ways: Ways, tool: str, **arguments: Any) -> tuple[int, str]:
     body = {"tool_id": tool, "parameters": arguments}
-    answer = await ways._http.post("/v1/tools/invoke", json=body, headers=bearer(ways))
+    answer = await ways.http.post("/v1/tools/invoke", json=body, headers=ways.bearer())
     return answer.status_code, answer.text
 
 
@@ -110,7 +102,7 @@ async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(w
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: Ways, mode: str) -> None:
-    http, headers = ways._http, bearer(ways)
+    http, headers = ways.http, ways.bearer()
     for name, (arguments, code_, status) in ENDS.items():
         body: Json = {"tool_id": f"prog.{name}", "parameters": arguments, "execution_mode": mode}
         body |= {"timeout_ms": 700} if name == "hang" else {}
@@ -135,25 +127,9 @@ async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: Ways,
             await asyncio.sleep(0.01)
 
 
-async def listed(ways: Ways) -> dict[str, set[str]]:
+async def listed(ways: Ways) -> dict[str, list[str]]:
     """The tools that each door lists."""
-    headers = bearer(ways)
-    over_http = (await ways._http.get("/v1/tools", headers=headers)).json()["tools"]
-    request = {"jsonrpc": "2.0", "id": 1, "method": "tools.list"}
-    over_rpc = (await ways._http.post("/rpc", json=request, headers=headers)).json()["result"]["tools"]
-    over_grpc = await ways._stub.Discover(wire.DiscoverRequest(), metadata=tuple(headers.items()))
-    found = {
-        "rest": {one["tool_id"] for one in over_http},
-        "jsonrpc": {one["tool_id"] for one in over_rpc},
-        "grpc": {one.tool_id for one in over_grpc.tools},
-    }
-    for era in ("2026-07-28", "legacy"):
-        async with httpx2.AsyncClient(headers=headers, timeout=30) as http:
-            transport = streamable_http_client(f"{ways._base}/mcp", http_client=http)
-            async with Client(transport, mode=era, read_timeout_seconds=30) as client:
-                tools: list[Any] = (await client.list_tools()).tools
-                found[era] = {cast("Json", one.meta)["interlock/address"] for one in tools}
-    return found
+    return {door: await ways.found(door) for door in DOORS}
 
 
 @pytest.mark.part_of("EFFECT-04", rest="nodes on several machines, which share a Postgres store")
@@ -165,7 +141,7 @@ async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(way
     told = same(*await through_all(ways, lambda _: Wish("eff.fib", {"text": "hello"})))
     assert told.error == ("E3210", "AUTHORIZATION_DENIED", "policy_blocked", False)
     assert not any("eff.fib" in tools for tools in (await listed(ways)).values())
-    described = await ways._http.get("/v1/tools/eff.fib", headers=bearer(ways))
+    described = await ways.http.get("/v1/tools/eff.fib", headers=ways.bearer())
     assert (described.status_code, described.json()["error"]["error_code"]) == (403, "E3210")
     # Whoever acts by a token is an agent here, and no agent lifts it; nor does the same content, offered again.
     with pytest.raises(Failure):

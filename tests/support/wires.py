@@ -1,6 +1,6 @@
 """All that leaves each door, word for word: for tests that look for what must not be in it, or must.
 
-The ways in are those of `test_parity`; here they give what came over the wire, not what a client makes of it.
+The wires are those of `ways`; here they give what came over the wire, not what a client makes of it.
 """
 
 from __future__ import annotations
@@ -215,6 +215,7 @@ def typed_refusal(error: grpc.aio.AioRpcError) -> Heard:
         "error_code": told["code"],
         "humanMessage": told["message"],
         "traceId": told["trace_id"],
+        **({"retryAfterMs": said.retry_after_ms} if said.HasField("retry_after_ms") else {}),
         "details": orjson.loads(said.details_json) if said.details_json else {},
     }
     return Heard(f"{error.details()}{status}{said}{envelope}", error.code().name, envelope=envelope)

@@ -359,7 +359,7 @@ if TYPE_CHECKING:
     class Granted(Checked):
         """3. A checked call and the decision that allows it. Only the Authorize phase sets its grant.
 
-        A grant for looking runs the tool's preview and nothing else.
+        A grant for looking runs the tool's preview and nothing else. `more` can be written to from here on.
         """
 
         @property

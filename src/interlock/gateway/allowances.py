@@ -41,12 +41,6 @@ class Allowances:
         self.metered = settings.prices.metered or bool(settings.budgets)
         self.active = bool(settings.budgets or settings.rate_limits or self.metered)
 
-    def needed(self, checked: Checked, caller: Caller) -> bool:
-        """Whether a call uses up any allowance."""
-        if self.active or (checked.tool.service is not None and _heeds_suspension(checked)):
-            return True
-        return caller.capability is not None and caller.capability.constrained
-
     def add_uses(self, checked: Checked, caller: Caller) -> None:
         """Add what the call will use up to the actions that run with its intent. One of them may refuse the call."""
         call, contract = checked, checked.tool.contract
@@ -57,7 +51,7 @@ class Allowances:
         buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
         if buckets:
             uses.append(lambda transaction: limits.admit(transaction, buckets))
-        if _heeds_suspension(checked):
+        if heeds_suspension(checked):
             uses.append(lambda transaction: limits.check_suspended(transaction, services))
         if not call.request.dry_run:
             if caller.capability is not None:
@@ -156,7 +150,7 @@ class Allowances:
             self._observer.alert("BUDGET_OVERRUN", call, **one.document())
 
 
-def _heeds_suspension(checked: Checked) -> bool:
+def heeds_suspension(checked: Checked) -> bool:
     """Whether the call checks, together with its intent, if its service asked not to be called for a while.
 
     A read has no intent; it checks when it is let through to the service (`resilience.services`).

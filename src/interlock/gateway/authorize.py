@@ -18,7 +18,7 @@ from interlock.call.context import Caller
 from interlock.call.phases import Call, Checked, Decision, FastRead, Granted
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
-from interlock.gateway.allowances import Allowances
+from interlock.gateway.allowances import Allowances, heeds_suspension
 from interlock.gateway.approval.edited_input import EditedInputs
 from interlock.gateway.approval.obtain import ApprovalRequests
 from interlock.gateway.caller_tokens import CallerTokens
@@ -69,6 +69,7 @@ class Authorizer:
         caller = call.request.caller
         assert caller is not None
         call.phases.append("authorize")
+        more = call.extend()  # from here on every call has something to write there
         odd = self._loops.seen(caller, tool.ref, call.input_hash, call.started)
         if odd is not None:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
@@ -76,8 +77,7 @@ class Authorizer:
         if decision is None:
             decision = await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
-            look = self._granted(checked, looking=True)
-            found = await self._approvals.obtain(checked, decision, look)
+            found = await self._approvals.obtain(checked, decision, self.to_look(checked))
             call.grant = None
             if found.ticket is not None:
                 return found.ticket
@@ -86,18 +86,17 @@ class Authorizer:
                 # The input of the reviewer needs a decision like any other; only the approval is not requested twice.
                 decision = await self._decide(checked, caller)
         elif (tool.writes or tool.tier) and not call.request.dry_run:
-            call.extend().approval_outcome = mechanism.auto(decision)
-        if self._allowances.needed(checked, caller):
+            more.approval_outcome = mechanism.auto(decision)
+        if (
+            self._allowances.active
+            or (tool.service is not None and heeds_suspension(checked))
+            or (caller.capability is not None and caller.capability.constrained)
+        ):
             self._allowances.add_uses(checked, caller)
-        return self._granted(checked, looking=call.request.dry_run)
-
-    def _granted(self, checked: Checked, *, looking: bool) -> Granted:
-        """Grant a call: from here on executors run it, or only its preview."""
-        call: Call = checked
-        if looking or call.more.looking:
-            call.extend().looking = looking
+        # Granted: from here on executors run it, or only its preview.
+        more.looking = call.request.dry_run
         call.grant = self._grant
-        return cast("Granted", call)
+        return cast("Granted", checked)
 
     def check_again(self, granted: Granted) -> None:
         """Check that the token of a call that waited after it was granted is still valid."""
@@ -107,7 +106,10 @@ class Authorizer:
 
     def to_look(self, checked: Checked) -> Granted:
         """Grant only the preview of a call, for a reviewer who decides on it."""
-        return self._granted(checked, looking=True)
+        call: Call = checked
+        call.extend().looking = True
+        call.grant = self._grant
+        return cast("Granted", call)
 
     def grant_read(self, read: FastRead) -> Decision | None:
         """Grant a fast-path read that fits its contract. None, and no grant, if the regular phases must decide."""

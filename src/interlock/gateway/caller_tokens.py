@@ -87,7 +87,7 @@ class CallerTokens:
 
         A call without recorded resources is visible only to tokens that are not bound to resources.
         """
-        call, more = checked, checked.extend()
+        call, more = checked, checked.more
         more.foreseen = ()
         if found is None and len(checked.model_input) <= _LARGEST_NAMED:
             contract = checked.tool.contract

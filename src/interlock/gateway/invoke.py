@@ -176,6 +176,7 @@ class Gateway:
 
     async def _continue(self, granted: Granted, read: RunningRead) -> Result:
         """Continue a fast-path read in the regular phases, from Execute on."""
+        granted.extend()
         return await self._verify_and_finish(await self._execution.carry_out(granted, read.context, read.function))
 
     async def _verify_and_finish(self, ran: Ran) -> Result:

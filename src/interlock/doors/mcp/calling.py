@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -111,21 +111,19 @@ class Wanted:
         return f"_meta[{_KEY!r}]" if self.meta.get(_KEY) else "the Idempotency-Key header"
 
 
+@dataclass(slots=True, eq=False)
 class RunningCall:
     """A call that was started, and may be given up on."""
 
-    __slots__ = ("_cancel", "ask", "id", "task")
-
-    def __init__(self, task: asyncio.Task[Result], call_id: str, ask: Ask | None, cancel: Callable[[], str]) -> None:
-        self.task = task
-        self.id = call_id
-        self.ask = ask
-        self._cancel = cancel
+    task: asyncio.Task[Result]
+    id: str
+    ask: Ask | None
+    cancel: Callable[[], str]
 
     def give_up(self) -> None:
         """Cancel it, on record, unless it has ended."""
         # One that has not been begun is not known by its id yet; one that cannot be stopped goes on.
-        if not self.task.done() and self._cancel() == "finished":
+        if not self.task.done() and self.cancel() == "finished":
             self.task.cancel()
 
 
@@ -205,59 +203,41 @@ class Calling:
             await asyncio.gather(*late, return_exceptions=True)
 
     async def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
-        ask = self._without_key(wanted)
-        return await self._with_key(ask, wanted, caller) if KEY in ask.arguments else ask
-
-    async def _with_key(self, ask: Ask, wanted: Wanted, caller: Caller) -> Ask:
-        """The call with its key where keys belong, if the argument of that name is the one that this door added."""
-        if wanted.found is not None and ask.version is None:
-            form = wanted.found[1]
-        else:
-            try:
-                tool = await self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability)
-            except Failure:
-                return ask  # the gateway refuses it, on record
-            form = self._listing.form(tool)
-        if not form.keyed:
-            return ask
-        given = dict(ask.arguments)
-        key: Any = given.pop(KEY)
-        if ask.key and key and ask.key != key:
-            raise Fault(INVALID_PARAMS, f"`{KEY}` and {wanted.key_place} say different things")
-        if not isinstance(key, str):
-            key = " "  # malformed: the gateway refuses it, on record
-        # Positional on purpose: `replace` costs several times as much.
+        """The call as the client asked for it, with its key where keys belong."""
+        meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
+        arguments, version, key, session, timeout_s, dry_run = wanted.arguments, None, wanted.key, "", None, False
+        trace = wanted.trace
+        if not OPTIONS.isdisjoint(meta):
+            _check_options(meta, key)
+            version, key, session = meta.get(_VERSION), meta.get(_KEY) or key, meta.get(_SESSION, "")
+            timeout_s, dry_run = meta[_TIMEOUT] / 1000 if _TIMEOUT in meta else None, meta.get(_DRY_RUN, False)
+            if "traceparent" in meta:
+                trace = joined(meta["traceparent"], meta.get("tracestate"))
+        if KEY in arguments:
+            # Where the call was looked up already, that is what it is made of; otherwise it is looked up.
+            if wanted.found is not None and version is None:
+                keyed = wanted.found[1].keyed
+            else:
+                keyed = await self._is_keyed(address, version, caller)
+            if keyed:  # the argument of that name is the one that this door added
+                arguments = dict(arguments)
+                sent: Any = arguments.pop(KEY)
+                if key and sent and key != sent:
+                    raise Fault(INVALID_PARAMS, f"`{KEY}` and {wanted.key_place} say different things")
+                # A malformed one the gateway refuses, on record.
+                key = (sent or key) if isinstance(sent, str) else " "
         return Ask(
-            ask.tool, given, ask.version, key or ask.key, ask.session, ask.timeout_s, ask.dry_run, ask.task, ask.trace,
-            ask.interaction, ask.native, ask.identity,
+            address, arguments, version, key, session, timeout_s, dry_run, None, trace, wanted.interaction,
+            wanted.native, wanted.identity,
         )  # fmt: skip
 
-    def _without_key(self, wanted: Wanted) -> Ask:
-        meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
-        if OPTIONS.isdisjoint(meta):
-            return Ask(
-                address, wanted.arguments, None, wanted.key, "", None, False, None, wanted.trace, wanted.interaction,
-                wanted.native, wanted.identity,
-            )  # fmt: skip
-        for name, kind in _META_TYPES.items():
-            if name in meta and not _is(meta[name], kind):
-                words = f"_meta[{name!r}] must be {_WORDS[kind]}"
-                raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
-        if wanted.key and meta.get(_KEY) and meta[_KEY] != wanted.key:
-            raise Fault(INVALID_PARAMS, f"_meta[{_KEY!r}] and the Idempotency-Key header say different things")
-        return Ask(
-            tool=address,
-            arguments=wanted.arguments,
-            version=meta.get(_VERSION),
-            key=meta.get(_KEY) or wanted.key,
-            session=meta.get(_SESSION, ""),
-            timeout_s=meta[_TIMEOUT] / 1000 if _TIMEOUT in meta else None,
-            dry_run=meta.get(_DRY_RUN, False),
-            trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
-            interaction=wanted.interaction,
-            native=wanted.native,
-            identity=wanted.identity,
-        )
+    async def _is_keyed(self, address: str, version: str | None, caller: Caller) -> bool:
+        """Whether a tool takes its key as an argument. If there is no such tool, the gateway says so, on record."""
+        try:
+            tool = await self._service.lock.catalog.prepared(address, version, caller.capability)
+        except Failure:
+            return False
+        return self._listing.form(tool).keyed
 
     # Answers
 
@@ -301,6 +281,16 @@ class Calling:
             pending,
             _about(result),
         )
+
+
+def _check_options(meta: Mapping[str, Any], key: str | None) -> None:
+    """Refuse what a client says of a call in `_meta` where it is of the wrong type, or contradicts the key's header."""
+    for name, kind in _META_TYPES.items():
+        if name in meta and not _is(meta[name], kind):
+            words = f"_meta[{name!r}] must be {_WORDS[kind]}"
+            raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
+    if key and meta.get(_KEY) and meta[_KEY] != key:
+        raise Fault(INVALID_PARAMS, f"_meta[{_KEY!r}] and the Idempotency-Key header say different things")
 
 
 def questions(answers: Json | None, failure: Failure) -> Json | None:

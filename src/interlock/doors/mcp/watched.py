@@ -27,38 +27,31 @@ _SSE = [
 
 async def watched(call: RunningCall, answer: Callable[[], Awaitable[Reply]], after_s: float = 0.0) -> Reply | Stream:
     """The answer to a call that its client may give up on: a stream if it has not ended after `after_s`."""
-    try:
-        ended = await _ends(call.task, after_s)
-    except asyncio.CancelledError:
-        call.give_up()
-        raise
-    if ended:
+    if after_s > 0:
+        # `asyncio.wait` does the same at several times the cost.
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake(_: Any = None) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        call.task.add_done_callback(wake)
+        timer = loop.call_later(after_s, wake)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            call.give_up()
+            raise
+        finally:
+            timer.cancel()
+    if call.task.done():
         return await answer()
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
         await _watch(call, answer, receive, send)
 
     return Stream(guarded(app))
-
-
-async def _ends(task: asyncio.Task[Any], within_s: float) -> bool:
-    """Whether a task ends within some seconds. `asyncio.wait` does the same at several times the cost."""
-    if within_s <= 0:
-        return task.done()
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: Any = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = loop.call_later(within_s, wake)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-    return task.done()
 
 
 async def _watch(call: RunningCall, answer: Callable[[], Awaitable[Reply]], receive: Receive, send: Send) -> None:

@@ -84,7 +84,7 @@ class ActiveCalls:
         """Run work in the caller's own task: the cheaper way, for tools that only compute."""
         task = asyncio.current_task(self._loop)
         assert task is not None
-        call.extend().task = task
+        call.more.task = task
         self._enter(call)
         try:
             value = await work
@@ -104,7 +104,7 @@ class ActiveCalls:
 
     async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> Any:
         """Run work in a task of its own, so that the caller gets an answer in time even if the work goes on."""
-        more = call.extend()
+        more = call.more
         more.waiter = waiter = self._loop.create_future()
         # A fixed name: generating one takes a tenth of the time that creating the task takes.
         task = work if isinstance(work, asyncio.Task) else asyncio.Task(work, loop=self._loop, name="tool")

@@ -60,7 +60,7 @@ class Reservations:
         """Make the intent durable and reserve the key. Returns a replay if the call has been made already."""
         call, contract, request = granted, granted.tool.contract, granted.request
         assert request.caller is not None
-        more = call.extend()
+        more = call.more
         predicted = more.predicted = more.foreseen or predict(contract.mutation.effects, granted.input)
         call.move("queued")
         if self._observer.audience:

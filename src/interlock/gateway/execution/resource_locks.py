@@ -41,7 +41,7 @@ class ResourceLocks:
         preconditions = tool.contract.manifest.preconditions
         stated = expected(preconditions, granted.input) if preconditions else ()
         requests += [LockRequest(resource, "read") for resource, _ in stated]
-        call.extend().held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
+        call.more.held = await self._locks.hold(call.id, requests, granted.deadline, call.request.parent)
         if stated and call.request.operation == "invoke":
             await self._check_preconditions(granted, stated)
 

@@ -98,7 +98,7 @@ class ToolRunner:
     async def run(self, granted: Granted, context: Context | None, started: Started | None = None) -> Any:
         """Run the tool of a call and return its output. `started` is a function that was started on the fast path."""
         call, tool = granted, granted.tool
-        call.extend().context = context
+        call.more.context = context
         if started is None and call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         self._cancellation.check(call)

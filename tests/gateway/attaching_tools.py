@@ -17,19 +17,19 @@ async def traced(ctx: Context) -> dict[str, str]:
 async def attaches(ctx: Context, how: Annotated[str, Field(description="how", examples=["well"])]) -> str:
     """Add content, views and a handoff; or try what is not allowed, behind the back of the context."""
     if how == "scope":
-        ctx.attached.handoffs.append(
+        ctx.attaching().handoffs.append(
             {"what": {"a": 1}, "to": {"tool": "x.y"}, "authority": {"scopes": ["tools:admin"]}, "expires_s": 5}
         )
     elif how == "forged":
-        ctx.attached.content.append({"type": "persisted_ref", "ref": "payload:of-somebody-else"})
+        ctx.attaching().content.append({"type": "persisted_ref", "ref": "payload:of-somebody-else"})
     elif how == "base64":
-        ctx.attached.content.append({"type": "image", "mime_type": "image/png", "data": "no!"})
+        ctx.attaching().content.append({"type": "image", "mime_type": "image/png", "data": "no!"})
     elif how == "confidence":
-        ctx.attached.provenance["confidence"] = 7
+        ctx.attaching().provenance["confidence"] = 7
     elif how == "version":
-        ctx.attached.provenance["data_version"] = {"a": 1}
+        ctx.attaching().provenance["data_version"] = {"a": 1}
     elif how == "fact":
-        ctx.attached.provenance["other"] = 1
+        ctx.attaching().provenance["other"] = 1
     else:
         ctx.provenance(data_version="rows-7", confidence=0.25)
         ctx.attach("image", mime_type="image/png", data=b"a picture")

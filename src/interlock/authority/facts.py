@@ -129,7 +129,7 @@ def changes_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[Change
     for name, value in arguments.items():
         if value.__class__ in _NO_TEXTS:
             continue
-        if value.__class__ is not str or _is_more(value, places.root.member(name)):
+        if value.__class__ is not str or name not in places.root.unmarked or _MAY_LOOK.search(value) is not None:
             return None
     return predict(contract.mutation.effects, arguments)
 

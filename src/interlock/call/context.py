@@ -172,7 +172,7 @@ class Context(CallContext):
         self.attestations: list[Attestation] = []
         self.compensation: dict[str, Any] | None = None
         self.modifiers: dict[str, Any] = {}
-        self.attached = Attached()
+        self.attached: Attached | None = None
         self.last_progress: dict[str, Any] | None = None
         self._monotonic = monotonic
         self._on_progress = on_progress
@@ -298,14 +298,14 @@ class Context(CallContext):
             ctx.attach("image", mime_type="image/png", data=chart)
             ctx.attach("diff", diff=patch, path="README.md")
         """
-        self.attached.add_content({"type": type, **fields})
+        self.attaching().add_content({"type": type, **fields})
 
     def show(self, *, model: str | None = None, summary: str | None = None, search: str | None = None) -> None:
         """State how the result is shown: to a model, in one line to people, and in the search of a transcript.
 
         The value itself stays unchanged, for callers that read structured data.
         """
-        self.attached.add_views({"model": model, "summary": summary, "search": search})
+        self.attaching().add_views({"model": model, "summary": summary, "search": search})
 
     def provenance(self, *, data_version: str | None = None, confidence: float | None = None) -> None:
         """State the version of the data that the result was made from, and the confidence in it, from 0 to 1.
@@ -314,7 +314,7 @@ class Context(CallContext):
 
             ctx.provenance(data_version=rates.etag, confidence=0.8)
         """
-        self.attached.add_provenance({"data_version": data_version, "confidence": confidence})
+        self.attaching().add_provenance({"data_version": data_version, "confidence": confidence})
 
     def handoff(
         self,
@@ -333,7 +333,12 @@ class Context(CallContext):
         """
         to = {name: one for name, one in (("agent", agent), ("tool", tool)) if one is not None}
         handoff = {"what": what, "to": to, "scopes": scopes, "resources": resources, "expires_s": expires_s}
-        self.attached.add_handoff(handoff, self.caller)
+        self.attaching().add_handoff(handoff, self.caller)
+
+    def attaching(self) -> Attached:
+        """What the tool attaches to its value, for adding to it."""
+        self.attached = self.attached or Attached()
+        return self.attached
 
     def modify_context(self, **modifiers: Any) -> None:
         """Request changes to the conversation's context; the scheduler decides whether they are allowed."""

@@ -120,6 +120,7 @@ class More:
         "detected",
         "files",
         "foreseen",
+        "head",
         "held",
         "hidden",
         "hook_outputs",
@@ -133,6 +134,7 @@ class More:
         "parts",
         "predicted",
         "previewed",
+        "private",
         "progress",
         "provenance",
         "redacted",
@@ -150,8 +152,10 @@ class More:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        # Private values that the call received.
+        # Private values that the call received, and whether it has any: these, lent credentials, or private arguments.
+        # True until Validate has found that it has none.
         self.hidden: tuple[str, ...] = ()
+        self.private = True
         # Changes to the input, and additions to the result.
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
@@ -188,7 +192,9 @@ class More:
         self.held: Held | None = None
         self.lease: Lease | None = None
         self.meter: Meter | None = None
-        # While it runs: its idempotency key as the store has it, and how it is reached and stopped.
+        # While it runs: the fields that its intent shares with its other records, its idempotency key as the store has
+        # it, and how it is reached and stopped.
+        self.head: Json | None = None
         self.scope: bytes | None = None
         # The row whose outcome it is answered with, if a call that waited for a person has run meanwhile.
         self.collects: bytes | None = None
@@ -351,7 +357,7 @@ if TYPE_CHECKING:
         def tool(self) -> Prepared: ...  # pyright: ignore[reportIncompatibleVariableOverride]
 
     class Checked(Requested):
-        """2. A call whose input fits the contract."""
+        """2. A call whose input fits the contract. `more` can be written to from here on."""
 
         @property
         def input(self) -> Json: ...  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -359,7 +365,7 @@ if TYPE_CHECKING:
     class Granted(Checked):
         """3. A checked call and the decision that allows it. Only the Authorize phase sets its grant.
 
-        A grant for looking runs the tool's preview and nothing else. `more` can be written to from here on.
+        A grant for looking runs the tool's preview and nothing else.
         """
 
         @property

@@ -53,6 +53,7 @@ class Prepared:
         "slow",
         "take",
         "tier",
+        "window_s",
         "writes",
     )
 
@@ -76,6 +77,8 @@ class Prepared:
         self.input_redactor: SchemaRedactor | None = None
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
+        # Seconds that the record of a key lives. The settings may make it longer.
+        self.window_s = contract.idempotency.window(contract.timeout, 0)
         self.key_from = contract.idempotency.key_from if self.writes else "caller"
         self.required_scopes = contract.auth.required_scopes
         self.permissions = permissions_of(contract.auth.required_permissions)

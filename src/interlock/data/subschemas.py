@@ -111,6 +111,12 @@ class Place:
         return self._places.at((part["propertyNames"], soft) for part, soft in self._views if "propertyNames" in part)
 
     @cached_property
+    def unmarked(self) -> frozenset[str]:
+        """The declared members that are marked as no kind of text."""
+        members = ((name, self.member(name)) for name in self._declared)
+        return frozenset(name for name, place in members if not (place.kinds or place.negated))
+
+    @cached_property
     def _declared(self) -> frozenset[str]:
         return frozenset(name for part, _ in self._views for name in _mapping(part.get("properties")))
 

@@ -93,12 +93,13 @@ def _take_over(context: Context, reports: Json) -> None:
     cost = Cost(**reports.get("cost", {}))
     if cost.total:
         context.costs += cost
+    attached = context.attaching()
     for item in reports.get("content", ()):
-        context.attached.add_content(item)
-    context.attached.add_views(reports.get("views", {}))
-    context.attached.add_provenance(reports.get("provenance", {}))
+        attached.add_content(item)
+    attached.add_views(reports.get("views", {}))
+    attached.add_provenance(reports.get("provenance", {}))
     for one in reports.get("handoffs", ()):
-        context.attached.add_handoff({**one, **(one.get("authority") or {})}, context.caller)
+        attached.add_handoff({**one, **(one.get("authority") or {})}, context.caller)
     changes: Json = reports.get("session", {})
     for name in [name for name in context.session if name not in changes]:
         del context.session[name]

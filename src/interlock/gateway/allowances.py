@@ -90,6 +90,8 @@ class Allowances:
 
     def counts(self, call: Call) -> bool:
         """Whether the call's cost is to be stored."""
+        if call.tool is None:
+            return False
         if self.metered or (call.more.context is not None and call.more.context.costs is not FREE):
             return True
         caller = call.request.caller
@@ -105,10 +107,8 @@ class Allowances:
             total += Cost(human_review=millionths(self._settings.prices.human_review))
         return total
 
-    def charge(self, call: Call, metadata: Json, extra: Json) -> Cost | None:
-        """Add what a call has cost to its result and to its record. None when its cost is not counted."""
-        if call.tool is None or not self.counts(call):
-            return None
+    def charge(self, call: Call, metadata: Json, extra: Json) -> Cost:
+        """Add what a call whose cost `counts` has cost to its result and to its record."""
         cost = self.cost(call)
         metadata["cost"] = cost.total / MILLION
         metadata["cost_parts"] = extra["cost"] = cost.document()

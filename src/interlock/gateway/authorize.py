@@ -69,7 +69,7 @@ class Authorizer:
         caller = call.request.caller
         assert caller is not None
         call.phases.append("authorize")
-        more = call.extend()  # from here on every call has something to write there
+        more = call.more
         odd = self._loops.seen(caller, tool.ref, call.input_hash, call.started)
         if odd is not None:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
@@ -107,7 +107,7 @@ class Authorizer:
     def to_look(self, checked: Checked) -> Granted:
         """Grant only the preview of a call, for a reviewer who decides on it."""
         call: Call = checked
-        call.extend().looking = True
+        call.more.looking = True
         call.grant = self._grant
         return cast("Granted", call)
 

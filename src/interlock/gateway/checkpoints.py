@@ -77,7 +77,7 @@ class CheckpointWriter:
         check_label(label)
         text, sha256 = written(state, self.bounds.size)
         redacted: list[str] = []
-        if self._redaction.has_private_values(call):
+        if call.more.private:
             # INVARIANT: a credential that was lent or sent is in no checkpoint, not even in its label.
             if self._redaction.without_private_values(call, label) != label:
                 raise Failure("E3308", "the label of a checkpoint holds something that the call was given in private")

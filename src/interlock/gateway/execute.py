@@ -16,7 +16,7 @@ from interlock.call.phases import Call, Granted, Ran
 from interlock.core.errors import Failure
 from interlock.gateway.execution.cancellation import Cancellation
 from interlock.gateway.execution.credentials import Credentials
-from interlock.gateway.execution.effect_audit import EffectAudit, reports
+from interlock.gateway.execution.effect_audit import EffectAudit
 from interlock.gateway.execution.preview import Previews
 from interlock.gateway.execution.reserve import Reservations
 from interlock.gateway.execution.resource_locks import ResourceLocks
@@ -128,7 +128,7 @@ class Execution:
             with suppress(Failure):  # the violation is recorded all the same; the caller has gone
                 await asyncio.shield(self._check_effects(call, context, before))
             raise
-        if before is not None or call.more.detected or (context is not None and reports(context)):
+        if before is not None or context is not None or call.more.detected:
             await self._audit.judge(call, granted.tool, context, before)
         if isinstance(output, Aged):
             # INVARIANT: a cached answer is never presented as a new one.

@@ -34,7 +34,9 @@ _NO_IDENTITY = {
 def check_input(requested: Requested, given: Json) -> Json:
     """Return the arguments with text converted and defaults filled in. A refusal has one entry per fault."""
     tool, call = requested.tool, requested
-    faults = _key_faults(tool, call.request) if tool.key_required or call.request.key is not None else []
+    key = call.request.key
+    wrong_key = tool.key_required if key is None else _KEY.match(key) is None
+    faults = _key_faults(tool, call.request) if wrong_key else []
     arguments = given
     try:
         fits = tool.fits_input(given)

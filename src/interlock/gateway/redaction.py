@@ -118,7 +118,7 @@ class CallRedaction:
 
         A part of a name would be the name of another resource.
         """
-        private = self.private_values(call) if self.has_private_values(call) else []
+        private = self.private_values(call) if call.more.private else []
         if private and any(scrub(one, private)[0] != one for one in found):
             return None
         return None if any(map(self._redactor.has_credential, found)) else tuple(found)

@@ -61,7 +61,8 @@ class Requests:
         request = call.request
         if request.key == "":
             call.request = request = replace(request, key=None)
-        if request.caller is None:
+        caller = request.caller
+        if caller is None:
             raise Failure("E3212", "a call needs the identity it is made for")
         if not isinstance(request.arguments, dict):
             raise Failure("E3004", "arguments must be an object")
@@ -78,16 +79,25 @@ class Requests:
             _refuse_unwritable(names)
         if self._observer.audience:
             self._observer.emit("tool.invocation.planned", call)
-        model_input = await self._encode_input(call)
         if request.operation == "compensate":
-            return self._select(call, await self._undone(call, request.caller))
-        call.model_input = model_input
-        if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked when it was copied
-            check_values(model_input, self._most_values)
+            return self._select(call, await self._undone(call, caller))
+        # The input in canonical form. A large one is copied and encoded in a thread.
+        given: Any = request.arguments
+        size = size_of(given, LARGE_INPUT)
+        model_input = canonical(given) if size <= SMALL_INPUT else None if size > LARGE_INPUT else plain_form(given)
+        if model_input is None or len(model_input) > LARGE_INPUT:
+            # INVARIANT: code outside of Interlock has no reference to the copy that is read from here on.
+            given, model_input, call.input_hash = await INPUTS.run(_copy_input, given, self._most_values)
+            call.request = request = replace(request, arguments=given)
+            call.model_input = model_input
+        else:
+            call.model_input, call.input_hash = model_input, hashlib.sha256(model_input).hexdigest()
+            if len(model_input) > LONGEST_NUMBER:
+                check_values(model_input, self._most_values)
         try:
-            tool = self._catalog.at_hand(request.tool, request.version, request.caller.capability)
+            tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
             if tool is None:
-                return await self._look_up(call, request.caller, to_run)
+                return await self._look_up(call, caller, to_run)
         except Stranded as missing:
             tool = await self._answered_before(call, missing)
         return self._select(call, tool)
@@ -108,22 +118,6 @@ class Requests:
         self._redaction.input_redactor(requested)
         if to_run:
             self._outputs.redactor_of(requested.tool)
-
-    async def _encode_input(self, call: Call) -> bytes:
-        """Return the input in canonical form. A large one is copied and encoded in a thread."""
-        request = call.request
-        if request.operation == "compensate":
-            return b""  # comes from the call that is undone
-        given: Any = request.arguments
-        size = size_of(given, LARGE_INPUT)
-        model_input = canonical(given) if size <= SMALL_INPUT else None if size > LARGE_INPUT else plain_form(given)
-        if model_input is not None and len(model_input) <= LARGE_INPUT:
-            call.input_hash = hashlib.sha256(model_input).hexdigest()
-            return model_input
-        # INVARIANT: code outside of Interlock has no reference to the copy that is read from here on.
-        given, model_input, call.input_hash = await INPUTS.run(_copy_input, given, self._most_values)
-        call.request = replace(request, arguments=given)
-        return model_input
 
     async def _undone(self, call: Call, caller: Caller) -> Prepared:
         """Find the tool of a call that is to be undone, and the input with which it is undone."""

@@ -72,6 +72,7 @@ class Validator:
             arguments = call.input = await self._hooks.before(requested, arguments)
             if tool.has_checks and arguments != before:
                 await self._check_meaning(requested, arguments)
+        call.extend().private = self._redaction.has_private_values(call)
         return cast("Checked", requested)
 
     def _check_input(self, requested: Requested, given: Json) -> Json:

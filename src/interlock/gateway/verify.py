@@ -59,11 +59,11 @@ class ResultVerifier:
             return cast("Verified", ran)
         # The private values of the input are searched for in the result, so a large input needs a thread as well.
         large = len(call.model_input) > LARGE_INPUT
-        small = map_output.is_small(ran.output)
+        small, most = map_output.is_small(ran.output), self._outputs.most_bytes(tool)
         threads = WALKS if not small else INPUTS if large else None
         try:
             value, removed = (
-                self._mapped(ran, small) if threads is None else await threads.run(self._mapped, ran, small)
+                self._mapped(ran, most, small) if threads is None else await threads.run(self._mapped, ran, most, small)
             )
         except Failure as failure:
             if failure.code != "E3303":
@@ -78,7 +78,7 @@ class ResultVerifier:
             except Failure as failure:
                 raise self._failure_log.redact_and_log(call, failure) from failure
         redact = self._outputs.redact
-        verified = redact(ran, value) if threads is None else await threads.run(redact, ran, value)
+        verified = redact(ran, value, most) if threads is None else await threads.run(redact, ran, value, most)
         if removed:
             verified.extend().redacted = tuple(dict.fromkeys((*removed, *verified.more.redacted)))
         if tool.paged:
@@ -87,11 +87,11 @@ class ResultVerifier:
             verified.extend().artifacts = await self._outputs.refer(call)
         return verified
 
-    def _mapped(self, ran: Ran, small: bool) -> tuple[Any, tuple[str, ...]]:
+    def _mapped(self, ran: Ran, most: int, small: bool) -> tuple[Any, tuple[str, ...]]:
         """Return an output as its contract describes it, and the places where private values were removed."""
         tool = ran.tool
         try:
-            value = map_output.map_output(tool, ran.output, self._outputs.most_bytes(tool), small=small)
+            value = map_output.map_output(tool, ran.output, most, small=small)
         except Failure as failure:
             details = failure.details or {}
             if not tool.contract.tolerates_off_schema or details.get("violation") != "TOOL_OUTPUT_SCHEMA_VIOLATION":
@@ -99,7 +99,7 @@ class ResultVerifier:
             places = ", ".join(fault["pointer"] or "/" for fault in details["faults"][:_MOST_PLACES])
             ran.extend().warnings.append(f"OUTPUT_OFF_SCHEMA at={places}")
             value = ran.output  # JSON data already: the connector of its upstream made it
-        if not self._redaction.has_private_values(ran):
+        if not ran.more.private:
             return value, ()
         # INVARIANT: a credential that was lent or sent never leaves with the result.
         bare = self._redaction.without_private_values(ran, value, keep=tool.members)

@@ -81,8 +81,8 @@ def head(call: Call, at_ms: int) -> Json:
 
 def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int) -> bytes:
     """The record of a call's intent, durable before the tool runs."""
-    record = head(call, at_ms)
-    record["kind"] = "intent"
+    call.more.head = head(call, at_ms)
+    record: Json = {**call.more.head, "kind": "intent"}
     if call.decision is not None:
         record["policy"] = call.decision.policy
         record["rules"] = call.decision.rules
@@ -306,8 +306,8 @@ _PLAIN_STATES = list(FAST_PATH_STATES)
 _PLAIN = _states(FAST_PATH_STATES)
 
 
-Shown = Callable[[str, Any], Any]
-"""A value of a resource as a record shows it: itself, or where its sealed form is kept."""
+Shown = Callable[["Change"], Sequence[Any]]
+"""The values of a change, before and after, as a record shows them: each itself, or where its sealed form is kept."""
 
 
 def mutation(call: Call, common: Json, change: Change, shown: Shown, session_version: int | None = None) -> bytes:
@@ -318,8 +318,7 @@ def mutation(call: Call, common: Json, change: Change, shown: Shown, session_ver
     record: Json = {**common, "kind": "mutation"}
     record["mutationType"] = change.operation
     record["affectedResource"] = change.resource
-    record["previousValue"] = shown(change.resource, change.before)
-    record["newValue"] = shown(change.resource, change.after)
+    record["previousValue"], record["newValue"] = shown(change)
     if session_version is not None:
         record["sessionState"] = session_version
     if call.more.approval is not None:

@@ -95,6 +95,8 @@ class Box:
         self._lock = directory / "secrets.lock"
         self._shelf: _Shelf = _FileShelf(directory / "secrets.key") if where == "file" else _KeyringShelf(directory)
         self._raw = b""
+        # Whether the keys are in a file and have been read, so that looking at them is quick and makes none.
+        self.in_hand = False
         self._keys: Keys = {}
         self._ciphers: dict[tuple[bytes, str], AESGCM] = {}
 
@@ -102,11 +104,6 @@ class Box:
     def current(self) -> str:
         """The id of the key that seals now."""
         return next(reversed(self.look())).hex()
-
-    @property
-    def in_hand(self) -> bool:
-        """Whether the keys are in a file and have been read, so that looking at them is quick and makes none."""
-        return bool(self._raw) and isinstance(self._shelf, _FileShelf)
 
     def prepare(self) -> None:
         """Load the keys, and make the first one where they are in a keyring. May take long; call it on a thread."""
@@ -178,6 +175,7 @@ class Box:
                     self._shelf.write(raw)
         if raw != self._raw:
             self._keys, self._raw = _parse(raw), raw
+            self.in_hand = isinstance(self._shelf, _FileShelf)
             # A key that another process retired is not kept in memory either.
             self._ciphers = {name: cipher for name, cipher in list(self._ciphers.items()) if name[0] in self._keys}
         return self._keys

@@ -334,6 +334,7 @@ async def _reports(context: Any) -> Json:
         seen = one.observe()
         seen = await seen if inspect.isawaitable(seen) else seen
         observed.append({"what": one.what, "claimed": one.claimed, "observed": seen})
+    attached = context.attaching()
     return {
         "changes": [
             {"resource": one.resource, "operation": one.operation, "before": one.before, "after": one.after}
@@ -344,10 +345,10 @@ async def _reports(context: Any) -> Json:
         "modifiers": context.modifiers,
         "cost": {part: getattr(context.costs, part) for part in _cost_parts()},
         "session": dict(context.session),
-        "content": context.attached.content,
-        "views": context.attached.views,
-        "handoffs": context.attached.handoffs,
-        "provenance": context.attached.provenance,
+        "content": attached.content,
+        "views": attached.views,
+        "handoffs": attached.handoffs,
+        "provenance": attached.provenance,
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from interlock.call.phases import REASONS, Call, Reason, Why
 from interlock.core.clock import Clock
+from interlock.core.errors import Failure
 from interlock.gateway import reconcile
 from interlock.gateway.execution import active_calls
 from interlock.gateway.execution.active_calls import ActiveCalls
@@ -25,7 +26,7 @@ class Cancellation:
         # Calls that can be stopped by their id before they run, with the tasks that make them.
         self._entered: dict[str, tuple[Call, asyncio.Task[Any]]] = {}
         # Calls to be cut off when they are about to run, and calls whose tasks `cancel` interrupted.
-        self._doomed: dict[str, Why] = {}
+        self.doomed: dict[str, Why] = {}
         self._called_off: dict[str, Why] = {}
 
     def cancel(self, call_id: str, reason: Reason = "interruption") -> str:
@@ -54,7 +55,7 @@ class Cancellation:
         """Cut a call off: now if it runs, otherwise when it is about to run."""
         call = self._active.get(call_id)
         if call is None:
-            self._doomed[call_id] = why
+            self.doomed[call_id] = why
         else:
             active_calls.stop(call, why)
 
@@ -66,14 +67,13 @@ class Cancellation:
 
     def leave(self, call: Call) -> None:
         """Forget a call that is closed."""
-        self._doomed.pop(call.id, None)
+        self.doomed.pop(call.id, None)
         self._entered.pop(call.own_id, None)
 
-    def check(self, call: Call) -> None:
-        """Refuse to run a call that was stopped before it ran."""
-        if call.id in self._doomed:
-            call.extend().why = self._doomed.pop(call.id)
-            raise active_calls.cut_off(call)
+    def stopped(self, call: Call) -> Failure:
+        """Return the failure of a call that was stopped before it ran."""
+        call.more.why = self.doomed.pop(call.id)
+        return active_calls.cut_off(call)
 
     def was_called_off(self, call: Call) -> bool:
         """Whether it was `cancel` that interrupted the call. If so, its task is no longer being cancelled."""

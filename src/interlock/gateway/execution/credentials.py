@@ -32,7 +32,8 @@ class Credentials:
         # INVARIANT: a secret that is the caller's own is that of nobody else.
         names = tuple(secret_of(name, caller) for name in requested.tool.credentials)
         try:
-            requested.extend().lease = await self._lend(names, left_s)
+            requested.more.private = True
+            requested.more.lease = await self._lend(names, left_s)
         except Failure as failure:
             # The source of secrets is another system, and its message may contain anything.
             raise await clean_failure(self._failure_log, requested, failure) from failure

@@ -130,12 +130,6 @@ class EffectAudit:
             watcher.close()
 
 
-def reports(context: Context) -> bool:
-    """Whether a tool has reported a change, or has changed its session."""
-    session = context.session
-    return bool(context.changes) or (isinstance(session, SessionState) and session.changed)
-
-
 def _missing(changes: Sequence[Change], others: Sequence[Change]) -> list[Change]:
     """Return the changes that are not among the others, by resource and operation."""
     known = {(one.resource, one.operation) for one in others}

@@ -99,7 +99,7 @@ class LateOutcomes:
                 bodies[ref] = verified.encoded
             for_the_key = ref if persistence.ref is None else None
         facts |= {"succeeded": "error" not in outcome, "traceId": call.trace_id}
-        cost = self._allowances.charge(call, {}, facts)
+        cost = self._allowances.charge(call, {}, facts) if self._allowances.counts(call) else None
         now_ms = self._clock.now_ms()
         body = records.about("late", call, now_ms, **facts)
 
@@ -137,9 +137,10 @@ class LateOutcomes:
             raise Failure("E3401", f"{granted.ref} failed: {type(error).__name__}") from None
 
         def walk() -> Verified:
-            value = map_output(granted.tool, output, self._outputs.most_bytes(granted.tool))
+            most = self._outputs.most_bytes(granted.tool)
+            value = map_output(granted.tool, output, most)
             # The credentials of a lease are void by now, so they cannot be searched for in the output.
-            return self._outputs.redact(cast("Ran", granted), value if granted.more.lease is None else None)
+            return self._outputs.redact(cast("Ran", granted), value if granted.more.lease is None else None, most)
 
         try:
             return walk() if is_small(output) else await WALKS.run(walk)

@@ -65,7 +65,7 @@ class Reservations:
         call.move("queued")
         if self._observer.audience:
             self._observer.emit("tool.invocation.queued", call)
-        window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
+        window_s = max(granted.tool.window_s, self._settings.min_window_s)
         if request.operation == "compensate":
             window_s = max(window_s, self._settings.undo_days * 86_400)
         # Whether the key is the caller's own, by which a ticket is found as well.
@@ -77,7 +77,7 @@ class Reservations:
             self._instance.id, window_s * 1000,
         )  # fmt: skip
         intent = records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s)
-        if not self._storage.outcomes.checks_quickly:
+        if not self._storage.outcomes.box.in_hand:
             self._storage.outcomes.check_key()
         if self._unrecorded.waiting:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.

@@ -101,7 +101,8 @@ class ToolRunner:
         call.more.context = context
         if started is None and call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
-        self._cancellation.check(call)
+        if call.id in self._cancellation.doomed:
+            raise self._cancellation.stopped(call)
         active = self.active
         run = active.run_here if tool.computes else active.run_apart
         call.launched = True

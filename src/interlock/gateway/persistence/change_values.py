@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard, cast
 
 import orjson
 
 from interlock.call.context import Caller
+from interlock.contract.effects import Change
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
@@ -22,6 +24,7 @@ from interlock.store.port import Reader, Transaction
 from interlock.store.sealing import VALUE, Box
 
 
+@dataclass(slots=True)
 class PrivateValues:
     """Decides which values of one call's changes are private, and keeps these until they are encrypted.
 
@@ -29,38 +32,29 @@ class PrivateValues:
     from it.
     """
 
-    def __init__(
-        self,
-        call: str,
-        redactor: Redactor,
-        schemas: Sequence[SchemaRedactor],
-        random_bytes: Callable[[int], bytes],
-    ) -> None:
-        self._call = call
-        self._redactor = redactor
-        self._schemas = schemas
-        self._random_bytes = random_bytes
-        # Whether the name of a resource is that of a secret.
-        self._secret: dict[str, bool] = {}
-        self.to_seal: dict[str, bytes] = {}
+    call: str
+    redactor: Redactor
+    schemas: Sequence[SchemaRedactor]
+    random_bytes: Callable[[int], bytes]
+    to_seal: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
-    def shown(self, resource: str, value: Any) -> Any:
-        """Return a value as its record shows it. It is private by the name of its resource, a schema or its content."""
-        if value is None:
-            return value
-        private = self._secret.get(resource)
-        if private is None:
-            private = self._secret[resource] = self._redactor.names_secret(resource)
-        # Nothing is found in a number; only its name or its schema can tell that it is private.
-        if (
-            not private
-            and (value.__class__ in PLAIN or not self._redactor.value(value).paths)
-            and not any(schema.for_sinks(value).paths for schema in self._schemas)
-        ):
-            return value
-        ref = f"value:{self._call}.{len(self.to_seal)}"
-        self.to_seal[ref] = plain = encode({"salt": self._random_bytes(16).hex(), "value": value})
-        return {"sealed": ref, "sha256": hashlib.sha256(plain).hexdigest()}
+    def shown(self, change: Change) -> list[Any]:
+        """Return the values of a change, before and after, as its record shows them.
+
+        A value is private by the name of its resource, a schema or its content.
+        """
+        secret, values = self.redactor.names_secret(change.resource), [change.before, change.after]
+        for at, value in enumerate(values):
+            # Nothing is found in a number; only its name or its schema can tell that it is private.
+            if value is not None and (
+                secret
+                or (value.__class__ not in PLAIN and self.redactor.value(value).paths)
+                or any(schema.for_sinks(value).paths for schema in self.schemas)
+            ):
+                ref = f"value:{self.call}.{len(self.to_seal)}"
+                self.to_seal[ref] = plain = encode({"salt": self.random_bytes(16).hex(), "value": value})
+                values[at] = {"sealed": ref, "sha256": hashlib.sha256(plain).hexdigest()}
+        return values
 
 
 def is_sealed_value(recorded: Any) -> TypeGuard[Json]:

@@ -17,22 +17,17 @@ class OutcomeStore:
     """Encrypts and decrypts outcomes."""
 
     def __init__(self, box: Box) -> None:
-        self._box = box
+        self.box = box
         # Refuses (E3601, E3604, E3804) to begin a call whose outcome could not be encrypted.
         self.check_key: Callable[[], object] = box.look
-
-    @property
-    def checks_quickly(self) -> bool:
-        """Whether `check_key` may be called in a transaction, once for all its units."""
-        return self._box.in_hand
 
     def open(self, found: idempotency.Replay) -> Json:
         """Return the outcome of a call, as stored under its key. JSON in clear text is of an older version."""
         sealed = found.result
         if sealed.startswith(b"{"):
             return decode(sealed)
-        return decode(self._box.open(sealed, purpose=_OUTCOME, about=found.call))
+        return decode(self.box.open(sealed, purpose=_OUTCOME, about=found.call))
 
     def seal(self, transaction: Transaction, call: str, outcome: Json) -> bytes:
         """Return the outcome of a call, encrypted for its key."""
-        return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call, within=transaction)
+        return self.box.seal(encode(outcome), purpose=_OUTCOME, about=call, within=transaction)

@@ -58,7 +58,7 @@ class ResultMetadata:
         """Add what a tool attached to its value, without what its reader may not see."""
         redaction, caller = self._redaction, call.request.caller
         assert caller is not None
-        hidden = redaction.private_values(call) if redaction.has_private_values(call) else []
+        hidden = redaction.private_values(call) if call.more.private else []
         # INVARIANT: a credential that was lent or sent does not leave in an image either.
         if holds([binary(item) for item in attached.content], hidden):
             raise Failure("E3304", f"{call.ref} attached something with what the call was given in private")

@@ -49,8 +49,8 @@ class Outputs:
         most = self._settings.max_result_bytes
         return most if tool.max_result is None else min(tool.max_result, most)
 
-    def redact(self, ran: Ran, value: Any) -> Verified:
-        """Set the value of a call to `value` without what its reader may not see."""
+    def redact(self, ran: Ran, value: Any, most: int | None = None) -> Verified:
+        """Set the value of a call to `value` without what its reader may not see. E3416 above `most` bytes."""
         tool = ran.tool
         redactor = tool.redactor or self.redactor_of(tool)
         if redactor.trivial:
@@ -59,7 +59,7 @@ class Outputs:
             caller = ran.request.caller
             shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
             value, encoded, paths = shown.value, encode(shown.value), shown.paths
-        if ran.more.source != "replay" and len(encoded) > (most := self.most_bytes(tool)):
+        if most is not None and len(encoded) > most:
             raise result_too_large(tool.ref, most, writes=tool.writes)
         ran.value, ran.encoded = value, encoded
         if paths or ran.more.redacted:
@@ -69,7 +69,7 @@ class Outputs:
     async def refer(self, call: Call) -> tuple[Artifact, ...]:
         """Return references to the files of a call. E3304 if one of them holds a private value of the call."""
         redaction, files = self._redaction, call.more.files
-        hidden = redaction.private_values(call) if redaction.has_private_values(call) else []
+        hidden = redaction.private_values(call) if call.more.private else []
 
         def look() -> tuple[Artifact, ...] | None:
             shown = (content for file in files for content in (file.path.encode(), file.content))
@@ -101,7 +101,7 @@ class Outputs:
 
     def writable(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Return changes as they may be recorded: without the private values of the call."""
-        if not changes or not self._redaction.has_private_values(call):
+        if not changes or not call.more.private:
             return changes
         clean = self._redaction.without_private_values
         return tuple(

@@ -77,7 +77,7 @@ class FailureWriter:
         if cause is not None:
             metadata["synthetic_cause"] = extra["syntheticCause"] = cause
         # A tool that still runs goes on costing, so what it set aside stays set aside until it ends.
-        counted = (call.more.used or call.launched) and not call.more.runs_on
+        counted = (call.more.used or call.launched) and not call.more.runs_on and self._allowances.counts(call)
         cost = self._allowances.charge(call, metadata, extra) if counted else None
         reported = () if call.more.context is None else call.more.context.changes
         changes = self._outputs.writable(call, (*reported, *call.more.detected))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.call.phases import Call, Verified
 from interlock.call.results import INLINE, Persistence
+from interlock.core.clock import iso
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.effects.session import SessionState
@@ -75,7 +77,7 @@ class SuccessWriter:
             extra["resultHash"] = await result_hash(verified)
         if verified.more.artifacts:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.more.artifacts]
-        cost = self._allowances.charge(call, metadata, extra)
+        cost = self._allowances.charge(call, metadata, extra) if self._allowances.counts(call) else None
         if persistence is not INLINE:
             extra["persistence"] = records.persistence(persistence)
         if session is not None:
@@ -85,16 +87,16 @@ class SuccessWriter:
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
 
-        common = records.head(call, now_ms)
+        # A call that has an intent keeps its id and all else that its records share.
+        intent = call.more.head
+        common = records.head(call, now_ms) if intent is None else {**intent, "timestamp": iso(now_ms)}
 
-        def record(more: Json) -> bytes:
-            summary = records.summarize(verified.value, len(verified.encoded))
-            return records.closed(
-                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=call.more.source,
-                effects=changes, summary=summary, extra={**extra, **more} if more else extra, common=common,
-            )  # fmt: skip
-
-        body = record({})
+        summary = records.summarize(verified.value, len(verified.encoded))
+        record = partial(
+            records.closed, call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"],
+            source=call.more.source, effects=changes, summary=summary, common=common,
+        )  # fmt: skip
+        body = record(extra=extra)
         bodies = {
             artifact.ref: file.content for artifact, file in zip(verified.more.artifacts, call.more.files, strict=True)
         }
@@ -108,7 +110,7 @@ class SuccessWriter:
         mutations = [
             records.mutation(call, common, change, values.shown, versions.get(change.resource)) for change in changes
         ]
-        hidden = [] if undo is None else self._redaction.private_values(call)
+        hidden = self._redaction.private_values(call) if undo is not None and call.more.private else []
         sent = await storage.inputs.prepare(call) if call.more.mutations or storage.inputs.keeps_all else None
 
         def unit(
@@ -134,7 +136,9 @@ class SuccessWriter:
             storage.changes.store(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(_without(persistence, withheld, withheld_inputs)) if withheld or withheld_inputs else body
+            told = body
+            if withheld or withheld_inputs:
+                told = record(extra={**extra, **_without(persistence, withheld, withheld_inputs)})
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
@@ -160,7 +164,7 @@ class SuccessWriter:
         assert session is None or isinstance(session, SessionState)
         if session is None:
             return None
-        if self._redaction.has_private_values(verified):
+        if verified.more.private:
             session.rewrite(lambda value: self._redaction.without_private_values(verified, value))
         return session if session.changed else None
 

@@ -69,7 +69,7 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
         _part("the input checked, copied, in its one form, and its digest", lambda: _taken(tool, given)),
         _part(
             "the output held against its schema, and encoded",
-            lambda: (tool.fits_output(given_back), encode(given_back)),
+            lambda: ((tool.fits_fast or tool.contract.output.fits)(given_back), encode(given_back)),
         ),
         _part("the output searched for what is private", lambda: redactor.apply(given_back)),
         Contender(

@@ -196,6 +196,8 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "interpreted":
             patch.setattr("interlock.data.canonical.compiled", None)
+            patch.setattr("interlock.data.canonical.plain_form", canonical.nothing_plain)
+            patch.setattr("interlock.gateway.request.plain_form", canonical.nothing_plain)
             patch.setattr("interlock.privacy.redact.compiled", None)
             patch.setattr("interlock.data.schema_plan.compiled", None)
         elif canonical.compiled is None:

@@ -155,9 +155,18 @@ async def _run_again_if_late(run: Run, request: Request) -> Result:
     return await run(request) if late else result
 
 
+async def _refusal(gateway: Gateway, request: Request) -> Failure | None:
+    """The failure that the input of a call would meet. Nothing runs, and nothing is recorded."""
+    try:
+        await gateway.checked(request)
+    except Failure as failure:
+        return failure
+    return None
+
+
 async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
     """Validation alone decides; nothing runs."""
-    failure = await gateway.check(make(contract.address, case.input, key="trial", version=contract.version))
+    failure = await _refusal(gateway, make(contract.address, case.input, key="trial", version=contract.version))
     if case.expect == "refused":
         refused = failure is not None and failure.row.error_code is ErrorCode.INVALID_INPUT
         return Outcome(case.name, refused, "" if refused else "was not refused")
@@ -169,7 +178,7 @@ async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callabl
 async def _check_recorded(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
     """Hold an example that is not run against the contract: its input, and its answer if one was recorded."""
     name = f"{case.name}, {'by its recorded answer' if case.answered else 'its input alone'}"
-    failure = await gateway.check(make(contract.address, case.input, key="trial", version=contract.version))
+    failure = await _refusal(gateway, make(contract.address, case.input, key="trial", version=contract.version))
     if failure is not None:
         return Outcome(name, False, failure.message, ran=False)
     faults = output_faults(contract.output, case.output)[:5] if case.answered else []

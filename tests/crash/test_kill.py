@@ -72,7 +72,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
         rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'mutation'")
         entries = [(entry["affectedResource"], entry["newValue"]) for entry in (json.loads(body) for (body,) in rows)]
         assert len(entries) == len(set(entries)), "a change has two entries"
-        kept = {name for name in names if dict(lock.gateway.storage.sessions.find(lock.caller, name))}
+        kept = {name for name in names if json.loads(lock.gateway.storage.sessions.read(lock.caller, name)[1])}
         told = {value for resource, value in entries if resource == "session:marked"}
         assert kept == told, "a change of a session without an entry, or an entry without a change"
         lined = {value for resource, value in entries if resource != "session:marked"}

@@ -477,4 +477,4 @@ def test_a_stale_version_is_a_conflict_and_a_missing_resource_a_failed_precondit
 
 
 def test_a_held_that_holds_nothing_can_be_released() -> None:
-    Held(None, "", None, ()).release()
+    Held(None, "", None, {}).release()

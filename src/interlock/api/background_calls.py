@@ -44,6 +44,11 @@ class BackgroundCalls:
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._store_result(call_id, caller, done))
 
+    def adopt(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
+        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
+        self.check_room(caller)
+        self.add(call_id, ask, caller, task)
+
     def task(self, call_id: str) -> asyncio.Task[Result] | None:
         """Return the task of a call that runs here."""
         running = self._running.get(call_id)

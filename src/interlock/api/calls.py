@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from interlock.api.surfaces import Surfaces
     from interlock.call.context import Caller
     from interlock.call.prepared import Prepared
+    from interlock.core.clock import Clock
     from interlock.core.turns import Turn
     from interlock.data.schema import Json
     from interlock.gateway.fast_path import RunningRead
@@ -83,24 +84,29 @@ class Calls:
         caller: Caller,
         *,
         door: str,
-        on_progress: Callable[[Json], None] | None = None,
         call_id: str | None = None,
         turn: Turn | None = None,
     ) -> Result:
         """Make a call and wait for its end, or for the news that a person must agree first."""
-        if ask.session or ask.task:
-            _refuse_long(ask)
         if self._surfaces is not None and self._surfaces.concern(door):
             caller = await self._surfaces.attach(caller, door)
-        clock = self._parts.clock
-        deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
-        trace = None if ask.trace is None else joined(ask.trace)
-        request = Request(
-            ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
-            ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
-            ask.identity,
-        )  # fmt: skip
+        request = _request(ask, caller, self._parts.clock, door, call_id=call_id)
         return await self._parts.gateway.invoke(request, turn)
+
+    def open(
+        self,
+        ask: Ask,
+        caller: Caller,
+        *,
+        door: str,
+        on_progress: Callable[[Json], None] | None = None,
+        tool: Prepared | None = None,
+    ) -> tuple[str, Coroutine[Any, Any, Result]]:
+        """Return the id of a call, by which it can be stopped, and what makes it and returns its result.
+
+        The caller has their surface already. `tool` is what the catalog has for the call, if it was just looked up.
+        """
+        return self._parts.gateway.open(_request(ask, caller, self._parts.clock, door, on_progress), tool)
 
     def begin(
         self,
@@ -131,11 +137,6 @@ class Calls:
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
         self.background.add(call_id, ask, caller, task)
         return call_id
-
-    def adopt(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
-        """Go on in the background with a call that somebody waited for until now. Raises E3701 if there is no room."""
-        self.background.check_room(caller)
-        self.background.add(call_id, ask, caller, task)
 
     # Following
 
@@ -309,6 +310,25 @@ class Calls:
         """Let background calls end; after the given time they are cut off, which is on record."""
         await self.background.close(within_s)
         self._histories.close()
+
+
+def _request(
+    ask: Ask,
+    caller: Caller,
+    clock: Clock,
+    door: str,
+    on_progress: Callable[[Json], None] | None = None,
+    call_id: str | None = None,
+) -> Request:
+    """The request of a call."""
+    if ask.session or ask.task:
+        _refuse_long(ask)
+    deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
+    trace = None if ask.trace is None else joined(ask.trace)
+    return Request(
+        ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline, ask.dry_run,
+        "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction, ask.identity,
+    )  # fmt: skip
 
 
 def _refuse_long(ask: Ask) -> None:

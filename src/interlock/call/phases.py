@@ -238,9 +238,9 @@ class Call(Trail):
     """
 
     __slots__ = (
-        "deadline", "decision", "encoded", "grant", "id", "input", "input_hash", "launched", "model_input", "more",
-        "output", "own_id", "phases", "recorded", "request", "returned", "started", "started_ms", "tool", "trace_id",
-        "value",
+        "deadline", "decision", "encoded", "grant", "id", "input", "input_hash", "known", "launched", "model_input",
+        "more", "output", "own_id", "phases", "recorded", "request", "returned", "started", "started_ms", "tool",
+        "trace_id", "value",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -248,6 +248,8 @@ class Call(Trail):
         self.states = ["planned"]
         # A call that is sent again while a person decides takes the id that it had first.
         self.id = self.own_id = call_id
+        # Whether others know that id, and may stop the call by it.
+        self.known = request.id is not None
         self.trace_id = trace_id
         self.started_ms = started_ms
         self.started = started

@@ -121,10 +121,5 @@ class Prepared:
         rich = None if bound.arguments is None else [name for name, _ in bound.rich]
         self.take = taker(self.facing.document, rich) if self.fast_path else None
 
-    def fits_output(self, value: Any) -> bool:
-        """Whether a result fits its schema. Takes time in proportion to the result."""
-        plainly = self.fits_fast
-        return (plainly is not None and plainly(value)) or self.contract.output.fits(value)
-
     def handler(self, name: str) -> Callable[..., Any] | None:
         return self.bound.handlers.get(name)

@@ -13,6 +13,7 @@ import hmac
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
@@ -28,14 +29,17 @@ except ImportError:  # installed without a compiler
 _SORTED = orjson.OPT_SORT_KEYS
 
 
+def nothing_plain(_: Any) -> None:
+    """Stands for the compiled walk where nothing was compiled."""
+
+
+# Returns the canonical bytes of plain data, which is fast; None if the data needs closer inspection.
+plain_form: Callable[[Any], bytes | None] = nothing_plain if compiled is None else compiled.canonical
+
+
 def canonical(value: Any) -> bytes:
     """Return the canonical bytes of a JSON value. Refuses values that JSON cannot represent (E3004)."""
-    return (None if compiled is None else compiled.canonical(value)) or interpreted(value)
-
-
-def plain_form(value: Any) -> bytes | None:
-    """Return the canonical bytes of plain data, which is fast; None if the data needs closer inspection."""
-    return None if compiled is None else compiled.canonical(value)
+    return plain_form(value) or interpreted(value)
 
 
 def interpreted(value: Any) -> bytes:
@@ -263,7 +267,7 @@ def parse(raw: bytes | str) -> Any:
 
 def digest(value: Any) -> str:
     """SHA-256 of the canonical form, in hex."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return hashlib.sha256(plain_form(value) or interpreted(value)).hexdigest()
 
 
 def sealed_digest(*parts: str) -> bytes:
@@ -291,11 +295,11 @@ def key_scope(
     name = f"{tool}#{operation}"
     if operation == "compensate":
         # One undo per undone call, whatever key and session it is requested with, as long as it can be undone.
-        return sealed_digest(tenant, caller, "", name, f"{parent}")
-    if key:
-        return sealed_digest(tenant, caller, session, name, key)
-    by, part = ("input", given) if call is None else ("call", call)
-    return sealed_digest(tenant, caller, session, f"{name}#{by}", part)
+        session, key = "", f"{parent}"
+    elif not key:
+        by, key = ("input", given) if call is None else ("call", call)
+        name = f"{name}#{by}"
+    return hashlib.sha256(_delimited((tenant, caller, session, name, key))).digest()
 
 
 def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:

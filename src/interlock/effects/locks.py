@@ -38,6 +38,7 @@ import re
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -149,29 +150,24 @@ def _names(resources: Sequence[str]) -> str:
 # Tickets
 
 
+@dataclass(slots=True, eq=False)
 class Held:
     """The locks of one call, from the moment they are queued until they are released."""
 
-    __slots__ = (
-        "_locks", "above", "behind", "blockers", "call", "granted", "held", "number", "reaches", "released", "waiter",
-    )  # fmt: skip
-
-    def __init__(self, locks: Locks | None, call: str, above: Held | None, requests: Sequence[LockRequest]) -> None:
-        self._locks = locks
-        self.call = call
-        self.above = above
-        self.reaches: dict[str, bool] = {}  # reach -> whether to change it
-        for resource, mode in requests:
-            where, _ = _parse(resource)
-            if mode == "write" or where not in self.reaches:
-                self.reaches[where] = mode == "write"
-        # The number of calls it waits for, and the calls that wait for it.
-        self.blockers = 0
-        self.behind: list[Held] = []
-        self.waiter: asyncio.Future[None] | None = None
-        # Nobody in this process is before it; nobody at all is; it is over.
-        self.granted = self.held = self.released = False
-        self.number: int | None = None
+    locks: Locks | None
+    call: str
+    above: Held | None
+    # The reaches, and whether the call changes what they stand for.
+    reaches: dict[str, bool]
+    # The number of calls it waits for, and the calls that wait for it.
+    blockers: int = 0
+    behind: list[Held] = field(default_factory=list["Held"])
+    waiter: asyncio.Future[None] | None = None
+    # Nobody in this process is before it; nobody at all is; it is over.
+    granted: bool = False
+    held: bool = False
+    released: bool = False
+    number: int | None = None
 
     def within(self, other: Held) -> bool:
         """Whether another call made this one, directly or through others."""
@@ -182,9 +178,9 @@ class Held:
 
     def release(self) -> None:
         """Release the locks and let the next calls go. Repeating it has no effect."""
-        if not self.released and self._locks is not None:
+        if not self.released and self.locks is not None:
             self.released = True
-            self._locks.drop(self)
+            self.locks.drop(self)
 
     def __enter__(self) -> Held:
         return self
@@ -193,7 +189,7 @@ class Held:
         self.release()
 
 
-_NOTHING = Held(None, "", None, ())
+_NOTHING = Held(None, "", None, {})
 
 
 class Locks:
@@ -226,7 +222,12 @@ class Locks:
         above = None if parent is None else self._calls.get(parent)
         if not requests and above is None:
             return _NOTHING
-        ticket = Held(self, call, above, requests)
+        reaches: dict[str, bool] = {}
+        for resource, mode in requests:
+            where, _ = _parse(resource)
+            if mode == "write" or where not in reaches:
+                reaches[where] = mode == "write"
+        ticket = Held(self, call, above, reaches)
         self._queue(ticket, requests)
         if self._alone and ticket.granted:
             ticket.held = True

@@ -18,19 +18,19 @@ class SessionState(MutableMapping[str, Any]):
     is noticed by the version (E3410).
     """
 
-    def __init__(self, load: Callable[[], tuple[int, str]]) -> None:
-        """`load` returns the version of the session and its values as JSON."""
-        self._load: Callable[[], tuple[int, str]] | None = load
-        self._version = 0
-        self._before: dict[str, Any] = {}
-        self._current: dict[str, Any] = {}
+    def __init__(self, load: Callable[[], tuple[int, str]] | None, version: int = 0, stored: str = "{}") -> None:
+        """`load` returns the version of the session and its values as JSON; None if they are given."""
+        self._load = load
+        self._version = version
+        # Parsed twice, so that changing a list in place is seen as a change.
+        self._before: dict[str, Any] = orjson.loads(stored)
+        self._current: dict[str, Any] = orjson.loads(stored)
 
     def read(self) -> SessionState:
         """Read the stored values now, unless they have been read."""
         load = self._load
         if load is not None:
             self._version, stored = load()
-            # Parsed twice, so that changing a list in place is seen as a change.
             self._before, self._current = orjson.loads(stored), orjson.loads(stored)
             self._load = None
         return self

@@ -64,7 +64,7 @@ def judge(
     session_changes: Iterable[Change] = (),
     unlisted: Iterable[Change] = (),
 ) -> Verdict:
-    """Compare the changes of a call with what its tool declared.
+    """Compare the changes of a call with what its tool declared: the same operations, on resources that it covers.
 
     `unlisted`: changes that no permission of it covers.
     """
@@ -74,16 +74,18 @@ def judge(
         outside, finding = changes_, "MUTATION_CLASS_VIOLATION"
     else:
         refused = tuple(unlisted)
-        outside = tuple([one for one in changes_ if one in refused or not declared(one, predicted)])
+        outside = tuple(
+            [
+                one
+                for one in changes_
+                if one in refused
+                or not any(two.operation == one.operation and covers(two.resource, one.resource) for two in predicted)
+            ]
+        )
         finding = "UNDECLARED_EFFECT"
     return Verdict(
         finding=finding if outside else "ok", changes=changes, session_changes=session_changes, outside=outside
     )
-
-
-def declared(change: Change, predicted: Iterable[Change]) -> bool:
-    """Whether a change was declared: the same operation, on a resource that the prediction covers."""
-    return any(one.operation == change.operation and covers(one.resource, change.resource) for one in predicted)
 
 
 async def look(watchers: Sequence[Watcher]) -> list[Any]:

@@ -166,7 +166,9 @@ class Authorizer:
             if decision is None:
                 decision = await self._engine.decide(question)
         if tool.writes or tool.tier:
-            decision = self._gated(decision, tool, caller.trust)
+            # What the approval gate adds is the same for every call of a tool.
+            gated = self._gates.get((decision, tool.digest, caller.trust))
+            decision = gated or self._gated(decision, tool, caller.trust)
         if call.decision is not None:
             # A ticket is bound to the policy in force, also if something else decided.
             decision = replace(stricter(call.decision, decision), policy=decision.policy)
@@ -186,14 +188,11 @@ class Authorizer:
         return decision
 
     def _gated(self, decision: Decision, tool: Prepared, trust: int) -> Decision:
-        """Return the decision with what the approval gate adds to it. The same for every call of a tool."""
-        known = (decision, tool.digest, trust)
-        gated = self._gates.get(known)
-        if gated is None:
-            if len(self._gates) > _MOST_GATES:
-                self._gates.clear()
-            asked = gate(decision, tool.contract, trust=trust, settings=self._gate, tier=tool.tier)
-            gated = self._gates[known] = asked or decision
+        """Return the decision with what the approval gate adds to it, and remember it."""
+        if len(self._gates) > _MOST_GATES:
+            self._gates.clear()
+        asked = gate(decision, tool.contract, trust=trust, settings=self._gate, tier=tool.tier)
+        gated = self._gates[decision, tool.digest, trust] = asked or decision
         return gated
 
     async def _question(self, checked: Checked, caller: Caller) -> Question:

@@ -6,8 +6,6 @@ that tokens that are delegated from this one see the call only where they cover 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from interlock.authority.facts import as_written, changes_of, names_of, resources_of
 from interlock.authority.verifier import Verifier
 from interlock.call.capability import Capability
@@ -34,7 +32,11 @@ class CallerTokens:
         self.covered: dict[tuple[str, str], bool] = {}
 
     def check(self, checked: Checked, capability: Capability) -> None:
-        """Check that the token is valid now, and that every link of its chain covers tool, version and resources."""
+        """Check that the token is valid now, and that every link of its chain covers tool, version and resources.
+
+        The resources of a write, or of a call under a token that is bound to some, are recorded. A call without
+        recorded resources is visible only to tokens that are not bound to resources.
+        """
         tool = checked.tool
         self._verifier.check(capability)
         known = (capability.digest, tool.digest)
@@ -46,16 +48,28 @@ class CallerTokens:
                 if len(self.covered) > _MOST_COVERED:
                     self.covered.clear()
                 self.covered[known] = bound
+        if not bound and not tool.writes:
+            return
+        more, contract, found = checked.more, tool.contract, None
+        more.foreseen = ()
         if bound:
-            found = resources_of(tool.contract, checked.input)
-            self._note_resources(checked, found)
+            found = resources_of(contract, checked.input)
+        elif len(checked.model_input) <= _LARGEST_NAMED:
             try:
-                token_checks.check_resources(capability, tool.contract, found)
+                changes = changes_of(contract, checked.input)
+                more.foreseen = changes or ()
+                found = resources_of(contract, checked.input) if changes is None else names_of(changes)
+            except Failure:
+                found = None  # this token is not bound to resources, so nothing is refused
+        more.resources = None
+        if found and len(found) <= _MOST_NAMED:
+            more.resources = self._redaction.recordable_resources(checked, found)
+        if bound:
+            try:
+                token_checks.check_resources(capability, contract, found or ())
             except token_checks.BlockedPath as failure:
                 self._block(checked, failure, "token")
                 raise
-        elif tool.writes:
-            self._note_resources(checked)
 
     def check_paths(self, checked: Checked) -> None:
         """Check that the permissions of the tool allow the paths in the input."""
@@ -80,23 +94,4 @@ class CallerTokens:
             policy="",
             source=source,
             blocked_path=path if self.can_name(call, path) else None,
-        )
-
-    def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
-        """Record the resources of a call, so that tokens delegated from this one see it only where they cover them.
-
-        A call without recorded resources is visible only to tokens that are not bound to resources.
-        """
-        call, more = checked, checked.more
-        more.foreseen = ()
-        if found is None and len(checked.model_input) <= _LARGEST_NAMED:
-            contract = checked.tool.contract
-            try:
-                changes = changes_of(contract, checked.input)
-                more.foreseen = changes or ()
-                found = resources_of(contract, checked.input) if changes is None else names_of(changes)
-            except Failure:
-                found = None  # this token is not bound to resources, so nothing is refused
-        more.resources = (
-            self._redaction.recordable_resources(call, found) if found and len(found) <= _MOST_NAMED else None
         )

@@ -7,7 +7,7 @@ effects that its tool declares however it ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,31 +61,14 @@ class Execution:
         self._observer = observer
         self._progress = progress
 
-    def run(self, granted: Granted) -> Awaitable[Ran]:
-        """Run a granted call, or find that it has been run. Not a coroutine of its own, because every call passes."""
-        granted.phases.append("execute")
-        service = granted.tool.service
-        return self._run(granted) if service is None or granted.more.looking else self._run_at(service, granted)
-
-    async def _run_at(self, service: str, granted: Granted) -> Ran:
-        """Run a call of an external service. A service that keeps failing is not called (E3501)."""
-        call, tool = granted, granted.tool
-        entry = self._services.enter(service, tool.contract.manifest.circuit_breaker_config, tool.contract.address)
-        try:
-            ran = await self._run(granted)
-            if ran.more.source == "compute":
-                entry.done()
-            return ran
-        except Failure as failure:
-            if call.launched and not call.more.borrowed:
-                entry.done(failure, own_deadline=call.own_deadline)
-            raise
-        finally:
-            entry.abandoned()  # unless it said something about the service
-
-    async def _run(self, granted: Granted) -> Ran:
+    async def run(self, granted: Granted, *, entered: bool = False) -> Ran:
+        """Run a granted call, or find that it has been run. `entered`: its external service lets it through."""
         call, tool = granted, granted.tool
         looking = call.more.looking
+        if not entered:
+            call.phases.append("execute")
+            if tool.service is not None and not looking:
+                return await self._run_at(tool.service, granted)
         if tool.credentials and call.more.uses is not None and not looking:
             # A call whose credentials are not available must not use up anything.
             await self._credentials.lend_to(granted)
@@ -113,6 +96,22 @@ class Execution:
         if tool.slow:
             self._progress.report(call, {"message": "started", "percent": 0})
         return await self.carry_out(granted, context)
+
+    async def _run_at(self, service: str, granted: Granted) -> Ran:
+        """Run a call of an external service. A service that keeps failing is not called (E3501)."""
+        call, tool = granted, granted.tool
+        entry = self._services.enter(service, tool.contract.manifest.circuit_breaker_config, tool.contract.address)
+        try:
+            ran = await self.run(granted, entered=True)
+            if ran.more.source == "compute":
+                entry.done()
+            return ran
+        except Failure as failure:
+            if call.launched and not call.more.borrowed:
+                entry.done(failure, own_deadline=call.own_deadline)
+            raise
+        finally:
+            entry.abandoned()  # unless it said something about the service
 
     async def carry_out(self, granted: Granted, context: Context | None, started: Started | None = None) -> Ran:
         """Run the tool and check its effects. `started` is a function that was started on the fast path."""

@@ -11,7 +11,7 @@ that the phase before it returns. `api/wiring` builds the phases and connects th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from interlock.approvals.ticket import Ticket
@@ -124,8 +124,14 @@ class Gateway:
         read = self.fast_path.take(request, tool) if turn is None else None
         if read is None:
             call = open_call.open_call(request, self._clock)
-            return await self._answered(call, self._run(call, turn))
+            return await self._answered(call, self._run, turn, tool)
         return read if isinstance(read, Result) else await self.finish(read)
+
+    def open(self, request: Request, tool: Prepared | None = None) -> tuple[str, Coroutine[Any, Any, Result]]:
+        """Return the id of a call, by which others can stop it, and what makes the call, as `invoke` does."""
+        call = open_call.open_call(request, self._clock)
+        call.known = True
+        return call.id, self._answered(call, self._run, None, tool)
 
     async def finish(self, read: RunningRead) -> Result:
         """Return the result of a read that the fast path has begun. One that fails or takes long goes on in phases."""
@@ -140,16 +146,16 @@ class Gateway:
                     return closed
         if read.written is None:
             granted = read.call or self._authorizer.as_granted(read)
-            return await self._answered(granted, self._continue(granted, read))
+            return await self._answered(granted, self._continue, read)
         try:
             await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported like that of any other call
-            return await self._answered(_recorded(read), _raise(error))
+            return await self._answered(_recorded(read), _raise, error)
         return self.fast_path.finish(read)
 
-    async def _run(self, call: Call, turn: Turn | None) -> Result:
+    async def _run(self, call: Call, turn: Turn | None, tool: Prepared | None = None) -> Result:
         """Run the six phases, one after the other."""
-        requested = await self._requests.read(call)
+        requested = await self._requests.read(call, tool)
         checked = await self._validator.validate(requested)
         granted = await self._authorizer.authorize(checked)
         if isinstance(granted, Ticket):
@@ -188,15 +194,15 @@ class Gateway:
             raise await self._rollback.roll_back(ran, failure) from failure
         return await self._finisher.succeed(verified)
 
-    async def _answered(self, call: Call, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _answered(self, call: Call, phases: Callable[..., Awaitable[Result]], *rest: object) -> Result:
         """Return the result of a call, whatever its phases raise, and release what the call held."""
-        request = call.request
         if self._tracer is not None:
             self._tracer.begin(call)
-        if request.key is not None or request.id is not None:
+        entered = call.known or call.request.key is not None
+        if entered:
             self.cancellation.enter(call)
         try:
-            return await work
+            return await phases(call, *rest)
         except Failure as failure:
             return await self._failed.close(call, await masked(call, failure, self._catalog))
         except asyncio.CancelledError:
@@ -213,7 +219,7 @@ class Gateway:
             if self._tracer is not None:
                 self._tracer.end(call)
             more = call.more
-            if request.key is not None or request.id is not None or more.held is not None or more.scope is not None:
+            if entered or more.held is not None or more.scope is not None:
                 self._execution.release(call)
             if call.more.lease is not None:
                 await _close_lease(call, call.more.lease, self.failure_log)
@@ -221,16 +227,11 @@ class Gateway:
                 # The functions of a context refer to their call, so the two would wait for the garbage collector.
                 call.more.context = None
 
-    async def check(self, request: Request) -> Failure | None:
-        """Return the failure that the input of a call would meet. Only phases 1 and 2 run; nothing is recorded."""
-        try:
-            await self.checked(request)
-        except Failure as failure:
-            return failure
-        return None
-
     async def checked(self, request: Request) -> Checked:
-        """Return a call as policies and tokens would see it. Raises what is wrong with its input."""
+        """Return a call as policies and tokens would see it. Raises what is wrong with its input.
+
+        Only phases 1 and 2 run; nothing is recorded.
+        """
         call = open_call.open_call(request, self._clock)
         return await self._validator.validate(await self._requests.read(call, to_run=False))
 
@@ -290,5 +291,5 @@ def _cancel_again() -> None:
     task.cancel()
 
 
-async def _raise(error: BaseException) -> Result:
+async def _raise(_: Call, error: BaseException) -> Result:
     raise error

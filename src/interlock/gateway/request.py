@@ -53,10 +53,11 @@ class Requests:
         self._journal = journal
         self._most_values = most_values
 
-    async def read(self, call: Call, *, to_run: bool = True) -> Requested:
+    async def read(self, call: Call, tool: Prepared | None = None, *, to_run: bool = True) -> Requested:
         """Check the request of a call, encode its input, and find its tool and deadline.
 
-        Unless it is `to_run`, nothing is prepared for its result.
+        `tool` is the tool of the call, if its caller has just looked it up. Unless the call is `to_run`, nothing is
+        prepared for its result.
         """
         request = call.request
         if request.key == "":
@@ -84,7 +85,9 @@ class Requests:
         # The input in canonical form. A large one is copied and encoded in a thread.
         given: Any = request.arguments
         size = size_of(given, LARGE_INPUT)
-        model_input = canonical(given) if size <= SMALL_INPUT else None if size > LARGE_INPUT else plain_form(given)
+        model_input = None if size > LARGE_INPUT else plain_form(given)
+        if model_input is None and size <= SMALL_INPUT:
+            model_input = canonical(given)
         if model_input is None or len(model_input) > LARGE_INPUT:
             # INVARIANT: code outside of Interlock has no reference to the copy that is read from here on.
             given, model_input, call.input_hash = await INPUTS.run(_copy_input, given, self._most_values)
@@ -95,7 +98,7 @@ class Requests:
             if len(model_input) > LONGEST_NUMBER:
                 check_values(model_input, self._most_values)
         try:
-            tool = self._catalog.at_hand(request.tool, request.version, caller.capability)
+            tool = tool or self._catalog.at_hand(request.tool, request.version, caller.capability)
             if tool is None:
                 return await self._look_up(call, caller, to_run)
         except Stranded as missing:

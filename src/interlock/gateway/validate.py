@@ -18,9 +18,6 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
 from interlock.gateway.redaction import CallRedaction
 
-# A shorter input, in bytes of JSON, cannot contain more private values than a call may have.
-_FEW_PRIVATE = 1 << 14
-
 
 class Validator:
     """Validates the inputs of calls."""
@@ -53,6 +50,7 @@ class Validator:
         else:
             assert isinstance(call.request.arguments, dict)
             given = call.request.arguments
+            # One that is not large cannot contain more private values than a call may have.
             large = len(requested.model_input) > LARGE_INPUT
             if not large and (tool.writes or tool.has_checks or self._hooks.registered):
                 # INVARIANT: code outside of Interlock has no reference to the input that is checked from here on. A
@@ -60,8 +58,14 @@ class Validator:
                 given = private_copy(given)
             if tool.paged:
                 given = self._cursors.restore(requested, given)
-            check = self._check_input
-            arguments = call.input = await INPUTS.run(check, requested, given) if large else check(requested, given)
+            if large and self._redaction.has_private_values(call):
+                await INPUTS.run(self._redaction.check_private_values, call)
+            try:
+                arguments = await INPUTS.run(check_input, call, given) if large else check_input(requested, given)
+            except Failure as failure:
+                redact = self._redaction.redact_failure
+                raise await INPUTS.run(redact, call, failure) if large else redact(call, failure) from None
+            call.input = arguments
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
@@ -74,15 +78,6 @@ class Validator:
                 await self._check_meaning(requested, arguments)
         call.extend().private = self._redaction.has_private_values(call)
         return cast("Checked", requested)
-
-    def _check_input(self, requested: Requested, given: Json) -> Json:
-        """Return the arguments as the contract takes them."""
-        if len(requested.model_input) > _FEW_PRIVATE and self._redaction.has_private_values(requested):
-            self._redaction.check_private_values(requested)
-        try:
-            return check_input(requested, given)
-        except Failure as failure:
-            raise self._redaction.redact_failure(requested, failure) from None
 
     async def _check_meaning(self, requested: Requested, arguments: Json) -> None:
         left_s = requested.deadline - self._clock.monotonic()

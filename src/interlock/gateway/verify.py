@@ -10,7 +10,7 @@ from interlock.call.phases import Ran, Verified
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS, WALKS
-from interlock.data.bounds import LARGE_INPUT
+from interlock.data.bounds import LARGE, LARGE_INPUT, size_of
 from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
@@ -59,7 +59,8 @@ class ResultVerifier:
             return cast("Verified", ran)
         # The private values of the input are searched for in the result, so a large input needs a thread as well.
         large = len(call.model_input) > LARGE_INPUT
-        small, most = map_output.is_small(ran.output), self._outputs.most_bytes(tool)
+        small = size_of(ran.output, LARGE, map_output.MOST_STEPS) <= LARGE
+        most = self._outputs.most_bytes(tool)
         threads = WALKS if not small else INPUTS if large else None
         try:
             value, removed = (

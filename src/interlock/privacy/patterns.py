@@ -31,7 +31,7 @@ LONGEST_MESSAGE: Final = 2_000
 # Of longer texts only the beginning is searched, and shown.
 _MESSAGE_SEARCHED: Final = 8_000
 _LOG_LIMIT: Final = 16_000
-_REVIEW_LIMIT: Final = 32_000
+REVIEW_LIMIT: Final = 32_000
 
 
 def plain_name(name: str) -> str:
@@ -112,12 +112,12 @@ _DIGIT: Final = re.compile("[0-9]")
 class Patterns:
     """The compiled expressions of one set of rules; immutable."""
 
-    __slots__ = ("_last_words", "_spoken", "_strict", "extra", "markers")
+    __slots__ = ("_spoken", "_strict", "extra", "last_words", "markers")
 
     def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Sequence[str]) -> None:
         self._strict: Final = strict
         self._spoken: Final = _spoken_secrets(names)
-        self._last_words: Final = last_words(names)
+        self.last_words: Final = last_words(names)
         self.extra: Final = tuple((re.compile(regex), marker) for _, regex, marker in extra)
         self.markers: Final = frozenset(
             {REDACTED, _EMAIL_MARKER, *_MARKERS.values(), *(marker for _, marker in self.extra)}
@@ -153,14 +153,10 @@ class Patterns:
 
     def without_credentials(self, text: str) -> str:
         """Remove credentials from a text for a person who must decide about it; personal data stays."""
-        if len(text) <= _REVIEW_LIMIT:
+        if len(text) <= REVIEW_LIMIT:
             return self._hide_credentials(text)
-        text, left_out = cut(text, _REVIEW_LIMIT)
+        text, left_out = cut(text, REVIEW_LIMIT)
         return trim(self._hide_credentials(text), left_out)
-
-    def may_hold_credential(self, text: str) -> bool:
-        """Whether `without_credentials` can change a text. Most texts need no search."""
-        return may_hold_credential(text) or may_name_credential(text, self._last_words) or len(text) > _REVIEW_LIMIT
 
     def private(self, text: str) -> str:
         """Remove credentials and matches of configured patterns; other personal data stays."""
@@ -172,7 +168,7 @@ class Patterns:
     def _hide_credentials(self, text: str) -> str:
         if may_hold_credential(text):
             text = CREDENTIALS.sub(REDACTED, text)
-        return self._spoken.sub(rf"\1\2{REDACTED}", text) if may_name_credential(text, self._last_words) else text
+        return self._spoken.sub(rf"\1\2{REDACTED}", text) if may_name_credential(text, self.last_words) else text
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
         # A configured pattern may match the text of a marker; existing markers are left unchanged.

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
-from interlock.core.credentials import REDACTED, SENSITIVE_NAMES
+from interlock.core.credentials import REDACTED, SENSITIVE_NAMES, may_hold_credential, may_name_credential
 from interlock.core.errors import Failure
 from interlock.data.canonical import compiled
-from interlock.privacy.patterns import Patterns, plain_name
+from interlock.privacy.patterns import REVIEW_LIMIT, Patterns, plain_name
 from interlock.privacy.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
 
 __all__ = [
@@ -108,7 +108,9 @@ class Redactor:
 
     def has_credential(self, text: str) -> bool:
         """Whether a credential would be removed from a text. One that is too long to be searched counts as well."""
-        return self._patterns.may_hold_credential(text) and without_credentials(self, text) != text
+        # Most texts need no search.
+        may = may_hold_credential(text) or may_name_credential(text, self._patterns.last_words)
+        return (may or len(text) > REVIEW_LIMIT) and without_credentials(self, text) != text
 
     def names_secret(self, resource: str) -> bool:
         """Whether a part of a resource's name is the name of a secret, as in `session:api_key`."""

@@ -26,7 +26,6 @@ from interlock.call.media import LARGEST, data_of, split_blocks
 from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.contract.attached import for_models
-from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.record import step
 from interlock.data.schema import Json
@@ -157,7 +156,10 @@ class Calling:
         The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
         a call that ends still has a record to write.
         """
-        call = await self.begin(wanted, caller, on_progress)
+        try:
+            call = await self.begin(wanted, caller, on_progress)
+        except Failure as failure:
+            return not_made(wanted, failure)
         try:
             result = await asyncio.shield(call.task)
         except asyncio.CancelledError:
@@ -171,9 +173,9 @@ class Calling:
         self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None
     ) -> RunningCall:
         """Start a call in a task of its own, which ends by itself if nobody waits for it any more."""
-        ask, lock = await self._ask(wanted, caller), self._service.lock
-        call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
-        making = self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
+        ask = await self._ask(wanted, caller)
+        tool = wanted.found[0] if wanted.found is not None and ask.version is None else None
+        call_id, making = self._service.calls.open(ask, caller, door=DOOR, on_progress=on_progress, tool=tool)
         return self._in_task(making, call_id, ask)
 
     def follow(self, read: RunningRead) -> RunningCall:

@@ -169,7 +169,10 @@ class SuspendedCalls:
             suspended.news, suspended.takes_task = news, takes_task
             suspended.wanted = replace(wanted, interaction=suspended.answered_by(asked))
             on_progress = partial(suspended.told, "progress") if progress or takes_task else None
-            suspended.call = await self._calling.begin(suspended.wanted, caller, on_progress)
+            try:
+                suspended.call = await self._calling.begin(suspended.wanted, caller, on_progress)
+            except Failure as failure:
+                return not_made(suspended.wanted, failure)
         suspended.news, suspended.takes_task = news, takes_task
         asked_first = await self._next(suspended, caller)
         if asked_first is not None:

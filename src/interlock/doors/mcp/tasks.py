@@ -114,7 +114,7 @@ class Tasks:
         assert isinstance(call, RunningCall)
         assert call.ask is not None
         try:
-            self._service.calls.adopt(call.id, call.ask, caller, call.task)
+            self._service.calls.background.adopt(call.id, call.ask, caller, call.task)
         except Failure:
             return None
         suspended.news = None

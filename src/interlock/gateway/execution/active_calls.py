@@ -78,14 +78,16 @@ class ActiveCalls:
         """
         self._reads.append((started + min(timeout_s, SLOW_AFTER_S), waiter))
         if self._timer is None:
-            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+            self._arm()
 
     async def run_here(self, call: Call, work: Awaitable[Any]) -> Any:
         """Run work in the caller's own task: the cheaper way, for tools that only compute."""
         task = asyncio.current_task(self._loop)
         assert task is not None
         call.more.task = task
-        self._enter(call)
+        self._calls[call.id] = call
+        if self._timer is None:
+            self._arm()
         try:
             value = await work
         except asyncio.CancelledError:
@@ -110,7 +112,9 @@ class ActiveCalls:
         task = work if isinstance(work, asyncio.Task) else asyncio.Task(work, loop=self._loop, name="tool")
         more.task = task
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
-        self._enter(call)
+        self._calls[call.id] = call
+        if self._timer is None:
+            self._arm()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -126,10 +130,9 @@ class ActiveCalls:
             raise Failure("E3404", f"{call.ref} cancelled itself")
         return task.result()
 
-    def _enter(self, call: Call) -> None:
-        self._calls[call.id] = call
-        if self._timer is None:
-            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+    def _arm(self) -> None:
+        """Have the next sweep look at the calls that there are."""
+        self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
@@ -147,7 +150,7 @@ class ActiveCalls:
         finally:
             # INVARIANT: whatever fails here, deadlines are still enforced.
             if self._calls or self._reads:
-                self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+                self._arm()
 
     def _wake_reads(self, now: float) -> None:
         """Wake those who wait for reads that take long by now, and forget the reads that have ended."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, cast
 
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
-from interlock.data.schema import Json
+from interlock.data.bounds import LARGE, size_of
 from interlock.gateway import idempotency
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.failure_log import FailureLog
 from interlock.gateway.persistence.pieces import Sealed
 from interlock.gateway.persistence.storage import CallStorage
-from interlock.gateway.results.map_output import is_small, map_output
+from interlock.gateway.results.map_output import MOST_STEPS, map_output
 from interlock.gateway.results.outcome import stored
 from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.placement import payload_ref, persistence_of, result_hash
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.call.executor import Unfinished
     from interlock.call.phases import Granted, Ran, Verified
     from interlock.core.clock import Clock
+    from interlock.data.schema import Json
     from interlock.store.port import Transaction
 
 
@@ -143,7 +144,7 @@ class LateOutcomes:
             return self._outputs.redact(cast("Ran", granted), value if granted.more.lease is None else None, most)
 
         try:
-            return walk() if is_small(output) else await WALKS.run(walk)
+            return walk() if size_of(output, LARGE, MOST_STEPS) <= LARGE else await WALKS.run(walk)
         except Failure:
             raise
         except Exception as error:  # noqa: BLE001 - the output is the tool's, and reading it may raise anything

@@ -76,14 +76,30 @@ class Reservations:
             scope, contract.address, contract.version, request.key or "", request.caller.id, call.input_hash, call.id,
             self._instance.id, window_s * 1000,
         )  # fmt: skip
-        intent = records.intent(call, self._clock.now_ms(), self._outputs.writable(call, predicted), window_s)
+        shown = self._outputs.writable(call, predicted) if more.private else predicted
+        intent = records.intent(call, self._clock.now_ms(), shown, window_s)
         if not self._storage.outcomes.box.in_hand:
             self._storage.outcomes.check_key()
         if self._unrecorded.waiting:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever release it.
             await asyncio.shield(self._unrecorded.write_all())
+        early, check, uses = None, None, more.uses or ()
+        if request.operation != "compensate":  # INVARIANT: a quota stops neither a replay nor an undo.
+            payloads = self._storage.payloads
+            check = partial(payloads.check_room, caller=request.caller, size=1)
+            if not uses:
+                early = new_key(wanted, ticket_scope or scope, payloads.quotas(request.caller))
+        unit = idempotency.reserve(
+            wanted, intent, self._instance.alive, self._storage.outcomes.check_key,
+            ticket_scope=ticket_scope, early=early, uses=uses, check=check,
+        )  # fmt: skip
         while True:
-            found = await self._committed(call, wanted, intent, ticket_scope)
+            try:
+                found = await self._journal.submit(unit, early)
+            except asyncio.CancelledError:
+                # The unit runs nevertheless, and before the one that is submitted now.
+                self._give_back_key(call, wanted)
+                raise
             if isinstance(found, idempotency.Reserved):
                 more.scope = wanted.scope
                 more.noted = more.used = True
@@ -111,28 +127,6 @@ class Reservations:
         holder = self._holders.pop(call.id, None)
         if holder is not None and not holder.done():
             holder.set_result(None)
-
-    async def _committed(
-        self, call: Call, wanted: NewKey, intent: bytes, ticket_scope: bytes | None
-    ) -> idempotency.Reserved | idempotency.Replay | idempotency.Busy:
-        """Ask for the key. If the caller is cancelled meanwhile and the key was reserved, it is given back."""
-        caller, uses = call.request.caller, call.more.uses or ()
-        assert caller is not None
-        payloads, early, check = self._storage.payloads, None, None
-        if call.request.operation != "compensate":  # INVARIANT: a quota stops neither a replay nor an undo.
-            check = partial(payloads.check_room, caller=caller, size=1)
-            if not uses:
-                early = new_key(wanted, ticket_scope or wanted.scope, payloads.quotas(caller))
-        unit = idempotency.reserve(
-            wanted, intent, self._instance.alive, self._storage.outcomes.check_key,
-            ticket_scope=ticket_scope, early=early, uses=uses, check=check,
-        )  # fmt: skip
-        try:
-            return await self._journal.submit(unit, early)
-        except asyncio.CancelledError:
-            # The unit runs nevertheless, and before the one that is submitted now.
-            self._give_back_key(call, wanted)
-            raise
 
     def _give_back_key(self, call: Call, wanted: NewKey) -> None:
         """Give back the key and the budget of a call whose caller was cancelled, if it got them. Its approval stays

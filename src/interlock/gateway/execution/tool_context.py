@@ -54,10 +54,10 @@ class Contexts:
         """Return the context of a granted call."""
         call, request = granted, granted.request
         assert request.caller is not None
-        session: SessionState = self._sessions.find(request.caller, request.session)
-        if granted.tool.writes or not granted.tool.bound.is_async:
-            # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
-            session.read()
+        # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
+        now = granted.tool.writes or not granted.tool.bound.is_async
+        read = partial(self._sessions.read, request.caller, request.session)
+        session = SessionState(None, *read()) if now else SessionState(read)
         caller, deadline = narrowed(granted), Deadline(at=granted.deadline)
         progress, part = self._progress, self._outputs.shown_part
         return Context(

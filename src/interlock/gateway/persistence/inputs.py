@@ -56,7 +56,7 @@ class InputStore:
         if call.request.caller is None or not call.model_input or not self.wanted(call):
             return None
         ref, size = f"inputs:{call.id}", len(call.model_input)
-        if waits or call.more.approval is not None or call.request.id is not None:
+        if waits or call.more.approval is not None or call.known:
             # A call that waited can end more than once under its id: one that is refused for a while is tried again.
             ref = f"{ref}.{secrets.token_hex(8)}"
         if size > inputs.LARGEST_KEPT and self._settings.keep_inputs != "always":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import orjson
 
@@ -22,11 +22,8 @@ class SessionStore:
         self._reader = reader
         self._box = box
 
-    def find(self, caller: Caller, name: str) -> SessionState:
-        """Return a caller's session as it is now."""
-        return SessionState(partial(self._read, caller, name))
-
-    def _read(self, caller: Caller, name: str) -> tuple[int, str]:
+    def read(self, caller: Caller, name: str) -> tuple[int, str]:
+        """Return the version of a caller's session and its values as JSON."""
         row_id = _session_id(caller.tenant, caller.id, name)
         row = sessions.find(self._reader, row_id)
         if row is None:

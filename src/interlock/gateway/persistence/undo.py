@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock.call.context import Caller
-from interlock.call.phases import Ran, Requested, Verified
+from interlock.call.phases import Ran
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, encode
 from interlock.data.schema import Json
@@ -26,15 +26,21 @@ class UndoStore:
         self._box = box
 
     @staticmethod
-    def compensation(verified: Verified) -> Json | None:
-        """Return the call that would undo this one, stored before success is reported; None if there is none."""
-        tool, more = verified.tool, verified.more
-        if more.source != "compute" or verified.request.operation != "invoke" or not tool.contract.manifest.compensable:
+    def compensation(ran: Ran) -> Json | None:
+        """Return the call that would undo this one, stored before success is reported; None if there is none.
+
+        A call that is not verified has one if its tool stated the arguments.
+        """
+        tool, contract, more = ran.tool, ran.tool.contract, ran.more
+        if more.source != "compute" or ran.request.operation != "invoke" or not contract.manifest.compensable:
             return None
         arguments = more.compensation
         if arguments is None and "compensate" in tool.bound.handlers:
-            arguments = tool.bound.undo_arguments(verified.input, verified.value)
-        return None if arguments is None else _undo(verified, arguments)
+            arguments = tool.bound.undo_arguments(ran.input, ran.value)
+        if arguments is None:
+            return None
+        session = ran.request.session
+        return {"tool": contract.address, "version": contract.version, "session": session, "arguments": arguments}
 
     async def read(self, call: str, caller: Caller) -> Json:
         """Return what undoing a call needs, as stored when the call succeeded; only for the caller that made it."""
@@ -51,23 +57,10 @@ class UndoStore:
         insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(sealed), self._settings.undo_days)
 
     async def store_now(self, ran: Ran) -> None:
-        """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
-        assert ran.more.compensation is not None
-        await self._commit(ran, _undo(ran, ran.more.compensation))
-
-    async def store_withheld(self, verified: Verified) -> None:
-        """Do the same for a call whose effect is confirmed and whose result is withheld, if it can be undone."""
-        undo = self.compensation(verified)
-        if undo is not None:
-            await self._commit(verified, undo)
-
-    async def _commit(self, requested: Requested, undo: Json) -> None:
-        call, caller = requested, requested.request.caller
+        """Store what undoing a call needs although the call did not succeed, so that it can be undone now or later."""
+        undo, caller = self.compensation(ran), ran.request.caller
+        if undo is None:
+            return
         assert caller is not None
-        hidden = self._redaction.private_values(call)
-        await self._journal.commit(lambda transaction: self.store(transaction, call.id, caller, undo, hidden))
-
-
-def _undo(requested: Requested, arguments: Json) -> Json:
-    contract, session = requested.tool.contract, requested.request.session
-    return {"tool": contract.address, "version": contract.version, "session": session, "arguments": arguments}
+        hidden = self._redaction.private_values(ran)
+        await self._journal.commit(lambda transaction: self.store(transaction, ran.id, caller, undo, hidden))

@@ -11,17 +11,16 @@ from interlock.data.coerce import coerce
 from interlock.data.explain import output_faults
 from interlock.data.schema import Fault
 
-
-def is_small(output: Any) -> bool:
-    """Whether an output can be checked, redacted and encoded on the event loop without delaying other calls."""
-    return size_of(output, LARGE, steps=10_000) <= LARGE
+# An output of at most LARGE bytes is checked, redacted and encoded on the event loop, which delays no other calls. One
+# that is not plain data must also have at most so many values.
+MOST_STEPS = 10_000
 
 
 def map_output(tool: Prepared, output: Any, most: int, *, small: bool = False) -> Any:
     """Return the output as JSON data, checked against the output schema. Done exactly once per call.
 
     Refused (E3416) if it takes more than `most` bytes as JSON, which is estimated before anything else is done with it.
-    An output that `is_small` was estimated already.
+    The size of a `small` output was estimated already.
     The failure tells output that cannot be encoded at all (TOOL_OUTPUT_CORRUPTION) from data that breaks the contract.
     """
     if not small or most < LARGE:
@@ -32,7 +31,7 @@ def map_output(tool: Prepared, output: Any, most: int, *, small: bool = False) -
         if tool.dump is not None and not tool.isolated:
             value = tool.dump(output)
             check_size(tool, value, most)
-        if tool.fits_output(value):
+        if (tool.fits_fast is not None and tool.fits_fast(value)) or tool.contract.output.fits(value):
             return value
     except Failure:
         raise

@@ -16,7 +16,6 @@ from interlock.call.phases import Call, Verified
 from interlock.call.results import INLINE, Persistence
 from interlock.core.clock import iso
 from interlock.data.canonical import digest
-from interlock.data.schema import Json
 from interlock.effects.session import SessionState
 from interlock.gateway import idempotency, reconcile
 from interlock.gateway.allowances import Allowances
@@ -31,6 +30,7 @@ from interlock.store import records
 if TYPE_CHECKING:
     from interlock.authority.budgets import Overrun
     from interlock.contract.effects import Change
+    from interlock.data.schema import Json
     from interlock.gateway.persistence.pieces import Sealed
     from interlock.store.port import Transaction
 
@@ -172,7 +172,9 @@ class SuccessWriter:
         """Return the changes of a call as they are recorded. Compares them with the preview that was approved."""
         call, more = verified, verified.more
         reported = (*more.changes, *(() if session is None else session.changes()))
-        changes = self._outputs.writable(call, (*reported, *more.detected))
+        changes = (*reported, *more.detected)
+        if more.private:
+            changes = self._outputs.writable(call, changes)
         if more.previewed is not None and more.context is not None:
             # Values of detected changes are descriptions, which no preview contains.
             detected = (replace(one, after=None) for one in more.detected)

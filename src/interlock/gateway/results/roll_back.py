@@ -66,5 +66,5 @@ class Rollback:
         try:
             await self._hooks.after(verified, verified.value)
         except (Failure, asyncio.CancelledError):
-            await asyncio.shield(self._undo.store_withheld(verified))
+            await asyncio.shield(self._undo.store_now(verified))
             raise

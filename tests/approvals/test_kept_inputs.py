@@ -184,8 +184,8 @@ async def test_a_call_that_waited_and_is_refused_for_a_while_is_tried_again_with
         real = requests.read
         refusals = [Failure("E3003", "come back later", retry_after_ms=1) for _ in range(2)]
 
-        async def refusing(call: Any, *, to_run: bool = True) -> Any:
-            requested = await real(call, to_run=to_run)
+        async def refusing(call: Any, tool: Any = None, *, to_run: bool = True) -> Any:
+            requested = await real(call, tool, to_run=to_run)
             if refusals:
                 raise refusals.pop()
             return requested

@@ -23,7 +23,7 @@ from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
 from interlock.store.port import Transaction
-from tests.support.calls import admit
+from tests.support.calls import admit, records
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 from tests.surfaces.offices import TOOLS, offer
@@ -146,8 +146,8 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 
 
 @pytest.mark.part_of("SURF-02", rest=UNREAD)
-@pytest.mark.part_of("LIFE-02", rest=UNREAD)
-@pytest.mark.part_of("LIFE-08", rest=UNREAD)
+@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
 @pytest.mark.parametrize("door", DOORS)
 async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:
     heard: list[str] = []
@@ -155,6 +155,14 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     refused = await wires.call(door, "office.forecast", {"value": "Rome"})
     assert (refused.failure["error_code"], refused.failure["error_class"]) == ("E3107", "schema_not_loaded")
     assert "load" in refused.failure["resolution"]
+    # It is one end: one record, one event, and nothing after the tool was found.
+    (closed,) = records(wires.lock)
+    assert (closed["error_code"], closed["toolId"]) == ("E3107", "office.forecast")
+    assert [one for one in heard if one.startswith("tool.invocation.")] == [
+        "tool.invocation.planned", "tool.invocation.failed",
+    ]  # fmt: skip
+    # That comes before a look at the arguments.
+    assert (await wires.call(door, "office.forecast", {"wrong": 1})).failure["error_code"] == "E3107"
     listed = await _listed(wires, door)
     assert "office.forecast" not in listed
     assert "a value" not in listed

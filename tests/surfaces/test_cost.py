@@ -1,0 +1,67 @@
+"""The list of a surface costs what the surface holds, however large the catalog is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from interlock import Interlock
+from interlock.api.service import Service
+from interlock.doors.mcp.listing import Listing
+from interlock.doors.mcp.names import Names
+from tests.support.calls import publish
+from tests.surfaces.offices import offer
+
+SHOWN = [offer(f"shown_{number}", "One that is on the surface.") for number in range(5)]
+OTHERS = [offer(f"other_{number}", "One of the many others.") for number in range(200)]
+
+
+class Calls:
+    """Counts the calls of Python functions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and "interlock" in frame.f_code.co_filename:
+            self.count += 1
+
+
+@pytest.mark.part_of("SURF-01", rest="that somebody else has read the tests against every word of it")
+async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_a_small_one(home: Path) -> None:
+    pinned = ({"tools": [one.manifest.address for one in SHOWN]},)
+    async with Interlock.open(home, housekeeping=False, surface="search", surface_pinned=pinned) as lock:
+        service = Service(lock)
+        listing = Listing(service, Names(lock.journal, lock.clock))
+        steps: list[int] = []
+        for more in (SHOWN, OTHERS):
+
+            def unit(transaction: Any, more: Any = more) -> None:
+                for one in more:
+                    publish(one)(transaction)
+
+            await lock.journal.commit(unit)
+            await lock.catalog.forget()
+            counts: list[int] = []
+            for _ in range(4):
+                with Calls() as calls:
+                    caller = await service.surfaces.attach(lock.caller)
+                    described, cursor = await listing.page(caller, None)
+                counts.append(calls.count)
+                assert len(described) == 3 + len(SHOWN)
+                assert cursor is None
+            steps.append(min(counts[1:]))  # the first one reads the catalog; another may read epochs
+        small, large = steps
+        assert large <= 1.2 * small, steps
+        await service.close()

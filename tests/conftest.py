@@ -20,10 +20,11 @@ import pytest_asyncio
 from docs import upstream_features
 from interlock import Interlock
 from interlock.data import canonical
+from interlock.store import homes
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
 from tests.support import surroundings, zygotes
-from tests.support.postgres import Server
+from tests.support.postgres import Server, adopted
 
 surroundings.settle()
 zygotes.share()
@@ -67,6 +68,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
     parser.addoption("--changed", action="store_true", help="run the tests that a change since main can touch")
+    parser.addoption("--store", choices=("sqlite", "postgres"), default="sqlite", help="the database of stores")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -153,6 +155,25 @@ def postgres_server() -> Iterator[Server]:
     server = Server()
     yield server
     server.remove()
+
+
+@pytest.fixture(autouse=True)
+def chosen_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--store postgres`, every data directory that a test opens has a store on PostgreSQL."""
+    if request.config.getoption("--store") != "postgres":
+        return
+    server: Server = request.getfixturevalue("postgres_server")
+    made: dict[str, str] = {}
+
+    def setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:
+        if given == "":
+            return ""
+        place = os.path.abspath(path)
+        if name == "store" and place not in made:
+            made[place] = given or adopted(Path(place), server.new_schema())
+        return made[place] if name == "store" else given or ""
+
+    monkeypatch.setattr(homes, "_setting", setting)
 
 
 @pytest.fixture(autouse=True)

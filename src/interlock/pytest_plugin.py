@@ -30,7 +30,7 @@ else:
         """An Interlock over a data directory of this test's own."""
         from interlock.api.interlock import Interlock
 
-        async with Interlock.open(tmp_path / "interlock") as app:
+        async with Interlock.open(tmp_path / "interlock", store="") as app:
             yield app
 
 

@@ -338,6 +338,19 @@ class Settings(pydantic.BaseModel):
     policy_timeout_s: float = pydantic.Field(2.0, gt=0, le=30, description="the timeout of the remote engine")
     policy_token_file: Path | None = pydantic.Field(None, description="a file with the bearer token for it")
 
+    store: str = pydantic.Field(
+        "",
+        pattern=r"^(postgres(ql)?://.*)?$",
+        description="the database: empty for a file of the data directory, or the address of a PostgreSQL database,"
+        " postgresql://USER@HOST/NAME; a password is better in a file of PostgreSQL's client (~/.pgpass)",
+    )
+    store_admin: str = pydantic.Field(
+        "",
+        pattern=r"^(postgres(ql)?://.*)?$",
+        description="the same database as the role that owns its tables, which makes and changes them. The role of"
+        " `store` is then given no right to change or remove a record. Empty: the role of `store` owns them",
+    )
+
     secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="the store of credentials")
     secrets_key: Literal["file", "keyring"] = pydantic.Field(
         "file",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import secrets
 import sqlite3
 import types
 import typing
@@ -33,7 +34,7 @@ from tests.support.postgres import Server
 
 MODULES = [path.stem for path in repositories() if path.stem not in ("port", "__init__")]
 # Texts that hold JSON, by the names of their columns.
-DOCUMENTS = {"parts": "{}", "groups": "[]"}
+DOCUMENTS = {"parts": "{}", "groups": "[]", "facts": "{}", "offered": "{}"}
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def sqlite(tmp_path: Path) -> Generator[Connection]:
 
 @pytest.fixture
 def on_postgres(postgres_server: Server) -> Generator[postgres.Connection]:
-    with closing(postgres.Connection(postgres_server.address, schema=postgres_server.new_schema())) as connection:
+    with closing(postgres.Connection(postgres_server.new_schema())) as connection:
         connection.execute("BEGIN")
         schema.create(connection)
         connection.execute("COMMIT")
@@ -67,7 +68,7 @@ def functions(module: str) -> list[tuple[str, Callable[..., Any]]]:
 def made(kind: Any, name: str) -> Any:
     """A value of an annotation."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if name in DOCUMENTS:
+    if kind is str and name in DOCUMENTS:
         return DOCUMENTS[name]
     if kind is memoryview:
         return memoryview(b"x")
@@ -83,7 +84,7 @@ def made(kind: Any, name: str) -> Any:
     if origin in (list, Sequence, Collection, Iterable, Iterator, set, frozenset):
         return [made(arguments[0], name)]
     if origin in (dict, Mapping):
-        return {}
+        return {"id": "1"}
     if kind is idempotency.NewKey:
         return _key("1")
     if inspect.isclass(kind):
@@ -143,6 +144,7 @@ def test_a_key_is_reserved_once_and_finished_with_or_without_an_outcome(
         transaction = Transaction(connection, 0, bytes(32), 1_700_000_000_000)  # pyright: ignore[reportArgumentType]
         transaction.insert_early(rows[:3])
         idempotency.finish(transaction, b"a", "a", "done", b"sealed")
+        transaction.write_later()
         idempotency.finish(transaction, b"b", "b", "done", None)
         transaction.early.clear()
         again = transaction.inserted(rows[3])
@@ -199,16 +201,15 @@ def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.Connection) -> N
 
 
 def test_a_runtime_role_can_read_the_ledger_and_add_to_it_and_no_more(postgres_server: Server) -> None:
-    space = postgres_server.new_schema()
-    role = f"r{space}"
+    address = postgres_server.new_schema()
+    role = f"r{secrets.token_hex(6)}"
     with postgres_server.connect() as administrator:
         administrator.execute(f'CREATE ROLE "{role}" LOGIN'.encode())
-    with closing(postgres.Connection(postgres_server.address, schema=space)) as owner:
+    with closing(postgres.Connection(address)) as owner:
         owner.execute("BEGIN")
         schema.create(owner, role)
         owner.execute("COMMIT")
-    address = postgres_server.address.replace("postgres@", f"{role}@")
-    with closing(postgres.Connection(address, schema=space)) as runtime:
+    with closing(postgres.Connection(address.replace("postgres@", f"{role}@"))) as runtime:
         runtime.execute("INSERT INTO journal VALUES (1, 'closed', 'a', 'b'::bytea, 'c'::bytea)")
         runtime.execute("INSERT INTO fact (name, value) VALUES ('a', 'b')")
         runtime.execute("DELETE FROM fact")

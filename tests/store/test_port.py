@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import facts, readers
+from interlock.store import facts
 from interlock.store.connection import StoreError
 from interlock.store.home import Home
 from interlock.store.journal import Journal
@@ -51,9 +51,9 @@ async def test_a_transaction_the_journals_reader_and_a_connection_read_the_same(
 ) -> None:
     assert await journal.commit(_read) == (1,)
     assert _read(journal.reader) == (1,)
-    with closing(readers.connect(Home(tmp_path).database)) as connection:
+    with closing(Home(tmp_path).reading()) as connection:
         assert _read(connection) == (1,)
-    threads = Readers(Home(tmp_path).database)
+    threads = Readers(Home(tmp_path))
     try:
         assert await threads.read(_read) == (1,)
     finally:
@@ -66,7 +66,7 @@ async def test_a_read_that_fails_is_a_failure_from_the_journals_reader_and_the_d
     for read in (journal.reader.one, journal.reader.all, journal.reader.each):
         with pytest.raises(Failure):
             read("SELECT 1 FROM nowhere")
-    with closing(readers.connect(Home(tmp_path).database)) as connection:
+    with closing(Home(tmp_path).reading()) as connection:
         for read in (connection.one, connection.all, connection.each):
             with pytest.raises(StoreError):
                 read("SELECT 1 FROM nowhere")

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,31 @@ class Server:
         return psycopg.connect(self.address, autocommit=True)
 
     def new_schema(self) -> str:
-        """The name of a schema that nobody else uses."""
+        """The address of a schema that nobody else uses."""
         name = f"t{secrets.token_hex(6)}"
         with self.connect() as connection:
             connection.execute(f'CREATE SCHEMA "{name}"'.encode())
-        return name
+        return f"{self.address}&options=-csearch_path%3D{name}"
 
     def _run(self, program: str, *arguments: object) -> None:
         command = [str(self._binaries / program), *map(str, arguments)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", **self._user)
+
+
+def adopted(home: Path, address: str) -> str:
+    """Copy what the database of a data directory holds to a new store on PostgreSQL; returns its address."""
+    if (home / "interlock.db").exists():
+        from interlock.store.home import Home
+        from interlock.store.postgres import schema
+        from interlock.store.postgres.connection import Connection
+        from interlock.store.tables import metadata
+
+        with closing(Connection(address)) as copy, closing(Home(home).reading()) as original:
+            schema.bring_to_head(copy, address, None)
+            for table in metadata.sorted_tables:
+                columns = ", ".join(f'"{column.name}"' for column in table.columns)
+                marks = ", ".join("?" * len(table.columns))
+                for row in original.all(f"SELECT {columns} FROM {table.name}"):
+                    copy.execute(f"INSERT INTO {table.name} ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING", row)
+            copy.execute("SELECT setval('revocation_seq_seq', (SELECT coalesce(max(seq), 0) + 1 FROM revocation))")
+    return address

@@ -13,7 +13,7 @@ from interlock.authority.budgets import Use, task_cost
 from interlock.core.amounts import MILLION, millionths
 from interlock.core.clock import iso
 from interlock.store.connection import StoreError
-from interlock.store.home import connect, store_failure
+from interlock.store.home import store_failure
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def charge(parts: Parts, task: str, *, part: str, amount: float, session: 
 def overview(parts: Parts, within: Within) -> list[Json]:
     """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
     try:
-        with closing(connect(parts.home.database)) as connection:
+        with closing(parts.home.reading()) as connection:
             return shown(connection, parts.settings.budgets, within, parts.clock.now_ms())
     except StoreError as error:
         raise store_failure(error, "read") from None

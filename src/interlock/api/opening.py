@@ -21,6 +21,7 @@ from interlock.registry.source import function
 from interlock.settings import HookSetting, load_settings
 from interlock.store import facts
 from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.port import Transaction, Unit
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Opening(Generic[T]):
         settings: Mapping[str, Any],
     ) -> None:
         self._make = make
-        self._home = Home(home)
+        self._home = home_at(home, settings.get("store"), settings.get("store_admin"))
         self._clock = clock
         self._store_clock = store_clock
         self._caller = caller
@@ -79,6 +80,9 @@ class Opening(Generic[T]):
             self._home.still_known()
             if settings.secrets_key == "keyring":
                 await _prepare_keys(parts)
+            elif not self._home.near:
+                # Made at once, and not when it is first needed: other nodes need a copy of it.
+                await DISK.run(lambda: parts.box.current)
             await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
             await parts.journal.commit(reconcile.close_abandoned(parts.instance.alive))
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))

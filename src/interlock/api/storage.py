@@ -34,7 +34,7 @@ class Storage:
             max_stale_s=settings.max_stale_s,
         )
         instance_id = new_id(clock.now_ms(), clock.random_bytes(8))
-        return cls(journal, Readers(home.database), Instance(home, instance_id))
+        return cls(journal, Readers(home), home.instance(instance_id))
 
     async def close(self) -> None:
         """Finish pending writes, anchor the chain, and release the data directory."""

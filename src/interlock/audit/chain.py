@@ -107,7 +107,7 @@ def verify(
     file is left out. `progress` receives the number of records read.
     """
     began = time.monotonic()
-    if not home.database.exists():
+    if not home.made:
         raise Failure("E3804", "there is no database in this data directory")
     if public_key is not None and len(public_key) != 32:
         raise Failure("E3004", "the public key given is not an Ed25519 key of 32 bytes")
@@ -116,8 +116,8 @@ def verify(
     last = None if database_only else _LastHead.of(home)
     open_sealed = None if database_only else _opener(home)
     examine = partial(_examine, home, witness, last, public_key, known_head, progress, open_sealed)
-    before = verify_reads.stamp(home.database)
-    if before.beside:
+    before = verify_reads.stamp(home.database) if home.near else None
+    if before is None or before.beside:
         examined = examine(immutable=False)
     else:
         # No process has the file open. Reading it as immutable leaves no files beside it and works on read-only media;
@@ -196,7 +196,7 @@ def _examine(
 ) -> Examination:
     examined = Examination(anchors_file=witness is not None)
     note = examined.in_general.note
-    with verify_reads.opened(home.database, immutable=immutable) as reader:
+    with verify_reads.opened(home, immutable=immutable) as reader:
         signatures = Signatures(public_key, partial(_key_of, home, examined.in_general))
         for what in layout.departures(reader):
             note(0, what)

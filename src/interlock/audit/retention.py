@@ -172,7 +172,7 @@ async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[Non
         count, place = count + slice_.payloads, slice_.place
         await pause(PAUSE_S)
     removed = await remove_pieces(journal, pause)
-    while (count or removed) and await journal.commit(give_back):
+    while (count or removed) and journal.leaves_pages and await journal.commit(give_back):
         await pause(PAUSE_S)
     return count
 

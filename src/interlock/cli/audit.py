@@ -104,7 +104,7 @@ def verify(
     """
     from interlock.audit.chain import verify as check
     from interlock.audit.exported import verify_export
-    from interlock.store.home import Home
+    from interlock.store.homes import home_at
 
     if exported is not None and database_only:
         raise click.UsageError("--export and --database-only exclude each other: say which of them to verify")
@@ -116,7 +116,7 @@ def verify(
         if exported is not None:
             verdict = verify_export(exported, public_key=public_key, known_head=known_head, progress=tell)
         else:
-            home = Home(out.session.path)
+            home = home_at(out.session.path)
             verdict = check(
                 home, public_key=public_key, known_head=known_head, database_only=database_only, progress=tell
             )
@@ -340,13 +340,13 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     from interlock.api.authority import local_user
     from interlock.audit.tail import accept, unsigned_tail
     from interlock.core.clock import Clock
-    from interlock.store.home import Home
+    from interlock.store.homes import home_at
 
     reason = (reason or "").strip()
     if yes and not reason:
         raise click.UsageError("say why the records are genuine: --reason TEXT")
     refuse_token("accepting records")
-    home = Home(out.session.path)
+    home = home_at(out.session.path)
     tail = unsigned_tail(home)
     accepted = None
     if yes and tail.fault is not None:

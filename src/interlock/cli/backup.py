@@ -37,10 +37,10 @@ def backup(out: Output, /, directory: Path | None) -> int:
     interlock restore /srv/backups/monday --drill
     """
     from interlock.audit.backups import copy_verified, make
-    from interlock.store.home import Home
+    from interlock.store.homes import home_at
 
     refuse_token("a backup of the home")
-    home = Home(out.session.path)
+    home = home_at(out.session.path)
     with _progress(out) as told:
         if directory is None:
             folder, days = _scheduled(home)
@@ -134,7 +134,7 @@ async def _open(restored: Home) -> None:
     """Open a restored data directory as a server does, without background work. It raises what a server would."""
     from interlock.api.interlock import Interlock
 
-    async with Interlock.open(restored.path, housekeeping=False, hooks=(), otlp_endpoint=""):
+    async with Interlock.open(restored.path, housekeeping=False, hooks=(), otlp_endpoint="", store=""):
         pass
 
 

@@ -212,11 +212,11 @@ def reading(body: Callable[..., int]) -> Callable[..., None]:
                 return body(reader, out, **given)
 
         async def work() -> int:
-            from interlock.store.home import Home
+            from interlock.store.homes import home_at
             from interlock.store.inspection import opened as opened_for_reading
 
             async with opened(out.session):
-                with opened_for_reading(Home(out.session.path)) as reader:
+                with opened_for_reading(home_at(out.session.path)) as reader:
                     return body(reader, out, **given)
 
         import asyncio
@@ -254,11 +254,11 @@ def _reader(session: Session) -> Generator[Reader | None]:
     import time
 
     from interlock.store.at_rest import reader_at_rest
-    from interlock.store.home import Home
+    from interlock.store.homes import home_at
 
     _without_plugins()
     with contextlib.ExitStack() as within:
-        yield reader_at_rest(Home(session.path), time.time_ns() // 1_000_000, within)
+        yield reader_at_rest(home_at(session.path), time.time_ns() // 1_000_000, within)
 
 
 async def _left_behind(lock: Interlock) -> Failure | None:

@@ -84,6 +84,7 @@ class Tour:
         self._environment = {
             **os.environ,
             "INTERLOCK_HOME": str(self.home),
+            "INTERLOCK_STORE": "",
             "INTERLOCK_DEMO_LEDGER": str(self.ledger),
         }
         self._page = None if out.as_json else out.page()

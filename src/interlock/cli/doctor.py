@@ -55,9 +55,9 @@ def doctor(out: Output, /) -> int:
     interlock --home /srv/interlock doctor --json
     """
     from interlock._version import __version__
-    from interlock.store.home import Home
+    from interlock.store.homes import home_at
 
-    home = Home(out.session.path)
+    home = home_at(out.session.path)
     try:
         findings = examine(home, begin=out.progress)
     finally:

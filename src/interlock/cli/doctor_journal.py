@@ -33,6 +33,8 @@ def check_journal(home: Home) -> Iterator[Finding]:
         schema = str(inspection.schema(reader))
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
+        if not home.near:
+            yield _server(reader)
         yield _schema(home, schema)
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
@@ -47,6 +49,17 @@ def check_journal(home: Home) -> Iterator[Finding]:
             yield from _alone(reader)
             yield from _breakers(reader)
             yield from _payloads(reader)
+
+
+def _server(reader: Reader) -> Finding:
+    """The server that has the store, and whether its rights keep the journal append-only."""
+    from interlock.store.postgres.layout import server
+
+    version, owns = server(reader)
+    if not owns:
+        return Finding("store", "good", f"PostgreSQL {version}; the role of this process cannot change a record")
+    what = f"PostgreSQL {version}; the role of this process owns the journal, and only triggers protect it"
+    return Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
 
 
 def _payloads(reader: Reader) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def check_policy(home: Home) -> Iterator[Finding]:
         yield Finding("policy", "broken", what, "move its rules to policy.cedar and its people to principals.toml")
         return
     # What a home is made with is there before its database.
-    made = home.database.exists()
+    made = home.made
     text = read_file(home.policy) if made or home.policy.exists() else DEFAULT
     rules = Rules(text)
     which = "the default" if text == DEFAULT else str(home.policy)

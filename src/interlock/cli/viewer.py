@@ -130,9 +130,9 @@ class AtRest:
         return ticket.requester == person.id and not is_alone(self._reader, person)
 
     def continues(self) -> bool:
-        from interlock.store.home import Home
+        from interlock.store.homes import home_at
 
-        return Home(self._path).alive() > 0
+        return home_at(self._path).alive() > 0
 
     def told(self) -> list[str]:
         return self._told

@@ -46,11 +46,19 @@ def administered(home: Home) -> Generator[Administration]:
 
     Errors of the database are raised as failures, as of any other access.
     """
+    refuse_server(home, "removing records")
     try:
         with closing(_connect(home)) as connection:
             yield connection
     except sqlite3.Error as error:
         raise store_failure(error) from None
+
+
+def refuse_server(home: Home, what: str) -> None:
+    """Refuse (E3109) something that is done to the file of a database, where a server has it."""
+    if not home.near:
+        advice = "use the tools of PostgreSQL for it; see the how-to page on PostgreSQL"
+        raise Failure("E3109", f"{what} is not offered for a store on PostgreSQL yet", resolution=advice)
 
 
 def _connect(home: Home) -> Administration:

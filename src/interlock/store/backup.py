@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.core.errors import Failure
+from interlock.store.administration import refuse_server
 from interlock.store.connection import Connection
 from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
 from interlock.store.last_head import path_of
@@ -52,6 +53,7 @@ def copied(source: Home, target: Path, progress: Progress | None = None) -> Gene
     E3411 when the target is there and not empty, lies in the home or cannot be written; E3804 when there is no readable
     database to copy, E3805 when it is of a newer version. `progress` hears how many pages of how many were copied.
     """
+    refuse_server(source, "a copy of the data directory")
     if not source.database.exists():
         raise Failure("E3804", f"there is no database in `{source.path}`", resolution="name a data directory")
     try:

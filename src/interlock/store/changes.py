@@ -23,18 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from interlock.core.errors import Failure
-from interlock.store import epochs, readers
+from interlock.store import epochs
 from interlock.store.connection import Connection, StoreError
 from interlock.store.epochs import Epochs
-from interlock.store.home import store_failure
+from interlock.store.home import Home, store_failure
 from interlock.store.port import Reader
 
 T = TypeVar("T")
@@ -90,9 +88,9 @@ class _Read(NamedTuple):
 class ChangeReader:
     """The reader of a process's changes. It belongs to the event loop that made it, but for its thread."""
 
-    def __init__(self, database: Path, *, monotonic: Callable[[], float], max_stale_s: float = MAX_STALE_S) -> None:
-        self._database = database
-        self._file = _identity(database)
+    def __init__(self, home: Home, *, monotonic: Callable[[], float], max_stale_s: float = MAX_STALE_S) -> None:
+        self._home = home
+        self._file = home.identity()
         self._monotonic = monotonic
         self._max_stale_s = max_stale_s
         self._loop = asyncio.get_running_loop()
@@ -186,8 +184,10 @@ class ChangeReader:
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
-        # While the thread reads, what is known is good enough for a little longer.
-        if self._lock.acquire(blocking=False):
+        # While the thread reads, what is known is good enough for a little longer. A database on another machine may
+        # not answer for a while, so only the thread waits for it, once it has read what there is.
+        here = self._home.near or self._thread is None or self._read_at == _NEVER
+        if here and self._lock.acquire(blocking=False):
             try:
                 read = self._read()
             except Failure as error:
@@ -258,7 +258,7 @@ class ChangeReader:
             raise Failure("E3801", "the store is closed")
         self._began_at = time.monotonic()
         try:
-            if _identity(self._database) != self._file:
+            if self._home.identity() != self._file:
                 raise Failure(
                     "E3801",
                     "the database of this data directory was removed or replaced while it was open",
@@ -266,7 +266,7 @@ class ChangeReader:
                 )
             reader = self._connection
             if reader is None:
-                reader = self._connection = readers.connect(self._database, patience_s=0)
+                reader = self._connection = self._home.reading(0)
             now = epochs.read(reader)
             changed = [(watch, seen) for watch in self._watches if (seen := watch.of(now)) != watch.seen]
             try:
@@ -325,14 +325,6 @@ class ChangeReader:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _unanswered() -> Failure:

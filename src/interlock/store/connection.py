@@ -9,6 +9,11 @@ from typing import Any, Protocol
 # Every error of the database driver. Code outside of the store catches it by this name.
 StoreError = sqlite3.Error
 
+
+class OutcomeUnknown(sqlite3.OperationalError):
+    """Nobody can tell whether a transaction was committed. It must not be tried again."""
+
+
 DRIVER_VERSION = sqlite3.sqlite_version
 DRIVER_FITS = sqlite3.sqlite_version_info >= (3, 35)
 
@@ -34,3 +39,14 @@ class Rows:
 
 class Connection(sqlite3.Connection, Rows):
     """A connection as a reader. Open one with `sqlite3.connect(..., factory=Connection)`."""
+
+    # Whether the way to the database is gone: a file is always there.
+    lost = False
+
+    @property
+    def intact(self) -> bool:
+        """Whether a transaction is open that can go on. One in which a statement failed can."""
+        return self.in_transaction
+
+    def reopen(self) -> None:
+        """Connect anew, where the connection is lost."""

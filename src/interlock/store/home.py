@@ -19,12 +19,15 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
+from urllib.parse import quote
 
 import orjson
 
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store.connection import Connection
 from interlock.store.port import Reader
+from interlock.store.turns import Turns
 
 SCHEMA_HEAD = "0012"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
@@ -45,6 +48,7 @@ LOG_BYTES = 64 * 2**20
 _PRAGMA_PATIENCE_S = 10.0
 
 
+# many methods: paths and signs of life on the one hand, access to the database on the other
 class Home:
     """Paths of one home, made on first use and readable by their owner alone."""
 
@@ -92,6 +96,11 @@ class Home:
             )
         return True
 
+    @property
+    def made(self) -> bool:
+        """Whether there is a database."""
+        return self.database.exists()
+
     def last_anchor(self) -> tuple[int, bytes] | None:
         """The newest head that the anchors file names. Lines that say nothing are left to `audit verify`."""
         try:
@@ -101,6 +110,72 @@ class Home:
         except FileNotFoundError:
             return None
         return max(filter(None, map(_head_in, lines)), default=None)
+
+    # Access to the database. `postgres.home.PostgresHome` has others.
+
+    # Whether a commit takes so little time that the event loop may wait for it.
+    near = True
+
+    def connect(self) -> Connection:
+        """A connection that reads and writes, as the journal needs it."""
+        return connect(self.database)
+
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> Connection:
+        """A connection for reading. It waits `patience_s` seconds for a lock of another process.
+
+        It cannot write, and leaves the files of the write-ahead log behind. With `alone`, for a database that nobody
+        else has opened, it removes them when it is closed.
+        """
+        address = f"{self.database.absolute().as_uri()}?mode={'rw' if alone else 'ro'}"
+        connection = sqlite3.connect(
+            address, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False, factory=Connection
+        )
+        connection.execute("PRAGMA trusted_schema=OFF")
+        return connection
+
+    def verifying(self, *, immutable: bool) -> Connection:
+        """A connection for reading that hands texts out as bytearray. `immutable`: nobody has the file open."""
+        how = "mode=ro&immutable=1" if immutable else "mode=ro"
+        address = f"file:{quote(os.path.abspath(self.database))}?{how}"
+        connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, factory=Connection)
+        connection.text_factory = bytearray
+        connection.execute("PRAGMA trusted_schema=OFF")
+        return connection
+
+    def is_ours(self, connection: Reader) -> bool:
+        """Whether Interlock made this database."""
+        return connection.one("PRAGMA application_id")[0] == APPLICATION_ID
+
+    def wait_for_locks(self, connection: Connection, patience_s: float) -> None:
+        """Let statements wait so long for a lock of another process."""
+        connection.execute(f"PRAGMA busy_timeout={patience_s * 1000:.0f}")
+
+    def identity(self) -> object:
+        """Something that changes when the database is removed or replaced by another one."""
+        try:
+            status = os.stat(self.database)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def queue(self) -> Turns:
+        """The turns of a process that writes."""
+        return Turns(self.turns)
+
+    def clock(self, clock: Clock) -> Clock:
+        """The clock from which the time of the store comes: that of the machine."""
+        return clock
+
+    def instance(self, instance_id: str) -> Instance:
+        """Show that this process lives."""
+        return Instance(self, instance_id)
+
+    def apply_log(self) -> None:
+        """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""
+        apply_log(self)
+
+    def stop_waiting(self) -> None:
+        """Let a writer that waits for a server give up in a while: the process ends."""
 
     def open_database(self) -> Connection:
         """A connection to a database that is ours, whole and at the schema this program knows."""

@@ -148,7 +148,7 @@ def reserve(transaction: Transaction, key: NewKey) -> None:
 def finish(transaction: Transaction, scope: bytes, call: str, state: str, result: bytes | None) -> None:
     """Give the key of a call its state and its outcome."""
     transaction.later(
-        "UPDATE reservation SET state = new.column3, result = new.column4 FROM (VALUES {rows}) AS new"
+        "UPDATE reservation SET state = new.column3, result = CAST(new.column4 AS BLOB) FROM (VALUES {rows}) AS new"
         " WHERE reservation.scope = new.column1 AND reservation.call = new.column2",
         (scope, call, state, result),
     )

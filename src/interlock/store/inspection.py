@@ -17,7 +17,6 @@ from interlock.store.connection import StoreError
 from interlock.store.expressions import member, text_contains
 from interlock.store.home import SCHEMA_HEAD, Home, no_room
 from interlock.store.port import Reader
-from interlock.store.readers import connect, is_ours
 from interlock.store.tools import manifest
 
 # Versions that can be called, or could be if they were put back.
@@ -28,12 +27,12 @@ _IN_USE = "state NOT IN ('sunset', 'removed')"
 def opened(home: Home) -> Generator[Reader]:
     """The database in one read transaction, for reading only; refuses what is not ours or cannot be read."""
     try:
-        connection = connect(home.database, patience_s=5)
+        connection = home.reading(5)
     except StoreError as error:
         raise Failure("E3801", f"the database cannot be opened: {error}") from None
     try:
         connection.execute("BEGIN")
-        if not is_ours(connection):
+        if not home.is_ours(connection):
             raise Failure("E3804", "the database in this data directory was not made by Interlock")
         yield connection
     except StoreError as error:
@@ -149,7 +148,7 @@ def open_breakers(reader: Reader) -> list[tuple[str, str, str]]:
 
 def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
     """Return how many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
-    with closing(connect(home.database, alone=True)) as connection:
+    with closing(home.reading(alone=True)) as connection:
         return connection.one(
             "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
             " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)",

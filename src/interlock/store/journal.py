@@ -46,7 +46,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK, SOON
 from interlock.store.changes import MAX_STALE_S, ChangeReader
-from interlock.store.home import Home, apply_log, connect, store_failure
+from interlock.store.home import Home, store_failure
 from interlock.store.port import EarlyRow, Reader, Unit
 from interlock.store.signing import Signer
 from interlock.store.writer import Waiting, Writer
@@ -78,7 +78,7 @@ class _Reader:
     __slots__ = ("_connection",)
 
     def __init__(self, home: Home) -> None:
-        self._connection = connect(home.database)
+        self._connection = home.connect()
 
     def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
         try:
@@ -114,12 +114,14 @@ class Journal:
         max_stale_s: float = MAX_STALE_S,
     ) -> None:
         self._home = home
+        # Whether the loop may wait for a commit.
+        self._near = home.near
         self.writer = Writer(home, clock=clock, signer=signer)
         self._reader = _Reader(home)
         # For repositories that only read. Short reads only: they run where they are called.
         self.reader: Reader = self._reader
         # `monotonic` is the time of the process where `clock` is another one.
-        self.changes = ChangeReader(home.database, monotonic=monotonic or clock.monotonic, max_stale_s=max_stale_s)
+        self.changes = ChangeReader(home, monotonic=monotonic or clock.monotonic, max_stale_s=max_stale_s)
         self._loop = asyncio.get_running_loop()
         self._pending: list[Waiting[Any]] = []
         self._scheduled = False
@@ -172,7 +174,7 @@ class Journal:
         self._unapplied += 1
         if self._unapplied >= APPLY_EVERY:
             self._unapplied = 0
-            await DISK.run(apply_log, self._home)
+            await DISK.run(self._home.apply_log)
         return done
 
     def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
@@ -218,7 +220,7 @@ class Journal:
             return
         self._idle.clear()
         alone = not self._company and not self._on_the_spot
-        if alone and waiting.future is not None and not callable(waiting.work):
+        if alone and self._near and waiting.future is not None and not callable(waiting.work):
             self._on_the_spot.append(waiting)
             self._loop.call_soon(self._on_the_spot.clear)
             self._flush()
@@ -242,7 +244,7 @@ class Journal:
             return
         self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
         self._usual = max(len(batch), self._usual - self._usual // 8)
-        alone = len(batch) == 1 and not batch[0].large
+        alone = len(batch) == 1 and self._near and not batch[0].large
         if alone and self.writer.commit_s < INLINE_BELOW_S and self._commit_inline(batch):
             return
         self._committing = True
@@ -326,6 +328,11 @@ class Journal:
         """Whether records wait for a signature for longer than they should; any commit gives them one."""
         return self.writer.unsigned
 
+    @property
+    def leaves_pages(self) -> bool:
+        """Whether what is removed leaves empty pages in a file, which can be given back to the disk."""
+        return self._near
+
     def anchor(self) -> None:
         """Sign and anchor the head now."""
         self.writer.anchor()
@@ -333,8 +340,8 @@ class Journal:
     # Reading
 
     async def read(self, work: Callable[[Reader], T]) -> T:
-        """What a function finds that only reads. It reads on the event loop, so it must be short."""
-        return work(self.reader)
+        """What a function finds that only reads. From a file it reads on the event loop, so it must be short."""
+        return work(self.reader) if self._near else await DISK.run(work, self.reader)
 
     async def close(self) -> None:
         """Write what is queued, anchor the head, let go of the file. A second call waits for the same end."""
@@ -343,6 +350,7 @@ class Journal:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        self._home.stop_waiting()
         await self.drain()
         self._closed = True
         self._batches.put(None)

@@ -101,6 +101,11 @@ _OPTIONAL = (
 
 def departures(reader: Reader) -> Iterator[str]:
     """Differences from the migrations' definitions: in the ledger, and in everything that acts or answers by itself."""
+    if not isinstance(reader, sqlite3.Connection):
+        from interlock.store.postgres.layout import departures as of_postgres
+
+        yield from of_postgres(reader)
+        return
     objects = [
         each
         for row in reader.each("SELECT type, name, tbl_name, sql FROM sqlite_master")
@@ -153,6 +158,8 @@ def _text(value: Any) -> str:
 
 def contradictions(reader: Reader, tables: Iterable[str] = LEDGER) -> Iterator[str]:
     """Places where SQLite finds that pages and indexes do not hold what their table holds."""
+    if not isinstance(reader, sqlite3.Connection):
+        return  # a server checks its pages by itself, where its checksums are switched on
     for table in tables:
         try:
             rows = list(islice(reader.each(f'PRAGMA integrity_check("{table}")'), _MOST))

@@ -187,6 +187,11 @@ class Store(Protocol):
         """Whether records at the end of the journal are not signed yet."""
         ...
 
+    @property
+    def leaves_pages(self) -> bool:
+        """Whether what is removed leaves empty pages in a file of this program, which it can give back to the disk."""
+        ...
+
     async def read(self, work: Callable[[Reader], T]) -> T:
         """What a function finds that only reads, and not much. The caller may have to wait for the database."""
         ...

@@ -13,11 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from interlock.store.connection import Connection
-from interlock.store.home import APPLICATION_ID, store_failure
+from interlock.store.home import Home, store_failure
 
 T = TypeVar("T")
 
@@ -28,8 +27,8 @@ THREADS = 3
 class Readers:
     """The threads that read one database."""
 
-    def __init__(self, database: Path) -> None:
-        self._database = database
+    def __init__(self, home: Home) -> None:
+        self._home = home
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -51,7 +50,7 @@ class Readers:
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
         being cut. Other calls can change the database between two pieces.
         """
-        pieces = _Pieces(self._database, work)
+        pieces = _Pieces(self._home, work)
         try:
             while (piece := await self.run(pieces.next)) is not None:
                 yield piece
@@ -63,7 +62,7 @@ class Readers:
 
     def _at_one_moment(self, work: Callable[[Connection], T]) -> T:
         try:
-            with closing(connect(self._database)) as connection:
+            with closing(self._home.reading()) as connection:
                 connection.execute("BEGIN")
                 return work(connection)
         except sqlite3.Error as error:
@@ -75,30 +74,11 @@ class Readers:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def connect(database: Path, patience_s: float = 10, *, alone: bool = False) -> Connection:
-    """A connection for reading. It waits `patience_s` seconds for a lock of another process.
-
-    It cannot write, and leaves the files of the write-ahead log behind. With `alone`, for a database that nobody else
-    has opened, it removes them when it is closed.
-    """
-    address = f"{database.absolute().as_uri()}?mode={'rw' if alone else 'ro'}"
-    connection = sqlite3.connect(
-        address, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False, factory=Connection
-    )
-    connection.execute("PRAGMA trusted_schema=OFF")
-    return connection
-
-
-def is_ours(connection: Connection) -> bool:
-    """Whether Interlock made this database."""
-    return connection.one("PRAGMA application_id")[0] == APPLICATION_ID
-
-
 class _Pieces(Generic[T]):
     """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
 
-    def __init__(self, database: Path, work: Callable[[Connection], Generator[T]]) -> None:
-        self._database = database
+    def __init__(self, home: Home, work: Callable[[Connection], Generator[T]]) -> None:
+        self._home = home
         self._work = work
         self._lock = threading.Lock()
         self._open: tuple[Connection, Generator[T]] | None = None
@@ -108,7 +88,7 @@ class _Pieces(Generic[T]):
         try:
             with self._lock:
                 if self._open is None:
-                    connection = connect(self._database)
+                    connection = self._home.reading()
                     self._open = connection, self._work(connection)
                 return next(self._open[1], None)
         except sqlite3.Error as error:

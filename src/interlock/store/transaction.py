@@ -175,7 +175,7 @@ class Transaction(Rows):
         try:
             return work(*given)
         except BaseException:
-            self.torn = self.torn or not connection.in_transaction
+            self.torn = self.torn or not connection.intact
             self.soiled = connection.total_changes != self._changes
             self.rewind(mark)
             raise

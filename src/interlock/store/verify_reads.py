@@ -11,7 +11,6 @@ rows are `Any`. The connection returns text as bytearray. No bytes can make that
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -19,12 +18,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 from interlock.core.errors import Failure
 from interlock.store import layout
-from interlock.store.connection import Connection
-from interlock.store.home import APPLICATION_ID, no_room
+from interlock.store.home import Home, no_room
 from interlock.store.port import Reader
 
 T = TypeVar("T")
@@ -51,8 +48,8 @@ _OF_A_CALL = (
 )
 _OF_KEYS_AND_SESSIONS = (
     "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('intent', 'settled')"
-    " OR (kind = 'closed' AND (instr(body, CAST('\"outcome\":\"unknown\"' AS BLOB))"
-    " OR instr(body, CAST('\"sessionVersion\":' AS BLOB)))) ORDER BY seq"
+    " OR (kind = 'closed' AND (instr(body, CAST('\"outcome\":\"unknown\"' AS BLOB)) > 0"
+    " OR instr(body, CAST('\"sessionVersion\":' AS BLOB)) > 0)) ORDER BY seq"
 )
 _OPEN = (
     "SELECT seq, call FROM journal AS begun WHERE kind = 'intent' AND NOT EXISTS (SELECT 1 FROM journal"
@@ -60,8 +57,8 @@ _OPEN = (
 )
 _OF_COSTS = (
     "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('closed', 'late', 'authority')"
-    " AND (instr(body, CAST('\"cost\":' AS BLOB)) OR instr(body, CAST('\"budgets\":' AS BLOB))"
-    " OR instr(body, CAST('\"cost.charged\"' AS BLOB))) ORDER BY seq"
+    " AND (instr(body, CAST('\"cost\":' AS BLOB)) > 0 OR instr(body, CAST('\"budgets\":' AS BLOB)) > 0"
+    " OR instr(body, CAST('\"cost.charged\"' AS BLOB)) > 0) ORDER BY seq"
 )
 _UNRECORDED_COSTS = (
     "SELECT call FROM cost WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.call = cost.call"
@@ -89,15 +86,15 @@ def stamp(database: Path) -> Stamp:
 
 
 @contextmanager
-def opened(database: Path, *, immutable: bool) -> Generator[Reader]:
+def opened(home: Home, *, immutable: bool) -> Generator[Reader]:
     """The database in one read transaction. E3804 when it cannot be read or is not ours, E3803 for a full disk.
 
     `immutable`: nobody has the file open. Then nothing is made beside it, and it may lie on read-only media.
     """
     try:
-        with closing(_open(database, immutable=immutable)) as connection:
+        with closing(home.verifying(immutable=immutable)) as connection:
             connection.execute("BEGIN")
-            _refuse_foreign(connection)
+            _refuse_foreign(home, connection)
             yield connection
     except UNREADABLE as error:
         full = no_room(error) if isinstance(error, sqlite3.Error) else None
@@ -109,19 +106,10 @@ def reason(error: Exception) -> str:
     return str(error) if isinstance(error, sqlite3.Error) else "its schema is damaged"
 
 
-def _open(database: Path, *, immutable: bool) -> Connection:
-    how = "mode=ro&immutable=1" if immutable else "mode=ro"
-    address = f"file:{quote(os.path.abspath(database))}?{how}"
-    connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, factory=Connection)
-    connection.text_factory = bytearray
-    connection.execute("PRAGMA trusted_schema=OFF")
-    return connection
-
-
-def _refuse_foreign(reader: Reader) -> None:
-    if reader.one("PRAGMA application_id")[0] != APPLICATION_ID:
+def _refuse_foreign(home: Home, reader: Reader) -> None:
+    if not home.is_ours(reader):
         raise Failure("E3804", "the database in this data directory was not made by Interlock")
-    if not layout.has_ledger(reader):
+    if home.near and not layout.has_ledger(reader):
         raise Failure("E3804", "the database in this data directory has no ledger")
 
 

@@ -19,13 +19,13 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import last_head, records
 from interlock.store.anchors import Anchors
-from interlock.store.home import Home, connect, no_room, store_failure
+from interlock.store.connection import OutcomeUnknown
+from interlock.store.home import Home, no_room, store_failure
 from interlock.store.last_head import anchor_line
 from interlock.store.port import EarlyRow, Unit
 from interlock.store.signing import Signer
 from interlock.store.timekeeping import StoreTime
 from interlock.store.transaction import Transaction, head_of, insert
-from interlock.store.turns import Turns
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.journal")
@@ -63,7 +63,7 @@ class Writer:
         # What every batch says to the database it says through this one; to make another takes its time.
         self._cursor = self._connection.cursor()
         self._anchors = Anchors(home, signer)
-        self.turns = Turns(home.turns)
+        self.turns = home.queue()
         self.lock = threading.Lock()
         # How long a commit takes, on average of the last ones.
         self.commit_s = 0.0
@@ -86,8 +86,11 @@ class Writer:
             _fail(batch, Failure("E3801", "the journal cannot be written"))
             return True
 
-    def _write(self, batch: list[Waiting[Any]], patience_s: float) -> bool:
-        """Commit a batch. False only when the lock was not to be had in time and patience was zero."""
+    def _write(self, batch: list[Waiting[Any]], patience_s: float, *, again: bool = True) -> bool:
+        """Commit a batch. False only when the lock was not to be had in time and patience was zero.
+
+        `again`: a connection that is lost meanwhile is opened anew, once.
+        """
         began = time.monotonic()
         try:
             if not self.turns.begin(self._cursor.execute, patience_s):
@@ -98,6 +101,9 @@ class Writer:
             self._apply(batch)
         except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
             self._roll_back()
+            if _of_the_store(error) and self._connection.lost and again and not isinstance(error, OutcomeUnknown):
+                # Nothing of it was committed: a connection that is lost in a commit finds out before it raises.
+                return self._write(batch, patience_s, again=False)
             if _of_the_store(error):
                 _fail(batch, store_failure(error, "written"))
             else:
@@ -183,14 +189,14 @@ class Writer:
         except sqlite3.Error:
             # A connection that cannot roll back is of no more use.
             self._connection.close()
-            self._connection = connect(self._home.database)
+            self._connection = self._home.connect()
             self._cursor = self._connection.cursor()
 
     def anchor(self) -> None:
         """Sign and anchor the head now, if records are not signed yet."""
         with self.lock:
-            self._begin()
             try:
+                self._begin()
                 made = None
                 if self._anchors.pending:
                     transaction = Transaction(self._connection, *head_of(self._cursor), self.time.read())
@@ -214,12 +220,12 @@ class Writer:
         connection = self._connection
         try:
             # While others open the same home, one of them may hold the whole of it for a moment, even against readers.
-            connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
-            self.time = StoreTime(self._clock, connection)
+            self._home.wait_for_locks(connection, LOCK_PATIENCE_S)
+            self.time = StoreTime(self._home.clock(self._clock), connection)
             ends = self._anchors.take_over(connection)
             has_last_head = ends.last is not None and last_head.expected(connection)
             # From here on this process writes, and waits for its turn to do so.
-            connection.execute("PRAGMA busy_timeout=0")
+            self._home.wait_for_locks(connection, 0)
             if not has_last_head:
                 self._keep_last_head(ends)
             if ends.unsigned:

@@ -11,7 +11,8 @@ to a savepoint. `intact` says so.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -20,13 +21,17 @@ from psycopg import RawCursor, RawServerCursor
 from psycopg.pq import TransactionStatus
 
 from interlock.core.errors import Failure
-from interlock.store.connection import Rows
+from interlock.store.connection import OutcomeUnknown, Rows
 from interlock.store.postgres.dialect import adapt, translate
 
 # How long to wait for a server that does not answer when a connection is made.
 CONNECT_S = 10
 # A statement is prepared when it is used for the second time.
 _PREPARE_AFTER = 1
+# How long to wait before a server that cannot be reached is tried again.
+_TRY_AGAIN_S = 0.2
+# How long a statement waits for a lock, which is mostly the one that all writers of a store share.
+_PATIENCE = b"SET lock_timeout = '10s'"
 # Rows of a long read that are fetched at once.
 _ROWS_AT_ONCE = 500
 _WRITES = ("INSERT", "UPDATE", "DELETE")
@@ -34,16 +39,24 @@ _READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 class Connection(Rows):
-    """A connection. Opened again by `reopen` when the server has cut it. `begin` is the statement for `BEGIN`."""
+    """A connection to one schema. With `reading`, its transactions read only, as of one moment.
 
-    def __init__(self, address: str, *, schema: str = "", reading: bool = False, text_as_bytes: bool = False) -> None:
+    INVARIANT: a `COMMIT` that returns is on disk, and after one that raises nothing of the transaction is or will be.
+    When the connection is lost while the server commits, the number of the transaction (`xid`) tells what became of it.
+    This waits for as long as the server cannot be reached, until `gives_up` says so.
+    """
+
+    def __init__(self, address: str, *, reading: bool = False, text_as_bytes: bool = False) -> None:
         self._address = address
-        self._schema = schema
         self._reading = reading
+        # The number of the transaction that is open, as far as the caller of `BEGIN` asked for it.
+        self.xid = ""
+        self.gives_up: Callable[[], bool] = lambda: False
         self._text_as_bytes = text_as_bytes
         self._names = count()
         # The number of rows that statements of this connection have changed.
         self.total_changes = 0
+        self._in_snapshot = False
         self._driver = self._open()
 
     def _open(self) -> psycopg.Connection[Any]:
@@ -60,11 +73,12 @@ class Connection(Rows):
                 keepalives_count=3,
                 tcp_user_timeout=30_000,
                 client_encoding="UTF8",
-                options=f"-c search_path={self._schema}" if self._schema else None,
             )
         except psycopg.Error as error:
             raise translated(error) from None
         adapt(driver, text_as_bytes=self._text_as_bytes)
+        if not self._reading:
+            driver.execute(_PATIENCE)
         return driver
 
     @property
@@ -85,14 +99,49 @@ class Connection(Rows):
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
         if statement == "BEGIN" and self._reading:
             statement = _READ_ONLY
+        elif statement == "COMMIT" and self.xid:
+            return self._commit()
         try:
+            if self._reading and self.lost:  # since the last statement; a transaction was over with it
+                self.reopen()
             cursor = self._driver.execute(translate(statement), parameters or None)
         except psycopg.Error as error:
-            raise translated(error) from None
+            if not (self._reading and self.lost) or self._in_snapshot or statement == _READ_ONLY:
+                raise translated(error) from None
+            self.reopen()
+            return self.execute(statement, parameters)
         done = cursor.statusmessage
         if done is not None and done.startswith(_WRITES):
             self.total_changes += cursor.rowcount
+        if self._reading:
+            self._in_snapshot = self.in_transaction
         return cursor
+
+    def _commit(self) -> None:
+        xid, self.xid = self.xid, ""
+        try:
+            done = self._driver.execute(b"COMMIT").statusmessage
+        except psycopg.Error as error:
+            if not self.lost:
+                raise translated(error) from None
+            if not self._was_committed(xid):
+                self._driver.close()
+                raise sqlite3.OperationalError("the connection to the database server was lost") from None
+            return
+        if done != "COMMIT":  # a statement had failed, and somebody went on
+            raise sqlite3.ProgrammingError("the transaction was rolled back")
+
+    def _was_committed(self, xid: str) -> bool:
+        """Whether a transaction was committed whose connection was lost. Waits until the server knows."""
+        while True:
+            try:
+                self.reopen()
+                row = self._driver.execute(b"SELECT interlock_outcome($1)", (xid,)).fetchone()
+                return row is not None and row[0] == "committed"
+            except (psycopg.Error, sqlite3.Error):
+                if self.gives_up():
+                    raise OutcomeUnknown("it is not known whether the last transaction was committed") from None
+                time.sleep(_TRY_AGAIN_S)
 
     def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
         if not self._reading or not self.intact:
@@ -132,6 +181,8 @@ def translated(error: psycopg.Error) -> Exception:
     """An error of the driver as the store's. A text with a NUL character is the caller's fault (E3004)."""
     state = error.sqlstate or ""
     words = error.diag.message_primary or ""
+    if state == FENCED:
+        return Failure("E3801", _FENCED, resolution="end this process and start it again; its calls are closed already")
     if state == _LOCKED:
         return sqlite3.OperationalError("database is locked")
     if state == _FULL:
@@ -151,4 +202,7 @@ def translated(error: psycopg.Error) -> Exception:
     return sqlite3.OperationalError(words or "the database server does not answer")
 
 
+# What `interlock_begin` raises for a process that was taken for dead.
+FENCED = "IL001"
+_FENCED = "this process did not renew its lease in time and was taken for dead; it may not write any more"
 _NUL = "a text holds a NUL character, which PostgreSQL cannot store"

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # Texts, then placeholders. Nothing within a text is one.
 _TOKENS = re.compile(r"(?<![\w'])x'([0-9a-f]*)'|('(?:[^']|'')*')|\?(\d*)")
+# Of reads that are to go by the table itself, and of the list of tables.
+_HINTS = re.compile(r" NOT INDEXED| INDEXED BY \w+")
+_TABLES = "(SELECT tablename AS name FROM pg_tables WHERE schemaname = current_schema()) AS tables"
 _MEMBER = re.compile(r"json_extract\(CAST\((\w+) AS TEXT\), ('[^']*')\)")
 _AMOUNT = re.compile(r"\((json_extract\(\w+, '[^']*'\)) \+ 0\)")
 
@@ -44,6 +47,7 @@ def translate(statement: str) -> bytes:
         return f"${number or count}"
 
     plain = _AMOUNT.sub(r"CAST(\1 AS DOUBLE PRECISION)", _MEMBER.sub(r"json_extract(\1, \2)", statement))
+    plain = _HINTS.sub("", plain).replace("sqlite_master", _TABLES)
     return _TOKENS.sub(token, plain).encode()
 
 

@@ -15,9 +15,12 @@ Only here are:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.store.home import SCHEMA_HEAD
+from interlock.store.postgres.connection import FENCED
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -26,9 +29,8 @@ if TYPE_CHECKING:
 
 # Columns of texts that hold sealed values. SQLite stores in any column what it is given.
 _SEALED = {("session", "state"), ("ticket", "params"), ("ticket", "preview"), ("ticket", "changed")}
+HAS_SCHEMA = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'alembic_version'"
 LEDGER = ("journal", "anchor", "segment")
-# What `interlock_begin` raises for a process that was taken for dead.
-FENCED = "IL001"
 
 _FUNCTIONS = (
     """CREATE FUNCTION instr(bytea, bytea) RETURNS integer IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
@@ -50,7 +52,7 @@ _BEGIN = f"""
 CREATE FUNCTION interlock_begin(instance_id text, OUT now_ms bigint, OUT xid text) LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock({_LOCK}, hashtext(current_schema()));
-    IF instance_id <> '' AND NOT EXISTS (SELECT 1 FROM instance WHERE id = instance_id AND NOT ended) THEN
+    IF instance_id <> '' AND NOT EXISTS (SELECT 1 FROM instance WHERE id = instance_id) THEN
         RAISE EXCEPTION 'the lease of this process was taken from it' USING ERRCODE = '{FENCED}';
     END IF;
     UPDATE store_clock SET ms = greatest(ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
@@ -59,8 +61,44 @@ BEGIN
 END $$
 """  # noqa: S608 - constants
 
+# What became of a transaction. The lock is held by one that the server still works on.
+_OUTCOME = f"""
+CREATE FUNCTION interlock_outcome(number text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({_LOCK}, hashtext(current_schema()));
+    RETURN pg_xact_status(number::xid8);
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN 'lost';  -- this server never had it: it took the place of one that was lost
+END $$
+"""
+# How long a process has to renew its lease.
+LEASE_MS = 15_000
+# Whether a process lives. One whose lease has run out loses it here, and may not write from then on. After a restart
+# of the server, everybody gets the time to renew.
+_ALIVE = f"""
+CREATE FUNCTION interlock_alive(instance_id text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM instance WHERE id = instance_id
+        AND until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        AND pg_postmaster_start_time() < clock_timestamp() - interval '{LEASE_MS} milliseconds';
+    RETURN EXISTS (SELECT 1 FROM instance WHERE id = instance_id);
+END $$
+"""  # noqa: S608 - constants
+_RENEW = f"""
+CREATE FUNCTION interlock_renew(instance_id text, told bytea, anew boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE until bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + {LEASE_MS};
+BEGIN
+    IF anew THEN
+        INSERT INTO instance (id, until_ms, report) VALUES (instance_id, until, told);
+    ELSE
+        UPDATE instance SET until_ms = until, report = told WHERE id = instance_id;
+    END IF;
+    RETURN FOUND;
+END $$
+"""  # noqa: S608 - constants
+
 _OWN_TABLES = (
-    """CREATE TABLE instance (id TEXT COLLATE "C" PRIMARY KEY, until_ms BIGINT NOT NULL, ended BOOLEAN NOT NULL,
+    """CREATE TABLE instance (id TEXT COLLATE "C" PRIMARY KEY, until_ms BIGINT NOT NULL,
        report BYTEA)""",
     "CREATE TABLE store_clock (ms BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX store_clock_once ON store_clock ((true))",
@@ -113,6 +151,18 @@ _TRIGGERS = (
 )
 
 
+# Of the ledger's triggers the tables, and of the functions that they and writers run the sources, for those who check.
+TRIGGERS = {
+    words[2]: words[words.index("ON") + 1]
+    for words in map(str.split, _TRIGGERS)
+    if words[words.index("ON") + 1] in LEDGER
+}
+SOURCES = {
+    text.split("FUNCTION ", 1)[1].split("(", 1)[0]: text.split("$$")[1]
+    for text in (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _NEVER, _KEEPS)
+}
+
+
 def create(connection: Connection, runtime_role: str | None = None) -> None:
     """Make the schema in the transaction that is open. `runtime_role` gets the rights of a process that serves."""
     for statement in _statements():
@@ -152,7 +202,7 @@ def _statements() -> Iterator[str]:
         for index in sorted(table.indexes, key=lambda one: str(one.name)):
             yield str(CreateIndex(index).compile(dialect=dialect))
     yield from _OWN_TABLES
-    yield from (_BEGIN, _NEVER, _KEEPS, _USE)
+    yield from (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _NEVER, _KEEPS, _USE)
     yield from _TRIGGERS
 
 
@@ -173,3 +223,45 @@ def _adapted(table: Table) -> Any:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def bring_to_head(connection: Connection, address: str, role: str | None) -> None:
+    """Make the schema, or bring it to the current one. Several processes may start at once: one does it."""
+    connection.execute("BEGIN")
+    try:
+        connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK + 1}, hashtext(current_schema()))")
+        if connection.one(HAS_SCHEMA) is None:
+            create(connection, role)
+        elif connection.one("SELECT version_num FROM alembic_version")[0] != SCHEMA_HEAD:
+            _upgrade(address)
+            if role is not None:
+                grant(connection, role)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _type_named(name: str, *_: Any, **__: Any) -> str:
+    return name
+
+
+def _upgrade(address: str) -> None:
+    """Run the migrations that are not applied yet, in one transaction."""
+    import psycopg
+    import sqlalchemy as sa
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy.ext.compiler import compiles
+
+    # Migrations name the types that SQLite has; here they are those that `_adapted` gives to new tables.
+    for kind, name in ((sa.Integer, "BIGINT"), (sa.Text, 'TEXT COLLATE "C"')):
+        compiles(kind, "postgresql")(partial(_type_named, name))
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(address), poolclass=sa.NullPool)
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    engine.dispose()

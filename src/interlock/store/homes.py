@@ -1,0 +1,33 @@
+"""Finds the store of a data directory: the file in it, or a PostgreSQL database that its settings name."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+from interlock.store.home import Home
+
+
+def home_at(path: str | os.PathLike[str], store: str | None = None, store_admin: str | None = None) -> Home:
+    """The home of a data directory. `store` and `store_admin` are settings that the program was given."""
+    address = _setting("store", path, store)
+    if not address:
+        return Home(path)
+    from interlock.store.postgres.home import PostgresHome  # the driver takes a tenth of a second to load
+
+    return PostgresHome(path, address, _setting("store_admin", path, store_admin))
+
+
+def _setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:
+    """A setting by its name. One that is wrong, or a file that is, is for `load_settings` to refuse."""
+    if given is None:
+        given = os.environ.get(f"INTERLOCK_{name.upper()}")
+    if given is None:
+        try:
+            text = Path(path, "settings.toml").read_text()
+            found = tomllib.loads(text).get(name) if "store" in text else None
+        except (OSError, ValueError):
+            return ""
+        given = found if isinstance(found, str) else ""
+    return given if given.startswith(("postgresql://", "postgres://")) else ""

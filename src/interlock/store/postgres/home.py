@@ -1,0 +1,225 @@
+"""A data directory whose store is on PostgreSQL: keys, policy and settings are files, all else is in the database.
+
+Several machines may share one store. Each has a data directory of its own, with copies of the same keys and policy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store import connection as sqlite
+from interlock.store.connection import StoreError
+from interlock.store.home import RESTORE, SCHEMA_HEAD, Home, refuse_behind, refuse_newer, store_failure
+from interlock.store.port import Reader
+from interlock.store.postgres import schema
+from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.leases import Lease
+
+if TYPE_CHECKING:
+    import os
+
+    from interlock.store.home import Instance
+    from interlock.store.turns import Turns
+
+# How long a process that ends waits for a server that is to tell what became of the last transaction.
+GIVE_UP_S = 5.0
+_LOCK_TIMEOUT = re.compile(r"database is locked")
+_NOW = "SELECT greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+
+
+class Queue:
+    """The turns of a process that writes: the server keeps the queue of those who wait for its lock."""
+
+    contended = False
+
+    def __init__(self, home: PostgresHome) -> None:
+        self._home = home
+
+    def begin(self, execute: Callable[[str], Any], patience_s: float) -> bool:
+        """Begin a transaction when no other process has one. False when that took too long."""
+        return self._home.begin()
+
+    def look(self) -> None:
+        """Nothing is to be seen: the server knows who waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+# many methods: those of a home, as another database has them
+class PostgresHome(Home):
+    """A home with a store at an address; at `admin_address` for the owner of the schema, who makes and changes it."""
+
+    near = False
+
+    def __init__(self, path: str | os.PathLike[str], address: str, admin_address: str = "") -> None:
+        super().__init__(path)
+        self.address = address
+        self._admin_address = admin_address or address
+        # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
+        self.lease = ""
+        self._now_ms = 0
+        self._writer: Connection | None = None
+        self._give_up_at = math.inf
+
+    @property
+    def new(self) -> bool:
+        try:
+            with closing(self._connect(self.address)) as connection:
+                there = connection.one(schema.HAS_SCHEMA) is not None
+        except StoreError as error:
+            raise store_failure(error) from None
+        if not there and ((self.keys / "journal.pub").exists() or self.last_anchor() is not None):
+            words = "the database has no store of Interlock, though this data directory had one there"
+            raise Failure("E3804", words, resolution=RESTORE)
+        return not there
+
+    @property
+    def made(self) -> bool:
+        return not self.new
+
+    # Connections
+
+    def connect(self) -> sqlite.Connection:
+        return self._connect(self.address, reading=True)
+
+    def reading(self, patience_s: float = 10, *, alone: bool = False) -> sqlite.Connection:
+        return self._connect(self.address, reading=True)
+
+    def verifying(self, *, immutable: bool) -> sqlite.Connection:
+        return self._connect(self.address, reading=True, text_as_bytes=True)
+
+    @staticmethod
+    def _connect(address: str, *, reading: bool = False, text_as_bytes: bool = False) -> sqlite.Connection:
+        # It has the methods of the other that the store uses.
+        return cast("sqlite.Connection", Connection(address, reading=reading, text_as_bytes=text_as_bytes))
+
+    def is_ours(self, connection: Reader) -> bool:
+        return connection.one(schema.HAS_SCHEMA) is not None
+
+    def wait_for_locks(self, connection: sqlite.Connection, patience_s: float) -> None:
+        """Nothing to do: every connection that writes waits for the same time."""
+
+    def identity(self) -> object:
+        return self.address
+
+    def apply_log(self) -> None:
+        """Nothing to do: the server does it."""
+
+    # Writing
+
+    def open_database(self) -> sqlite.Connection:
+        self.prepare()
+        try:
+            anchored = self.last_anchor()
+            self._migrate()
+            connection = self._connect(self.address)
+            try:
+                refuse_behind(connection, anchored)
+                self._now_ms = connection.one(_NOW)[0]
+            except BaseException:
+                connection.close()
+                raise
+        except StoreError as error:
+            raise store_failure(error) from None
+        self._writer = cast("Connection", connection)
+        self._writer.gives_up = lambda: time.monotonic() >= self._give_up_at
+        return connection
+
+    def queue(self) -> Turns:
+        return cast("Turns", Queue(self))
+
+    def begin(self) -> bool:
+        """Begin a transaction of the writer: under the lock, with the lease checked and the time of the database."""
+        writer = cast("Connection", self._writer)
+        if writer.lost:
+            writer.reopen()
+        try:
+            writer.execute("BEGIN")
+            self._now_ms, writer.xid = writer.one("SELECT now_ms, xid FROM interlock_begin(?)", (self.lease,))
+        except StoreError as error:
+            if not writer.lost:
+                writer.execute("ROLLBACK")
+            if _LOCK_TIMEOUT.search(str(error)):
+                return False
+            raise
+        except Failure:
+            writer.execute("ROLLBACK")
+            raise
+        return True
+
+    def clock(self, clock: Clock) -> Clock:
+        """The clock of the database, unless the caller has brought another one than the machine's."""
+        return replace(clock, now_ms=lambda: self._now_ms) if clock.now_ms is Clock().now_ms else clock
+
+    def stop_waiting(self) -> None:
+        self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)
+
+    # The schema
+
+    def _migrate(self) -> None:
+        with closing(self._connect(self.address)) as connection:
+            current = _version(connection)
+        if current == SCHEMA_HEAD:
+            return
+        if current is not None:
+            refuse_newer(current)
+            self._refuse_in_use(current)
+        role = None if self._admin_address == self.address else self._role()
+        with closing(Connection(self._admin_address)) as admin:
+            schema.bring_to_head(admin, self._admin_address, role)
+
+    def _role(self) -> str:
+        with closing(self._connect(self.address)) as connection:
+            return connection.one("SELECT current_user::text")[0]
+
+    def still_known(self) -> None:
+        with closing(self._connect(self.address)) as connection:
+            current = _version(connection)
+        if current is not None:
+            refuse_newer(current)
+
+    # Signs of life
+
+    def instance(self, instance_id: str) -> Instance:
+        return cast("Instance", Lease(self, instance_id))
+
+    def runs(self, owner: str) -> bool:
+        return bool(self._living("AND id = ?", (owner,)))
+
+    def alive(self) -> int:
+        return len(self._living())
+
+    def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for owner, report in self._living():
+            if report:
+                yield owner, orjson.loads(report)
+
+    def _living(self, where: str = "", values: Sequence[str] = ()) -> list[tuple[str, bytes]]:
+        statement = (
+            "SELECT id, report FROM instance"  # noqa: S608 - constants
+            f" WHERE until_ms >= floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint {where} ORDER BY id"
+        )
+        try:
+            with closing(self._connect(self.address, reading=True)) as connection:
+                return connection.all(statement, values)
+        except StoreError as error:
+            raise store_failure(error, "read") from None
+
+
+def _version(connection: Reader) -> str | None:
+    """The schema that the database is at; None where there is none yet."""
+    if connection.one(schema.HAS_SCHEMA) is None:
+        return None
+    row = connection.one("SELECT version_num FROM alembic_version")
+    return None if row is None else row[0]

@@ -1,0 +1,80 @@
+"""Leases: the sign of life of a process whose store is on PostgreSQL, which other machines can see.
+
+A process has a row in the table `instance` with the time until which it lives, and renews it every few seconds by the
+clock of the database. A process that asks about one whose time has passed removes its row (`interlock_alive`). From
+then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
+fencing token. So a process that was only slow cannot write over what others made of its calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.store.connection import StoreError
+from interlock.store.home import store_failure
+from interlock.store.postgres.connection import Connection
+
+if TYPE_CHECKING:
+    from interlock.store.postgres.home import PostgresHome
+
+RENEW_EVERY_S = 3.0
+
+
+class Lease:
+    """The lease of this process, renewed by a thread until it is closed."""
+
+    def __init__(self, home: PostgresHome, instance_id: str) -> None:
+        self.id = instance_id
+        self.home = home
+        self._report = b""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._connection = Connection(home.address)
+        try:
+            self._renew(anew=True)
+        except StoreError as error:
+            self._connection.close()
+            raise store_failure(error) from None
+        home.lease = instance_id
+        self._thread = threading.Thread(target=self._keep, name="interlock-lease", daemon=True)
+        self._thread.start()
+
+    def alive(self, owner: str) -> bool:
+        """Whether the process with this id lives. One whose lease has run out has none any more after this."""
+        if owner == self.id:
+            return True
+        try:
+            return bool(self._ask("SELECT interlock_alive(?)", owner))
+        except StoreError as error:
+            raise store_failure(error, "read") from None
+
+    def report(self, document: dict[str, Any]) -> None:
+        """Tell others on this store how this process is, with the next renewal."""
+        self._report = orjson.dumps(document)
+
+    def close(self) -> None:
+        """End the lease. Whatever the process still ran is from now on that of a process that has ended."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(StoreError):  # it runs out by itself
+            self._connection.execute("DELETE FROM instance WHERE id = ?", (self.id,))
+        self._connection.close()
+        self.home.lease = ""
+
+    def _keep(self) -> None:
+        while not self._ended.wait(RENEW_EVERY_S):
+            with suppress(StoreError):  # tried again; the server refuses to write when it was too late
+                self._renew()
+
+    def _renew(self, *, anew: bool = False) -> None:
+        self._ask("SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN))", self.id, self._report, "t" if anew else "f")
+
+    def _ask(self, statement: str, *parameters: Any) -> Any:
+        with self._lock:
+            if self._connection.lost:
+                self._connection.reopen()
+            return self._connection.one(statement, parameters)[0]

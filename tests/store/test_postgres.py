@@ -1,0 +1,304 @@
+"""The store on PostgreSQL: several processes on one chain, a server that goes away, leases, and what is verified."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store import facts
+from interlock.store.homes import home_at
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction
+from interlock.store.postgres.connection import Connection
+from interlock.store.postgres.home import PostgresHome
+from interlock.store.signing import Signer
+from tests import sample
+from tests.support.postgres import Server
+
+TOOL = '''
+from typing import Annotated
+from interlock import Field, tool
+
+Number = Annotated[int, Field(description="a whole number", examples=[1])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", external_io=False)
+async def add(a: Number, b: Number = 5) -> int:
+    """Add two whole numbers."""
+    return a + b
+'''
+BODY = b'{"kind":"test","call":"x"}'
+
+
+@pytest.fixture
+def address(postgres_server: Server) -> str:
+    return postgres_server.new_schema()
+
+
+@pytest.fixture
+def home(address: str, tmp_path: Path) -> PostgresHome:
+    made = home_at(tmp_path / "home", address)
+    assert isinstance(made, PostgresHome)
+    return made
+
+
+@pytest_asyncio.fixture
+async def journal(home: PostgresHome) -> AsyncGenerator[Journal]:
+    home.prepare()
+    made = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    yield made
+    await made.close()
+
+
+def count(transaction: Transaction) -> int:
+    """A unit that shows when it counts twice."""
+    facts.increase(transaction, "counted")
+    transaction.append("test", "x", BODY)
+    return transaction.now_ms
+
+
+def counted(journal: Journal) -> tuple[str | None, int]:
+    (records,) = journal.reader.one("SELECT count(*) FROM journal")
+    return facts.get(journal.reader, "counted"), records
+
+
+def driver(journal: Journal) -> Any:
+    return journal.writer._connection._driver  # pyright: ignore
+
+
+def run(address: str, *statements: str) -> None:
+    """Run statements as somebody who may do anything."""
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+async def test_units_of_one_turn_are_committed_together_and_one_that_refuses_leaves_nothing(journal: Journal) -> None:
+    def refuses(transaction: Transaction) -> None:
+        count(transaction)
+        raise Failure("E3004", "no")
+
+    def breaks(transaction: Transaction) -> None:
+        transaction.execute("INSERT INTO fact (name, value) VALUES ('twice', '1'), ('twice', '2')")
+
+    futures = [journal.submit(unit) for unit in (count, refuses, count, breaks, count)]
+    ended = await asyncio.gather(*futures, return_exceptions=True)
+    assert [isinstance(one, int) for one in ended] == [True, False, True, False, True]
+    assert counted(journal) == ("3", 3)
+
+
+async def test_a_connection_that_was_cut_is_opened_again_and_the_unit_runs_once(journal: Journal, address: str) -> None:
+    await journal.commit(count)
+    run(address, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND application_name = 'interlock'")  # fmt: skip
+    await journal.commit(count)
+    assert counted(journal) == ("2", 2)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_commit_whose_answer_is_lost_counts_once(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    await journal.commit(count)
+    broken = driver(journal)
+    execute = broken.execute
+
+    def cut(statement: bytes, *given: Any) -> Any:
+        if statement == b"COMMIT":
+            if arrives:
+                execute(statement)
+            broken.close()
+            raise psycopg.OperationalError("the connection was cut")
+        return execute(statement, *given)
+
+    monkeypatch.setattr(broken, "execute", cut)
+    await journal.commit(count)
+    assert driver(journal) is not broken
+    assert counted(journal) == ("2", 2)
+
+
+async def test_a_process_that_ends_does_not_wait_for_ever_for_the_outcome_of_a_commit(
+    home: PostgresHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.store.postgres.home.GIVE_UP_S", 0.0)
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    await journal.commit(count)
+    broken = driver(journal)
+    execute, tried = broken.execute, threading.Event()
+
+    def cut(statement: bytes, *given: Any) -> Any:
+        if statement == b"COMMIT":
+            broken.close()
+            raise psycopg.OperationalError("the connection was cut")
+        return execute(statement, *given)
+
+    def unreachable(_: Connection) -> None:
+        tried.set()
+        raise sqlite3.OperationalError("nobody is there")
+
+    monkeypatch.setattr(broken, "execute", cut)
+    monkeypatch.setattr(Connection, "reopen", unreachable)
+    future = journal.submit(count)
+    await asyncio.to_thread(tried.wait)
+    await journal.close()
+    with pytest.raises(Failure, match="not known") as unknown:
+        await future
+    assert unknown.value.code == "E3801"
+
+
+async def test_a_server_that_is_restarted_costs_no_unit(tmp_path: Path) -> None:
+    server = Server()
+    try:
+        home = home_at(tmp_path / "home", server.new_schema())
+        home.prepare()
+        journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+        await journal.commit(count)
+        server.stop("fast")
+        with pytest.raises(Failure) as refused:
+            await journal.commit(count)
+        assert refused.value.code == "E3801"
+        assert "/" not in refused.value.message
+        server.start()
+        await journal.commit(count)
+        assert counted(journal) == ("2", 2)
+        await journal.close()
+    finally:
+        server.remove()
+
+
+async def test_time_never_goes_back_whatever_the_clock_of_the_server_does(journal: Journal, address: str) -> None:
+    now_ms = await journal.commit(count)
+    run(address, f"UPDATE store_clock SET ms = {now_ms + 20_000}")
+    assert await journal.commit(count) >= now_ms + 20_000
+    assert await journal.commit(count) >= now_ms + 20_000
+
+
+async def test_a_process_that_lost_its_lease_may_not_write_any_more(home: PostgresHome, address: str) -> None:
+    async with Interlock.open(home.path, store=address) as late, Interlock.open(home.path, store=address) as other:
+        assert other.instance.alive(late.instance.id)
+        assert home.alive() == 2
+        run(address, f"DELETE FROM instance WHERE id = '{late.instance.id}'")  # as another process does it
+        assert not other.instance.alive(late.instance.id)
+        with pytest.raises(Failure, match="taken for dead") as fenced:
+            await late.journal.commit(count)
+        assert fenced.value.code == "E3801"
+        await other.journal.commit(count)
+
+
+async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_tools(
+    tmp_path: Path, address: str
+) -> None:
+    sample.reset()
+    async with Interlock.open(tmp_path / "one", store=address) as one:
+        await one.add(sample.increment)
+        copied = tmp_path / "two"
+        shutil.copytree(tmp_path / "one", copied)
+        async with Interlock.open(copied, store=address) as two:
+            two.catalog.attach(sample.increment)
+            calls = [lock.call("demo.increment", name="a", key="k") for lock in (one, two) for _ in range(10)]
+            results = await asyncio.gather(*calls)
+            assert {result.unwrap() for result in results} == {1}
+            assert sample.world.runs == 1
+    verdict = verify(home_at(tmp_path / "one", address))
+    assert verdict.intact, verdict.faults
+
+
+async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: PostgresHome, address: str) -> None:
+    sample.reset()
+    async with Interlock.open(home.path, store=address) as lock:
+        await lock.add(sample.increment)
+        await lock.call("demo.increment", name="a", key="k")
+    assert verify(home).intact
+    run(
+        address,
+        "ALTER TABLE journal DISABLE TRIGGER journal_never_changes",
+        "UPDATE journal SET body = convert_to(replace(convert_from(body, 'UTF8'), 'increment', 'decrement'), 'UTF8')"
+        " WHERE seq = 2",
+    )
+    faults = {fault.what for fault in verify(home).faults}
+    assert "the trigger `journal_never_changes` on `journal` is not as it was made" in faults
+    assert any("does not fit its hash" in what for what in faults)
+    role = f"r{secrets.token_hex(6)}"
+    run(address, f"CREATE ROLE {role}", f"GRANT DELETE ON journal TO {role}")
+    assert any(role in fault.what for fault in verify(home).faults)
+    run(address, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+async def test_a_store_that_is_gone_though_the_data_directory_had_one_is_refused(
+    home: PostgresHome, postgres_server: Server
+) -> None:
+    async with Interlock.open(home.path, store=home.address) as lock:
+        await lock.journal.commit(count)
+    with pytest.raises(Failure) as refused:
+        async with Interlock.open(home.path, store=postgres_server.new_schema()):
+            pass
+    assert refused.value.code == "E3804"
+
+
+async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: PostgresHome, address: str) -> None:
+    async with Interlock.open(home.path, store=address):
+        pass
+    back = ("DROP TABLE surface", "DROP TABLE surface_tool", "UPDATE alembic_version SET version_num = '0010'")
+    run(address, *back)
+    async with Interlock.open(home.path, store=address) as lock:
+        assert lock.journal.reader.all("SELECT * FROM surface_tool") == []
+    run(address, "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(Failure) as newer:
+        async with Interlock.open(home.path, store=address):
+            pass
+    assert newer.value.code == "E3805"
+
+
+@pytest.mark.parametrize("said_in", ["settings", "environment"])
+def test_the_command_line_works_on_it(tmp_path: Path, address: str, said_in: str) -> None:
+    (tmp_path / "home").mkdir()
+    environment = dict(os.environ)
+    if said_in == "settings":
+        (tmp_path / "home" / "settings.toml").write_text(f'store = "{address}"\n')
+    else:
+        environment["INTERLOCK_STORE"] = address
+
+    def interlock(*words: str, status: int = 0) -> str:
+        command = [str(Path(sys.executable).with_name("interlock")), "--home", str(tmp_path / "home"), *words]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert ended.returncode == status, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
+    (tmp_path / "numbers_to_add.py").write_text(TOOL)
+    assert "demo.add" in interlock("tools", "add", str(tmp_path / "numbers_to_add.py"))
+    assert "12" in interlock("call", "demo.add", '{"a": 7}')
+    assert "demo.add" in interlock("calls", "list")
+    assert "intact" in interlock("audit", "verify")
+    assert "PostgreSQL" in interlock("doctor")
+    assert "E3109" in interlock("backup", str(tmp_path / "copy"), status=1)
+    assert not (tmp_path / "home" / "interlock.db").exists()
+
+
+async def test_a_lease_that_has_run_out_is_taken_once_the_server_has_been_up_for_as_long(
+    home: PostgresHome, address: str
+) -> None:
+    async with Interlock.open(home.path, store=address) as lock:
+        run(address, "INSERT INTO instance (id, until_ms) VALUES ('dead', 1), ('well', 9000000000000)")
+        while lock.instance.alive("dead"):  # noqa: ASYNC110 - only the server tells
+            await asyncio.sleep(0.1)
+        assert lock.instance.alive("well")
+        assert not lock.instance.alive("nobody")

@@ -102,9 +102,9 @@ def instrument() -> None:
         for one in seen:
             crash_here(f"{one}: after commit")
 
-    async def looked_at(self: Execution, granted: Any) -> Any:
+    async def looked_at(self: Execution, granted: Any, *, entered: bool = False) -> Any:
         crash_here("before execute")
-        return await run(self, granted)
+        return await run(self, granted, entered=entered)
 
     Writer._apply = watched  # pyright: ignore[reportPrivateUsage]
     Execution.run = looked_at

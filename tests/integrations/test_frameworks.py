@@ -60,7 +60,7 @@ def _told(messages: Sequence[ModelMessage]) -> dict[str, str]:
 async def test_descriptions_of_upstreams_reach_models_whole(world: World):
     """The catalog keeps 2,000 characters for people; a model reads what the upstream wrote."""
     words = "Adds what it gets to the list. " * 120
-    function = {"name": "add", "description": words, "input_schema": {"type": "object", "properties": {}}}
+    function: Json = {"name": "add", "description": words, "input_schema": {"type": "object", "properties": {}}}
     config: Json = {"declarations": [function], "urls": ["https://functions.example.com"]}
     added = await world.app.upstreams.add("lists", "functions", config, by=world.app.caller)
     assert [one.state for one in added.tools] == ["admitted"]

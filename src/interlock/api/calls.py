@@ -85,12 +85,13 @@ class Calls:
         *,
         door: str,
         call_id: str | None = None,
+        on_progress: Callable[[Json], None] | None = None,
         turn: Turn | None = None,
     ) -> Result:
         """Make a call and wait for its end, or for the news that a person must agree first."""
         if self._surfaces is not None and self._surfaces.concern(door):
             caller = await self._surfaces.attach(caller, door)
-        request = _request(ask, caller, self._parts.clock, door, call_id=call_id)
+        request = _request(ask, caller, self._parts.clock, door, on_progress, call_id=call_id)
         return await self._parts.gateway.invoke(request, turn)
 
     def open(

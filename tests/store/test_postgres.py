@@ -210,9 +210,7 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
     sample.reset()
     async with Interlock.open(tmp_path / "one", store=address) as one:
         await one.add(sample.increment)
-        copied = tmp_path / "two"
-        shutil.copytree(tmp_path / "one", copied)
-        async with Interlock.open(copied, store=address) as two:
+        async with Interlock.open(tmp_path / "one", store=address) as two:
             two.catalog.attach(sample.increment)
             calls = [lock.call("demo.increment", name="a", key="k") for lock in (one, two) for _ in range(10)]
             results = await asyncio.gather(*calls)
@@ -220,6 +218,23 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
             assert sample.world.runs == 1
     verdict = verify(home_at(tmp_path / "one", address))
     assert verdict.intact, verdict.faults
+
+
+async def test_another_data_directory_may_take_over_once_nobody_uses_the_store(tmp_path: Path, address: str) -> None:
+    """Resource locks are files of a data directory: two that were used at once would not see each other's."""
+    standby = tmp_path / "standby"
+    async with Interlock.open(tmp_path / "one", store=address) as one:
+        await one.add(sample.increment)
+        shutil.copytree(tmp_path / "one", standby)
+        with pytest.raises(Failure, match="another data directory") as refused:
+            async with Interlock.open(standby, store=address):
+                pass
+        assert refused.value.code == "E3109"
+        assert (await one.call("demo.increment", name="b", key="first")).ok
+    async with Interlock.open(standby, store=address) as two:
+        two.catalog.attach(sample.increment)
+        again = await two.call("demo.increment", name="b", key="first")
+        assert again.replayed
 
 
 async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: PostgresHome, address: str) -> None:
@@ -297,7 +312,7 @@ async def test_a_lease_that_has_run_out_is_taken_once_the_server_has_been_up_for
     home: PostgresHome, address: str
 ) -> None:
     async with Interlock.open(home.path, store=address) as lock:
-        run(address, "INSERT INTO instance (id, until_ms) VALUES ('dead', 1), ('well', 9000000000000)")
+        run(address, "INSERT INTO instance (id, until_ms, place) VALUES ('dead', 1, 'x'), ('well', 9000000000000, 'x')")
         while lock.instance.alive("dead"):  # noqa: ASYNC110 - only the server tells
             await asyncio.sleep(0.1)
         assert lock.instance.alive("well")

@@ -44,7 +44,7 @@ def _uptime() -> float:
 
 
 @lru_cache(maxsize=1)
-def _boot() -> str:
+def boot_id() -> str:
     """An identifier for the current boot of the machine; empty where the system offers none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -66,7 +66,7 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
     random_bytes: Callable[[int], bytes] = field(default_factory=_Random)
     uptime: Callable[[], float] = field(default=_uptime)
-    boot: str = field(default_factory=_boot)
+    boot: str = field(default_factory=boot_id)
 
 
 def new_id(now_ms: int, random: bytes) -> str:

@@ -1,11 +1,13 @@
 """A data directory whose store is on PostgreSQL: keys, policy and settings are files, all else is in the database.
 
-Several machines may share one store. Each has a data directory of its own, with copies of the same keys and policy.
+Several processes may share one store if they share the data directory as well; see `leases`. A copy of the directory on
+another machine, with the same keys and policy, can take over.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.core.clock import Clock
+from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
 from interlock.store import connection as sqlite
 from interlock.store.connection import StoreError
@@ -85,6 +87,12 @@ class PostgresHome(Home):
         return not there
 
     @property
+    def place(self) -> str:
+        """Which data directory on which machine this is. A copy is another one."""
+        there = self.path.stat()
+        return f"{boot_id() or platform.node()}:{there.st_dev}:{there.st_ino}"
+
+    @property
     def made(self) -> bool:
         return not self.new
 
@@ -126,6 +134,7 @@ class PostgresHome(Home):
             connection = self._connect(self.address)
             try:
                 refuse_behind(connection, anchored)
+                connection.one("SELECT interlock_alone(?)", (self.place,))
                 self._now_ms = connection.one(_NOW)[0]
             except BaseException:
                 connection.close()

@@ -4,6 +4,9 @@ A process has a row in the table `instance` with the time until which it lives, 
 clock of the database. A process that asks about one whose time has passed removes its row (`interlock_alive`). From
 then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
 fencing token. So a process that was only slow cannot write over what others made of its calls.
+
+Processes that live at the same time have the same data directory: resource locks do not reach further. A process of
+another one is refused (E3109) as long as one of them lives.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.core.errors import Failure
 from interlock.store.connection import StoreError
 from interlock.store.home import store_failure
 from interlock.store.postgres.connection import Connection
@@ -39,6 +43,9 @@ class Lease:
         except StoreError as error:
             self._connection.close()
             raise store_failure(error) from None
+        except Failure:
+            self._connection.close()
+            raise
         home.lease = instance_id
         self._thread = threading.Thread(target=self._keep, name="interlock-lease", daemon=True)
         self._thread.start()
@@ -71,7 +78,8 @@ class Lease:
                 self._renew()
 
     def _renew(self, *, anew: bool = False) -> None:
-        self._ask("SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN))", self.id, self._report, "t" if anew else "f")
+        statement = "SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN), ?)"
+        self._ask(statement, self.id, self._report, "t" if anew else "f", self.home.place)
 
     def _ask(self, statement: str, *parameters: Any) -> Any:
         with self._lock:

@@ -256,7 +256,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
-@pytest.mark.part_of("IDEM-07", rest="three processes on a Postgres store, which does not exist yet")
+@pytest.mark.part_of("IDEM-07", rest="three processes on a Postgres store")
 async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain(tmp_path: Path) -> None:
     shared_home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(shared_home)

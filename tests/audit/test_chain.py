@@ -165,10 +165,10 @@ def seqs(home: Home) -> st.SearchStrategy[int]:
     return st.integers(1, count(home))
 
 
-AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store, which does not exist yet")
+AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store")
 
 
-AUDIT_02 = pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store, which does not exist yet")
+AUDIT_02 = pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store")
 
 
 # What is whole

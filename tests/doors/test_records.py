@@ -117,7 +117,7 @@ CASES: Mapping[str, Case] = {
 
 
 @pytest.mark.proves("AUDIT-01")
-@pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store, which does not exist yet")
+@pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store")
 async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
     place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
     hashes: dict[str, set[str]] = {}
@@ -187,7 +187,7 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
 # Who reads
 
 
-@pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store, which does not exist yet")
+@pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store")
 async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record(place: Place) -> None:
     lock = place.lock
     await place.ways["rest"](Wish("demo.add", {"a": 1}))

@@ -208,7 +208,7 @@ def test_the_mutation_class_and_the_declared_effects_must_agree(edits: Json, wor
 
 # Published content stays
 
-PART_OF_03 = pytest.mark.part_of("REG-03", rest="on a Postgres store, which does not exist yet")
+PART_OF_03 = pytest.mark.part_of("REG-03", rest="on a Postgres store")
 
 
 @PART_OF_03

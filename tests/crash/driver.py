@@ -82,17 +82,17 @@ def instrument() -> None:
 def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(method):
 
-        async def waited(self: Any, step: Any) -> Any:
+        async def waited(self: Any, step: Any, *given: Any, **named: Any) -> Any:
             crash_here(f"before {phase}")
-            made = await method(self, step)
+            made = await method(self, step, *given, **named)
             crash_here(f"after {phase}")
             return made
 
         return waited
 
-    def direct(self: Any, step: Any) -> Any:
+    def direct(self: Any, step: Any, *given: Any, **named: Any) -> Any:
         crash_here(f"before {phase}")
-        made = method(self, step)
+        made = method(self, step, *given, **named)
         crash_here(f"after {phase}")
         return made
 

@@ -35,6 +35,7 @@ def built(base: Path) -> Generator[tuple[str, Path]]:
     """The image, and its root, mounted."""
     need("buildah", "buildah")
     run(need("debootstrap", "debootstrap"), "--variant=minbase", f"--include={PACKAGES}", "bookworm", base)
+    subprocess.run(["umount", base / "proc"], check=False, capture_output=True)  # debootstrap may leave it mounted
     container = run("buildah", "from", "scratch").strip()
     run("buildah", "add", "-q", container, base, "/")
     run("buildah", "commit", "-q", "--rm", container, BASE)

@@ -358,7 +358,7 @@ Raiser = Callable[..., Any]
 # Hooks and policies that fail have decided nothing, which is told as a refusal.
 CAUTIOUS = ("a hook before",)
 LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
-    "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "begin")],
+    "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "open", "begin")],
     "request": lambda w, m, r: m.setattr(w.lock.gateway._requests, "read", r),  # pyright: ignore[reportPrivateUsage]
     "validate": lambda w, m, r: m.setattr(w.lock.gateway._validator, "validate", r),  # pyright: ignore[reportPrivateUsage]
     "a hook before": lambda w, _, r: _hook(w.lock, "pre", r),

@@ -533,15 +533,16 @@ async def test_the_duplicate_key_case_demands_equal_data_and_one_mutation(
 async def test_a_bad_input_must_be_refused_and_as_invalid_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Failure | None
 ) -> None:
-    async def checked(self: Gateway, request: Request) -> Failure | None:
-        return answer
+    async def checked(self: Gateway, request: Request) -> None:
+        if answer is not None:
+            raise answer
 
     async with Interlock.open(tmp_path) as lock:
         fair = await lock.try_out(with_preview(Ledger()))
         refused = {outcome.case for outcome in fair.outcomes if outcome.case.endswith(("missing", "beyond maxLength"))}
         assert fair.passed
         assert refused
-        monkeypatch.setattr(Gateway, "check", checked)
+        monkeypatch.setattr(Gateway, "checked", checked)
         trial = await lock.try_out(with_preview(Ledger()))
     failed = {outcome.case for outcome in trial.outcomes if outcome.message == "was not refused"}
     assert refused <= failed

@@ -11,6 +11,7 @@ to a savepoint. `intact` says so.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -57,6 +58,9 @@ class Connection(Rows):
         # The number of rows that statements of this connection have changed.
         self.total_changes = 0
         self._in_snapshot = False
+        # INVARIANT: a connection that was closed stays so, whichever thread closed it while another one reads.
+        self._closing = threading.Lock()
+        self._closed = False
         self._driver = self._open()
 
     def _open(self) -> psycopg.Connection[Any]:
@@ -76,9 +80,13 @@ class Connection(Rows):
             )
         except psycopg.Error as error:
             raise translated(error) from None
-        adapt(driver, text_as_bytes=self._text_as_bytes)
-        if not self._reading:
-            driver.execute(_PATIENCE)
+        try:
+            adapt(driver, text_as_bytes=self._text_as_bytes)
+            if not self._reading:
+                driver.execute(_PATIENCE)
+        except psycopg.Error as error:
+            driver.close()
+            raise translated(error) from None
         return driver
 
     @property
@@ -102,11 +110,13 @@ class Connection(Rows):
         elif statement == "COMMIT" and self.xid:
             return self._commit()
         try:
-            if self._reading and self.lost:  # since the last statement; a transaction was over with it
+            if (
+                self._reading and self.lost and not self._closed
+            ):  # since the last statement; a transaction was over with it
                 self.reopen()
             cursor = self._driver.execute(translate(statement), parameters or None)
         except psycopg.Error as error:
-            if not (self._reading and self.lost) or self._in_snapshot or statement == _READ_ONLY:
+            if not (self._reading and self.lost) or self._closed or self._in_snapshot or statement == _READ_ONLY:
                 raise translated(error) from None
             self.reopen()
             return self.execute(statement, parameters)
@@ -165,9 +175,17 @@ class Connection(Rows):
     def reopen(self) -> None:
         """Connect anew; what was not committed is gone."""
         self._driver.close()
-        self._driver = self._open()
+        driver = self._open()
+        with self._closing:
+            if not self._closed:
+                self._driver = driver
+                return
+        driver.close()
+        raise sqlite3.ProgrammingError("the connection is closed")
 
     def close(self) -> None:
+        with self._closing:
+            self._closed = True
         self._driver.close()
 
 

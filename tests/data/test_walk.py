@@ -682,7 +682,7 @@ def test_a_text_is_counted_as_python_counts_it(text: str, kind: type[bytes | byt
     assert compiled is not None
     body = kind(text.encode())
     runs = [len(run) for run in re.findall("[0-9]+", text)]
-    assert compiled.scanned(body)[1] == max((run for run in runs if run >= 19), default=0)
+    assert compiled.digits(body) == max((run for run in runs if run >= 19), default=0)
 
     def found() -> tuple[bool, ...]:
         limits = range(1, len(body) // 2 + 2)
@@ -701,10 +701,11 @@ def test_a_text_is_counted_as_python_counts_it(text: str, kind: type[bytes | byt
 
 def test_what_is_no_bytes_is_not_counted() -> None:
     assert compiled is not None
-    with pytest.raises(TypeError):
-        compiled.scanned("text")  # pyright: ignore[reportArgumentType]
+    for search in (compiled.marks, compiled.digits):
+        with pytest.raises(TypeError):
+            search("text")  # pyright: ignore[reportArgumentType]
     text = bytearray(b"[1,2]")
-    assert compiled.scanned(text) == (2, 0)
+    assert (compiled.marks(text), compiled.digits(text)) == (2, 0)
     text += b"3"  # and the buffer was given back
 
 
@@ -714,7 +715,7 @@ def test_other_threads_run_while_a_text_is_counted() -> None:
 
     def count() -> None:
         assert compiled is not None
-        compiled.scanned(text)
+        compiled.marks(text)
         done.set()
 
     usual = sys.getswitchinterval()

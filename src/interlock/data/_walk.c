@@ -802,19 +802,26 @@ static Py_ssize_t longest_run(const unsigned char *start, const unsigned char *e
 }
 
 /* Other threads run meanwhile: the buffer is held, and nothing else of Python is touched. */
-static PyObject *scanned(PyObject *Py_UNUSED(module), PyObject *text) {
+static PyObject *searched(PyObject *text, Py_ssize_t (*search)(const unsigned char *, const unsigned char *)) {
     Py_buffer buffer;
-    Py_ssize_t marks, longest;
+    Py_ssize_t found;
     if (PyObject_GetBuffer(text, &buffer, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    const unsigned char *const text = buffer.buf;
-    marks = count_marks(text, text + buffer.len);
-    longest = longest_run(text, text + buffer.len);
+    const unsigned char *const start = buffer.buf;
+    found = search(start, start + buffer.len);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&buffer);
-    return Py_BuildValue("nn", marks, longest);
+    return PyLong_FromSsize_t(found);
+}
+
+static PyObject *marks(PyObject *Py_UNUSED(module), PyObject *text) {
+    return searched(text, count_marks);
+}
+
+static PyObject *digits(PyObject *Py_UNUSED(module), PyObject *text) {
+    return searched(text, longest_run);
 }
 
 /* Shapes, as Python knows them */
@@ -1012,7 +1019,8 @@ static PyMethodDef functions[] = {
     {"copied", copied, METH_O, "A copy of JSON data that shares nothing with it; None where it is not plain."},
     {"gathered", gathered, METH_VARARGS, "Whether all names in JSON data are known; lists the texts to be searched."},
     {"measured", (PyCFunction)(void (*)(void))measured, METH_FASTCALL, "The least bytes that JSON data takes; -1 where it is not plain."},
-    {"scanned", scanned, METH_O, "The commas and brackets outside of the strings of a JSON text, and its longest run of 19 digits or more."},
+    {"marks", marks, METH_O, "The number of commas and brackets outside of the strings of a JSON text."},
+    {"digits", digits, METH_O, "The longest run of digits in a text, if it has 19 or more; otherwise 0."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -122,7 +122,7 @@ def more_values(data: bytes | bytearray, limit: int) -> bool:
     if len(data) < 2 * limit:
         return False  # each value but the first takes at least two bytes including a punctuation mark
     if compiled is not None:
-        return compiled.scanned(data)[0] >= limit
+        return compiled.marks(data) >= limit
     return _marks(data, limit) >= limit
 
 

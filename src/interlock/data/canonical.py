@@ -208,7 +208,7 @@ def may_hold_long_number(text: bytes) -> bool:
 def longest_run(text: bytes | bytearray, most: int) -> int:
     """Find the longest run of digits in a text. May stop at `most`, and may return 0 for any run that is shorter."""
     if compiled is not None:
-        return compiled.scanned(text)[1]
+        return compiled.digits(text)
     # Searching a run of one digit is many times faster than searching a run of any digits. A call into C blocks all
     # other threads, so a long text is searched in windows.
     run = b"9" * most

@@ -37,7 +37,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is asked of a server, over and over."""
+    """A server, and the requests that are sent to it repeatedly."""
 
     name: str
     server: Served
@@ -66,7 +66,7 @@ def _child(*command: str, core: int) -> Generator[subprocess.Popen[str]]:
 
 
 def cores() -> tuple[int, int]:
-    """Where servers run, and where the load comes from."""
+    """The cores on which servers and the load run."""
     available = sorted(os.sched_getaffinity(0))
     return available[0], available[-1]
 

@@ -190,7 +190,7 @@ def _speed(quick: bool) -> Table:
 
 
 def _choice() -> Table:
-    """How long it takes to choose the schemas that fit into a budget."""
+    """The time of choosing schemas that fit into a budget."""
     draw = random.Random(16)
     taken: list[float] = []
     for _ in range(200):

@@ -250,7 +250,7 @@ def test_a_disk_without_room_for_a_backup_is_told_and_left_empty(cli: Cli) -> No
 
 async def seen(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - another process may bring it about
+        while not condition():  # noqa: ASYNC110 - the file system tells
             await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""What a caller's conversations remember of results, in the store.
+"""The memory of conversations: records of results, kept in the store for each caller and session.
 
     working, session   belong to one session of the caller
     episodic           belongs to the caller, whatever the session

@@ -79,7 +79,7 @@ class Answer(list[Found]):
 
     @property
     def outcome(self) -> Outcome:
-        """What came of it: if nothing was found, `pending` says that it is worth asking again."""
+        """`found`, `no_match`, or `pending`: nothing was found, and an upstream that is not ready may have it."""
         return "found" if self else "pending" if self.pending else "no_match"
 
     def facts(self) -> Json:

@@ -57,7 +57,7 @@ _PRIOR: Final = (9, 10)
 
 
 class SelectOptions(TypedDict, total=False):
-    """How a tool is selected.
+    """Options of a selection.
 
     `allocation` is how many tokens the schemas of the candidates may take together; `cheaper` chooses the cheaper of
     tools with equal expected success; `intent` is false where the kind of help is not to narrow the candidates;
@@ -250,7 +250,7 @@ class Selections:
         selector: Selector | None,
         stages: list[Stage],
     ) -> tuple[Choice, str | None]:
-        """The tool that a model chose, or the first candidate. What a model makes up is refused."""
+        """The tool that a model chose, or the first candidate. A tool that is no candidate is refused."""
         if selector is None or not candidates:
             first = candidates[0].tool if candidates else None
             why = "no model is in use" if candidates else "there are no candidates"
@@ -292,7 +292,7 @@ class Selections:
 
 
 def _faults(version: Version, parameters: Json) -> list[str]:
-    """What keeps parameters from being the input of a tool."""
+    """The reasons why parameters are no valid input of a tool."""
     from interlock.data.coerce import coerce
     from interlock.data.explain import input_faults
     from interlock.data.schema import Schema

@@ -200,7 +200,7 @@ class SurfaceViews:
 
 @dataclass(slots=True)
 class _State:
-    """What keeps tools from being called by a caller."""
+    """The reasons why tools cannot be called by a caller."""
 
     parts: Parts
     tools: Tools

@@ -278,7 +278,7 @@ def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_an
 BOTH = [frozenset(f"far.{name}" for name in ("rate", *names)) for names in SETS]
 
 
-@pytest.mark.proves("REG-12")
+@pytest.mark.part_of("REG-12", rest="a tool whose schema changed; a cached result of a tool that was removed")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:

@@ -38,6 +38,13 @@ SCHEMA: Json = {
 }
 ORDERS: Json = {"orders": [{"id": n, "name": f"order {n}", "note": "x" * 50} for n in range(200)]}
 
+SURF_11 = pytest.mark.part_of("SURF-11", rest="that an observation leads to its journal record")
+SURF_13 = pytest.mark.part_of(
+    "SURF-13",
+    rest="that text like an instruction is escaped where it could close no block; freshness and confidence of results"
+    " that are replayed",
+)
+
 
 def sized(value: Any, schema: Json | None = None, summary: str | None = None) -> list[View]:
     return views(texts(value, schema, (), summary), estimate, lambda text: f"{text}\n")
@@ -130,7 +137,7 @@ def blocked(content: str, **facts: str) -> Block:
     return Block(**{**known, **rest, **facts}, content=content)
 
 
-@pytest.mark.proves("SURF-13")
+@SURF_13
 @pytest.mark.parametrize("content", INJECTIONS)
 def test_no_content_closes_its_block_or_opens_another(content: str) -> None:
     block = blocked(content, tool_id=content, source=content)
@@ -143,7 +150,7 @@ def test_no_content_closes_its_block_or_opens_another(content: str) -> None:
     assert [one.content for one in read_blocks(around)] == ["first", content, "last"]
 
 
-@pytest.mark.proves("SURF-13")
+@SURF_13
 @given(st.text(alphabet=st.characters() | st.sampled_from("<>/&;#x\"'\n"), max_size=80))
 def test_whatever_text_is_read_back_as_it_was(content: str) -> None:
     block = blocked(content, tool_id=content)
@@ -151,7 +158,7 @@ def test_whatever_text_is_read_back_as_it_was(content: str) -> None:
     assert block.text().count("<") == 2
 
 
-@pytest.mark.proves("SURF-13")
+@SURF_13
 async def test_a_block_states_the_facts_of_its_call(lock: Interlock) -> None:
     window = await lock.window(20_000)
     for sent in INJECTIONS[:3]:
@@ -169,7 +176,7 @@ async def test_a_block_states_the_facts_of_its_call(lock: Interlock) -> None:
     assert len(list(read_blocks(window.text))) == 3
 
 
-@pytest.mark.proves("SURF-13")
+@SURF_13
 @pytest.mark.parametrize("room", [60, 150, 300, 20_000])
 async def test_no_output_escapes_its_block_wherever_it_enters_a_context(lock: Interlock, room: int) -> None:
     """Names and values of data at every level, pointers with their outline, and the words of failures."""
@@ -310,7 +317,7 @@ async def test_a_second_model_summarises_large_results_and_may_fail(lock: Interl
 # Routing
 
 
-@pytest.mark.proves("SURF-11")
+@SURF_11
 @pytest.mark.parametrize("successor", [True, False])
 @pytest.mark.parametrize("reasoning", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
@@ -324,7 +331,7 @@ def test_every_output_is_observed_whatever_else_becomes_of_it(
     assert len(found) == 1 + max(1, successor + reasoning + memory)
 
 
-@pytest.mark.proves("SURF-11")
+@SURF_11
 async def test_results_go_where_they_are_needed_and_are_remembered_once(home: Path) -> None:
     clock = FakeClock()
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
@@ -356,7 +363,7 @@ async def test_results_go_where_they_are_needed_and_are_remembered_once(home: Pa
         assert window.observations[0]["record"] == f"journal:{result.invocation_id}"
 
 
-@pytest.mark.proves("SURF-11")
+@SURF_11
 async def test_memory_is_in_the_store_with_provenance_expiry_and_layer(home: Path) -> None:
     clock = FakeClock()
 
@@ -379,6 +386,10 @@ async def test_memory_is_in_the_store_with_provenance_expiry_and_layer(home: Pat
         with pytest.raises(Failure) as raised:
             await window.admit(wide, remember="session")
         assert raised.value.code == "E3004"
+        # It cannot be remembered, and is observed all the same.
+        assert len(window.observations) == 5
+        assert window.observations[-1]["invocation_id"] == wide.invocation_id
+        assert window.observations[-1]["destinations"] == ["discard", "observation"]
     async with AsyncExitStack() as stack:
         lock = await opened()
         window = await lock.window(20_000, session="a")

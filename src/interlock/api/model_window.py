@@ -114,22 +114,25 @@ class ModelWindow:
         1 or as a word. A failed or waiting call is for the context alone.
         """
         usable = result.ok and not result.persistence.private
+        # INVARIANT: every result is observed, also one that cannot be remembered or placed.
+        observed: Json = {
+            "invocation_id": result.invocation_id,
+            "tool": result.tool,
+            "state": result.state,
+            "at": iso(result.created_ms),
+            "record": f"journal:{result.invocation_id}",
+            "destinations": list(destinations(successor=False, reasoning=False, memory=False)),
+            "level": None,
+            "tokens": 0,
+        }
+        self.observations.append(observed)
         record = self._record(result, remember, expires_s) if usable and remember is not None else None
         wrote = record is not None and await self.memory.write(record)
         routes = destinations(successor=usable and then is not None, reasoning=reasoning, memory=wrote)
         view = await self._place(result, criticality, fields) if reasoning else None
-        self.observations.append(
-            {
-                "invocation_id": result.invocation_id,
-                "tool": result.tool,
-                "state": result.state,
-                "at": iso(result.created_ms),
-                "record": f"journal:{result.invocation_id}",
-                "destinations": list(routes),
-                "level": None if view is None else view.level,
-                "tokens": 0 if view is None else view.tokens,
-            }
-        )
+        observed["destinations"] = list(routes)
+        if view is not None:
+            observed["level"], observed["tokens"] = view.level, view.tokens
         return Routed(
             destinations=routes,
             context=None if view is None else view.text,

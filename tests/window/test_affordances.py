@@ -51,7 +51,7 @@ items = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 60)), max_size=2
 
 @pytest.mark.part_of(
     "SURF-06",
-    rest="that affordances are chosen by it, in the order of utility per token; the 10 ms, which only the bench measures",
+    rest="that affordances use it; the order by utility per token; the 10 ms (bench)",
 )
 @given(items, st.integers(0, 200))
 def test_the_greedy_choice_fits_and_is_at_least_half_as_useful_as_the_best_one(

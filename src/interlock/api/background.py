@@ -38,9 +38,9 @@ _log = logging.getLogger("interlock.background")
 
 # How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
 TICKETS_EVERY_S = 1.0
-# How often is looked whether housekeeping is due, which is once an hour for all processes on a home together.
+# How often a process checks whether housekeeping is due, which is once an hour for all processes on a home together.
 HOUSE_EVERY_S = 600.0
-# How often is looked whether a scheduled backup is due.
+# How often a server checks whether a scheduled backup is due.
 BACKUP_EVERY_S = 60.0
 # How often the disk and the keys of the home are looked at.
 CONDITION_EVERY_S = 10.0

@@ -288,7 +288,9 @@ class Search:
     async def _surface(self, caller: Caller, index: Index) -> _Surface:
         """What a caller sees, as of now; remembered for a moment, because it takes a look at every tool."""
         state = (await self._parts.catalog.current(), self._parts.gateway.quarantine.held, index.numbering)
-        key = (None if caller.capability is None else caller.capability.digest, caller.scopes)
+        # What is excluded depends on who calls, and not only on their token.
+        who = (caller.id, caller.agent, caller.groups) if self._parts.settings.surface_excluded else None
+        key = (None if caller.capability is None else caller.capability.digest, caller.scopes, who)
         now = self._parts.clock.monotonic()
         known = self._surfaces.get(key)
         if known is not None and known.until > now and known.state == state:

@@ -133,8 +133,8 @@ class Selections:
         candidates = await self._retrieved(request, caller, visible, chosen, stages)
         by_name = {one.row.address: one for one in visible.values()}
         candidates = await self._routed(request, caller, candidates, chosen, visible, stages)
-        measured = await self._measured(by_name, candidates, caller)
-        candidates, stage = apply_rules(request, measured, self._parts.settings.selection_rules, self._forced(by_name))
+        rules = self._parts.settings.selection_rules
+        candidates, stage = apply_rules(request, candidates, rules, self._forced(by_name))
         stages.append(stage)
         candidates = await self._measured(by_name, candidates, caller)
         candidates, stage = fit(candidates, options.get("allocation"))

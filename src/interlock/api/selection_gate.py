@@ -17,6 +17,7 @@ from interlock.api.policy import asked_all_the_same, question_of
 from interlock.authority import budgets
 from interlock.core.amounts import millionths
 from interlock.core.errors import Failure
+from interlock.core.threads import WALKS
 from interlock.gateway import token_checks
 from interlock.resilience import limits
 from interlock.selection.dangers import dangers
@@ -79,7 +80,7 @@ class Gate:
 
     async def look(self, arguments: Json, door: str) -> None:
         """Check authorization and safety."""
-        self._findings = [await self._authorization(arguments, door), self._safety(arguments)]
+        self._findings = [await self._authorization(arguments, door), await WALKS.run(self._safety, arguments)]
 
     def decide(self, transaction: Transaction) -> Verdict:
         """Check cost and rate, and return the strictest answer of all. Writes nothing."""

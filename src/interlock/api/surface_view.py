@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -95,13 +94,23 @@ class SurfaceViews:
         for address in offered:  # in the order of their use
             for version in await self._found(address, caller):
                 self._sort(state, version, offered, defers, lists, everything)
-        page = list(islice(await catalog.newest(caller.capability, cursor or ""), limit + 1))
-        for number, version in enumerate(page[:limit]):
+        page: list[Version] = []
+        for number, version in enumerate(list(await catalog.newest(caller.capability, cursor or ""))):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
+            # A cursor names the last tool of its page, so nothing is on a page that the caller may not know.
+            if everything or self._may_know(state, version):
+                page.append(version)
+            if len(page) > limit:
+                break
+        for version in page[:limit]:
             if version.row.address not in offered:
                 self._sort(state, version, offered, defers, lists, everything)
         return lists, page[limit - 1].row.address if len(page) > limit else None
+
+    def _may_know(self, state: _State, version: Version) -> bool:
+        excluded = self._tools.exclusions.reason(state.caller, version.row.address)
+        return excluded is None and state.blocked(version)[0] not in _FOR_OPERATORS
 
     async def _found(self, address: str, caller: Caller) -> list[Version]:
         try:

@@ -7,6 +7,7 @@ is tried again within the hour. The newest backup is never removed, whatever its
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import tempfile
@@ -24,6 +25,8 @@ from interlock.store.home import Home
 
 if TYPE_CHECKING:
     from interlock.store.port import Reader, Transaction
+
+_log = logging.getLogger("interlock.background")
 
 # A backup that failed, or of which nobody knows the end, is tried again after this time.
 RETRY_MS = 3_600_000
@@ -112,9 +115,14 @@ def remove_expired(folder: Path, days: int, now: datetime) -> list[Path]:
     """Remove the backups that are older than so many days, finished or not, but never the newest finished one."""
     newest = made_in(folder)[-1:]
     expired = [one for one in _named(folder) if now - one.made >= timedelta(days=days) and one not in newest]
+    removed: list[Path] = []
     for one in expired:
-        shutil.rmtree(one.path)
-    return [one.path for one in expired]
+        try:
+            shutil.rmtree(one.path)
+            removed.append(one.path)
+        except OSError as error:  # the new backup counts all the same
+            _log.warning("the backup %s is past its term and cannot be removed: %s", one.path, error.strerror)
+    return removed
 
 
 def _named(folder: Path) -> list[Backup]:

@@ -7,11 +7,12 @@ nothing of it: where a tool can destroy, forbid or restrict the tool.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 MOST_TEXT: Final = 200_000
-_COMMENT: Final = re.compile(r"/\*.*?\*/|--[^\n]*", re.DOTALL)
+UNREAD: Final = "text that is too long to be read"
+_LINE_COMMENT: Final = re.compile(r"--[^\n]*")
 _SPACE: Final = re.compile(r"\s+")
 _OPERATIONS: Final = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
@@ -19,27 +20,58 @@ _OPERATIONS: Final = tuple(
         ("DROP", r"\bdrop (?:table|database|schema|view|index|user|role|column|keyspace|collection)\b"),
         ("TRUNCATE", r"\btruncate (?:table )?[\w\"`\[]"),
         ("DELETE without WHERE", r"\bdelete from [\w.\"`\[\]]+ ?(?:;|$)"),
-        ("UPDATE without WHERE", r"\bupdate [\w.\"`\[\]]+ set (?:(?!\bwhere\b)[^;])*(?:;|$)"),
         ("GRANT ALL", r"\bgrant all\b"),
         ("rm -r", r"\brm (?:-\S+ )*-\w*[rR]\w*\b|\brm (?:-\S+ )*--recursive\b"),
         ("mkfs", r"\bmkfs(?:\.\w+)?\b"),
-        ("dd to a device", r"\bdd .*\bof=/dev/"),
-        ("git push --force", r"\bgit push\b.*(?: --force\b| -f\b)"),
     )
 )
+# An operation, and what must follow it somewhere. One pass over the text finds both.
+_FOLLOWED: Final = tuple(
+    (name, re.compile(first, re.IGNORECASE), re.compile(then, re.IGNORECASE))
+    for name, first, then in (
+        ("dd to a device", r"\bdd ", r"\bof=/dev/"),
+        ("git push --force", r"\bgit push\b", r" --force\b| -f\b"),
+    )
+)
+_UPDATE: Final = re.compile(r"\bupdate [\w.\"`\[\]]+ set ", re.IGNORECASE)
+_WHERE: Final = re.compile(r"\bwhere\b", re.IGNORECASE)
 
 
 def dangers(parameters: Mapping[str, Any]) -> list[str]:
-    """The names of dangerous operations in the texts of parameters, at any depth; each once."""
+    """The names of dangerous operations in the texts of parameters, at any depth; each once.
+
+    Takes time in proportion to the text. Text beyond `MOST_TEXT` is not read, and counts as dangerous.
+    """
     found: dict[str, None] = {}
     left = MOST_TEXT
     for text in _texts(parameters):
-        if left <= 0:
-            break
-        plain = _SPACE.sub(" ", _COMMENT.sub(" ", text[:left])).strip()
-        left -= len(text)
-        found |= dict.fromkeys(name for name, pattern in _OPERATIONS if pattern.search(plain))
+        if len(text) > left:
+            found[UNREAD] = None
+        found |= dict.fromkeys(_operations(_SPACE.sub(" ", _without_comments(text[:left])).strip()))
+        left = max(0, left - len(text))
     return list(found)
+
+
+def _operations(plain: str) -> Iterator[str]:
+    yield from (name for name, pattern in _OPERATIONS if pattern.search(plain))
+    for name, first, then in _FOLLOWED:
+        if (begun := first.search(plain)) and then.search(plain, begun.end()):
+            yield name
+    # Of several in one statement the last decides: a condition behind it is behind the others too.
+    for statement in plain.split(";"):
+        ends = [update.end() for update in _UPDATE.finditer(statement)]
+        if ends and not _WHERE.search(statement, ends[-1]):
+            yield "UPDATE without WHERE"
+            return
+
+
+def _without_comments(text: str) -> str:
+    parts: list[str] = []
+    at = 0
+    while (start := text.find("/*", at)) >= 0 and (end := text.find("*/", start + 2)) >= 0:
+        parts.append(text[at:start])
+        at = end + 2
+    return _LINE_COMMENT.sub(" ", " ".join((*parts, text[at:])))
 
 
 def _texts(value: Any) -> list[str]:

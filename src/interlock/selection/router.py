@@ -101,7 +101,8 @@ class Router:
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError("it is not a router") from error
         tools = tuple(names.split("\n"))
-        if weights.ndim != 2 or weights.shape[1] != len(tools) or not np.isfinite(weights).all():
+        rows = features([""]).shape[1]
+        if weights.shape != (rows, len(tools)) or not np.isfinite(weights).all():
             raise ValueError("it is not a router")
         return cls(tools, weights)
 

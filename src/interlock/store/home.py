@@ -116,6 +116,11 @@ class Home:
     # Whether a commit takes so little time that the event loop may wait for it.
     near = True
 
+    def replaced(self, connection: Connection) -> Connection:
+        """A new connection in place of one that is of no more use."""
+        connection.close()
+        return self.connect()
+
     def connect(self) -> Connection:
         """A connection that reads and writes, as the journal needs it."""
         return connect(self.database)

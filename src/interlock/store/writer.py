@@ -188,8 +188,7 @@ class Writer:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
             # A connection that cannot roll back is of no more use.
-            self._connection.close()
-            self._connection = self._home.connect()
+            self._connection = self._home.replaced(self._connection)
             self._cursor = self._connection.cursor()
 
     def anchor(self) -> None:

@@ -183,6 +183,10 @@ class Connection(Rows):
         driver.close()
         raise sqlite3.ProgrammingError("the connection is closed")
 
+    def hang_up(self) -> None:
+        """Cut the connection. It counts as lost, and can be opened again."""
+        self._driver.close()
+
     def close(self) -> None:
         with self._closing:
             self._closed = True

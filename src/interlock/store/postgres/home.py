@@ -101,6 +101,10 @@ class PostgresHome(Home):
     def connect(self) -> sqlite.Connection:
         return self._connect(self.address, reading=True)
 
+    def replaced(self, connection: sqlite.Connection) -> sqlite.Connection:
+        cast("Connection", connection).hang_up()  # the next transaction opens it again
+        return connection
+
     def reading(self, patience_s: float = 10, *, alone: bool = False) -> sqlite.Connection:
         return self._connect(self.address, reading=True)
 

@@ -95,6 +95,7 @@ BEGIN
     IF EXISTS (SELECT 1 FROM instance WHERE place <> directory AND until_ms >= now) THEN
         RAISE EXCEPTION 'another data directory uses this store' USING ERRCODE = '{ELSEWHERE}';
     END IF;
+    DELETE FROM instance WHERE place <> directory;  -- they may not write again, should they still be there
 END $$
 """  # noqa: S608 - constants
 _RENEW = f"""

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1")
 
 
 @router.post("/tools/register", tags=["tools"], **says(models.Registered, 201, "admitted"))
-async def registertool_document(manifest: models.ManifestBody, ask: Ask) -> Response:
+async def register_tool(manifest: models.ManifestBody, ask: Ask) -> Response:
     """Register a tool by its manifest. Needs `tools:admin`. Refused with every gap it has (E3105)."""
     return json(await ask.service.registration.register(manifest.root, by=ask.caller), 201)
 
@@ -44,7 +44,7 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     dependencies=[Depends(bearer)],
     **says(models.Called, 200, "it succeeded", also=ACCEPTED),
 )
-async def invoketool_document(
+async def invoke_tool(
     call: models.InvokeBody,
     idempotency_key: Annotated[str | None, Header(description="the same as in the body")] = None,
 ) -> Response:
@@ -94,7 +94,7 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 
 
 @router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
-async def showtool_document(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
+async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
     found = await ask.service.tools.find(tool_id, query.version, ask.caller)
     return json({**tool_document(ask.service.tools, found), "interface": ask.service.tools.interface(found)})
@@ -114,7 +114,7 @@ async def compare_versions(tool_id: Id, ask: Ask, query: Annotated[models.Compar
 
 
 @router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
-async def deprecatetool_document(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
+async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
     """Announce the end of one version, or correct what was announced. It runs on until its removal date. Needs
     `tools:admin`."""
     return json(await ask.service.registration.deprecate(tool_id, by=ask.caller, **body.model_dump()))
@@ -127,7 +127,7 @@ async def list_quarantine(ask: Ask) -> Response:
 
 
 @router.post("/quarantine/release", tags=["tools"], **says(models.Released))
-async def releasetool_document(body: models.ReleaseBody, ask: Ask) -> Response:
+async def release_tool(body: models.ReleaseBody, ask: Ask) -> Response:
     """Release a version from quarantine. For people with `tools:admin`; on record with the reason."""
     return json(await ask.service.registration.release(body.tool, reason=body.reason, by=ask.caller))
 

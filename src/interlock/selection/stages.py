@@ -2,7 +2,8 @@
 
     intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► model ► gate
 
-A stage never returns a tool that it was not given, but for a rule, which names a visible tool of its own.
+A stage returns tools that it was given. Two add others that the caller may use: the router, which ranks all tools that
+intent and hierarchy left, and a rule, which names a tool.
 """
 
 from __future__ import annotations

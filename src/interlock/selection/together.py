@@ -1,6 +1,6 @@
 """Recommendations from calls: tools that are used together, and tools that others of the same group use.
 
-What fewer than so many different callers did is left out, so that nobody can be told from a recommendation.
+What fewer than so many different callers did, the one who asks included, is left out.
 """
 
 from __future__ import annotations

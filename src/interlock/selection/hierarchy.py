@@ -159,16 +159,11 @@ class Hierarchy:
         self._index = Index(encoder)
         self._index.add(Entry(one.name, one.name, one.description, tags=one.description.split()) for one in categories)
         self._all = self._index.mask(self.categories)
-        self._of = {tool: one for one in categories for tool in one.tools}
 
     @property
     def text(self) -> str:
         """What a model reads in the first step."""
         return "".join(one.line for one in self.categories.values())
-
-    def of(self, tool: str) -> Category:
-        """The category of a tool."""
-        return self._of[tool]
 
     def choose(self, request: str, most: int = CHOSEN) -> list[Category]:
         """The categories whose descriptions fit a request best; all, in order, where none fits."""

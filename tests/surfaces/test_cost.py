@@ -38,7 +38,7 @@ class Calls:
             self.count += 1
 
 
-@pytest.mark.part_of("SURF-01", rest="that somebody else has read the tests against every word of it")
+@pytest.mark.supports("SURF-01")
 async def test_a_list_of_a_surface_takes_as_many_steps_in_a_large_catalog_as_in_a_small_one(home: Path) -> None:
     pinned = ({"tools": [one.manifest.address for one in SHOWN]},)
     async with Interlock.open(home, housekeeping=False, surface="search", surface_pinned=pinned) as lock:

@@ -28,10 +28,10 @@ from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 from tests.surfaces.offices import TOOLS, offer
 
-UNREAD = "that somebody else has read the tests against every word of it"
 HINTED = offer("run_42", "Does what it is for, and nothing else.", search_hint="book a flight to anywhere")
 SPACED = offer("list_all", "Returns what there is.", namespace="veterinary")
 REMOTE = offer("remote", "Look up the lunar calendar.", namespace="far")
+NAMED = offer("zeppelin_rental", "Does something that nobody would guess.")
 NOTHING = "xylophone zymurgy quokka"
 
 
@@ -61,7 +61,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
         "search_encoder": "none",
     }
     async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS, HINTED, SPACED)
+        await admit(lock, *TOOLS, HINTED, SPACED, NAMED)
         await lock.journal.commit(_serve_elsewhere)
         await lock.catalog.forget()
         async with wired(lock) as opened:
@@ -95,8 +95,8 @@ async def _searched(wires: Wires, door: str, query: str) -> Json:
 DOORS = ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"]
 
 
-@pytest.mark.part_of("SURF-03", rest=UNREAD)
-@pytest.mark.part_of("SURF-02", rest=UNREAD)
+@pytest.mark.proves("SURF-03")
+@pytest.mark.proves("SURF-02")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_nothing(wires: Wires, door: str) -> None:
     for query, first in (
@@ -105,6 +105,10 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
         ("book flight", "office.run_42"),
         ("veterinary", "veterinary.list_all"),
         ("invoice for goods", "office.create_invoice"),
+        ("run_42", "office.run_42"),
+        ("office.run_42@1.0.0", "office.run_42"),
+        ("zeppelin", "office.zeppelin_rental"),  # in its name alone
+        ("customer", "office.create_invoice"),  # in its description alone
     ):
         told = await _searched(wires, door, query)
         assert told["deferred"][0]["tool_id"] == first, query
@@ -117,6 +121,20 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
     assert ref["pending_provider_or_server"] == "far"
     assert ref.keys() == set(DeferredToolRef.model_fields)
     assert DeferredToolRef.parse(ref).document() == ref
+    shown = ref["selection_ref"]
+    assert shown.startswith("surface-")
+    assert ref == {
+        "schema_version": "0.2.0", "tool_id": "far.remote", "name": "remote", "namespace": "far",
+        "search_hint": "Look up the lunar calendar.", "source": "upstream:far", "schema_visibility": "hidden",
+        "loading_state": "pending", "reason": "deferred_until_discovered", "pending_provider_or_server": "far",
+        "selection_ref": shown,
+    }  # fmt: skip
+    ready = (await _searched(wires, door, "book flight"))["deferred"][0]
+    about = ("search_hint", "source", "loading_state", "pending_provider_or_server", "selection_ref")
+    assert [ready[one] for one in about] == ["book a flight to anywhere", "registry", "deferred", None, shown]
+    # The more of the words a tool has, the higher it ranks.
+    ranked = [one["tool_id"] for one in (await _searched(wires, door, "invoice for a customer, email"))["deferred"]]
+    assert ranked[:2] == ["office.create_invoice", "office.send_email"]
     nothing = await _searched(wires, door, NOTHING)
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"]) == ([], [], "pending")
     # To a caller without tools of it, the upstream does not exist.
@@ -129,7 +147,7 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
     assert not (await _searched(wires, door, "far.remote"))["deferred"]
 
 
-@pytest.mark.part_of("SURF-03", rest=UNREAD)
+@pytest.mark.proves("SURF-03")
 async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = wires.lock
     connections = lock.upstreams.connections
@@ -145,7 +163,7 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
     assert [one["server"] for one in (await _searched(wires, "rest", NOTHING))["pending"]] == ["far"]
 
 
-@pytest.mark.part_of("SURF-02", rest=UNREAD)
+@pytest.mark.proves("SURF-02")
 @pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
 @pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
 @pytest.mark.parametrize("door", DOORS)
@@ -154,7 +172,7 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     wires.lock.listen(lambda event: heard.append(event.type))
     refused = await wires.call(door, "office.forecast", {"value": "Rome"})
     assert (refused.failure["error_code"], refused.failure["error_class"]) == ("E3107", "schema_not_loaded")
-    assert "load" in refused.failure["resolution"]
+    assert all(word in refused.failure["resolution"] for word in ("discover it first", "search_tools", "load_tools"))
     # It is one end: one record, one event, and nothing after the tool was found.
     (closed,) = records(wires.lock)
     assert (closed["error_code"], closed["toolId"]) == ("E3107", "office.forecast")
@@ -170,8 +188,11 @@ async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wi
     assert found["deferred"][0]["tool_id"] == "office.forecast"
     assert "a value" not in str(found)
     assert "tool.deferred.discovered" in heard
+    heard.clear()
     assert "a value" in await _load(wires, door, "office.forecast")
-    assert "tool.deferred.loaded" in heard
+    assert [one for one in heard if one.startswith("tool.deferred")] == [
+        "tool.deferred.discovered", "tool.deferred.loaded",
+    ]  # fmt: skip
     assert "a value" in await _listed(wires, door)
     assert (await wires.call(door, "office.forecast", {"value": "Rome"})).envelope is None
     # It is loaded for the token, whichever door asks.

@@ -42,7 +42,7 @@ async def _call(wires: Wires, name: str, arguments: Json, *, modern: bool) -> Js
 
 
 @ERAS
-@pytest.mark.part_of("SURF-02", rest="deferred_tool_ref documents, events, and REST")
+@pytest.mark.proves("SURF-02", "SURF-03")
 async def test_a_tool_is_searched_for_loaded_and_called(wires: Wires, modern: bool) -> None:
     assert await _listed(wires, modern=modern) == OWN
     refused = await _call(wires, "office-forecast", {"value": "Rome"}, modern=modern)

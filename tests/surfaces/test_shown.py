@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import orjson
 import pytest
 import pytest_asyncio
@@ -26,10 +29,9 @@ from interlock.store import upstreams
 from interlock.store.port import Transaction
 from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
-from tests.support.wires import Wires, wired
+from tests.support.wires import Wires, typed_refusal, wired
 from tests.surfaces.offices import TOOLS, offer
 
-UNREAD = "that somebody else has read the tests against every word of it"
 FIELDS = {
     "surface_id", "scope", "created_at", "producer", "tool_refs", "loaded_tools", "deferred_tools", "blocked_tools",
     "excluded_tools", "selection_policy", "default_tool_choice", "capability_requirements", "model_capabilities",
@@ -39,7 +41,10 @@ FORBID = '\n@id("no-post") forbid (principal, action == Action::"office.post_let
 SETTINGS: Json = {
     "surface": "search",
     "surface_doors": ("mcp", "rest", "jsonrpc", "grpc"),
-    "surface_pinned": ({"tools": ["office.translate"]}, {"tools": ["office.forecast"], "groups": ["weather"]}),
+    "surface_pinned": (
+        {"tools": ["office.translate", "office.pay_wages"]},
+        {"tools": ["office.forecast"], "groups": ["weather"]},
+    ),
     "surface_excluded": (
         {"tools": ["office.old_*"]},
         {"tools": ["office.draw"], "groups": ["weather"], "reason": "model_unsupported"},
@@ -50,6 +55,7 @@ SCOPED = offer("pay_wages", "Pay the wages of a month.", scopes=["wages"])
 LENT = offer("read_mail", "Read the mail of a mailbox.", permissions=["credential:mail/key"])
 HELD = offer("guess", "Guess a number between bounds.")
 POSTED = offer("post_letter", "Send a letter by post.")
+OTHERS = offer("away", "Go away from here.", namespace="far")  # no token of these tests names it
 REMOTE = offer("remote", "Look something up elsewhere.")
 HIDDEN = [
     offer("old_fax", "Send a fax to a number."),
@@ -61,7 +67,7 @@ HIDDEN = [
 @pytest_asyncio.fixture
 async def wires(home: Path) -> AsyncGenerator[Wires]:
     async with Interlock.open(home, housekeeping=False, **SETTINGS) as lock:
-        await admit(lock, *TOOLS, SCOPED, LENT, HELD, POSTED, *HIDDEN)
+        await admit(lock, *TOOLS, SCOPED, LENT, HELD, POSTED, OTHERS, *HIDDEN)
         await lock.journal.commit(_serve_elsewhere)
         held = f"{HELD.manifest.address}@1.0.0"
         await lock.journal.commit(quarantine.impose(contract_digest(HELD), held, "c", "it did what it should not"))
@@ -101,12 +107,48 @@ def _reasons(listed: Any) -> dict[str, str]:
     return {one["tool_id"]: one["reason"] for one in listed}
 
 
+async def _looked_up(wires: Wires, door: str, tool: str) -> str:
+    """What a door tells of a tool to those who describe or load it."""
+    if door == "rest":
+        paths = (f"/v1/tools/{tool}", f"/v1/tools/{tool}/versions")
+        told = [(await wires.http.get(path)).text for path in paths]
+        return str([*told, (await wires.http.post("/v1/tools/load", json={"names": [tool]})).text])
+    if door == "jsonrpc":
+        return await wires.rpc("tools.describe", {"tool_id": tool}) + await wires.rpc("tools.load", {"names": [tool]})
+    if door == "grpc":
+        stub, told = GatewayStub(wires.channel), list[str]()
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        for ask in (stub.Describe(wire.DescribeRequest(tool_id=tool), metadata=bearer),
+                    stub.Load(wire.LoadRequest(names=[tool]), metadata=bearer)):  # fmt: skip
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await ask
+            told.append(str(typed_refusal(refused.value).envelope))
+        return str(told)
+    return await _mcp(wires, door, "load_tools", {"names": [tool.replace(".", "-")]})
+
+
+async def _searched(wires: Wires, door: str, words: str) -> str:
+    if door == "rest":
+        return (await wires.http.get("/v1/tools", params={"q": words})).text
+    if door == "jsonrpc":
+        return await wires.rpc("tools.search", {"query": words})
+    if door == "grpc":
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        return str(await GatewayStub(wires.channel).Discover(wire.DiscoverRequest(query=words), metadata=bearer))
+    return (await _mcp(wires, door, "search_tools", {"queries": [words]})).replace("office-", "office.")
+
+
+async def _mcp(wires: Wires, door: str, name: str, arguments: Json) -> str:
+    return await wires.mcp("tools/call", {"name": name, "arguments": arguments}, modern=door == "mcp-modern")
+
+
 BLOCKED = {
     "office.read_mail": "credential_missing",
     "office.guess": "feature_disabled",
     "office.remote": "setup_required",
+    "office.post_letter": "policy_blocked",
 }
-FOR_OPERATORS = {"office.pay_wages": "role_not_allowed", "office.post_letter": "policy_blocked"}
+FOR_OPERATORS = {"office.pay_wages": "role_not_allowed", "far.away": "role_not_allowed"}
 EXCLUDED = {
     "office.old_fax": "feature_disabled",
     "office.draw": "model_unsupported",
@@ -114,7 +156,7 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
+@pytest.mark.proves("SURF-01")
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert await wires.http.get("/v1/tools")
     own: Json = (await wires.http.get("/v1/surface")).json()
@@ -137,6 +179,12 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
     unknown = orjson.dumps(own).decode()
     assert not [name for name in FOR_OPERATORS | EXCLUDED if name in unknown]
     assert (told["scope"], told["selection_policy"], told["default_tool_choice"]) == ("session", "search", "auto")
+    assert told["surface_id"].startswith("surface-")
+    assert datetime.fromisoformat(told["created_at"]) == datetime.fromisoformat(own["changed_at"])
+    assert told["producer"] == f"interlock:{wires.lock.instance.id}"
+    assert told["capability_requirements"] == ["tool_calls", "tool_search", "tool_loading"]
+    assert told["model_capabilities"] == ["tool_calls"]
+    assert "pinned or loaded" in told["surface_reason"]
     assert told["role_constraints"] == ["group:weather"]
     assert told["policy_refs"]
     assert told["runtime_refs"] == ["interlock"]
@@ -151,7 +199,7 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
         assert seen["surface"]["loaded_tools"] == told["loaded_tools"]
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
+@pytest.mark.proves("SURF-01")
 async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_force(wires: Wires) -> None:
     lock = wires.lock
     await lock.secrets.set("mail/key", "s3cret-value", by="test")
@@ -159,17 +207,17 @@ async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_f
     await lock.journal.commit(quarantine.lift("office.guess@1.0.0", by=lock.caller, reason="looked at it"))
     await lock.catalog.forget()
     told = (await wires.http.get("/v1/surface")).json()["surface"]
-    assert told["blocked_tools"] == []
-    assert BLOCKED.keys() <= {one["tool_id"] for one in told["deferred_tools"]}
+    assert _reasons(told["blocked_tools"]) == {"office.post_letter": "policy_blocked"}
+    assert BLOCKED.keys() - {"office.post_letter"} <= {one["tool_id"] for one in told["deferred_tools"]}
     assert told["runtime_refs"] == ["interlock", "upstream:far"]
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
+@pytest.mark.proves("SURF-01")
 @pytest.mark.parametrize("door", ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"])
 async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_every_door(
     wires: Wires, door: str
 ) -> None:
-    for tool in ("office.old_fax", "office.draw", "office.ask_bot"):
+    for tool in (*EXCLUDED, *FOR_OPERATORS):
         heard = await wires.call(door, tool, {"value": "x"})
         assert (heard.failure["error_code"], heard.failure["error_class"]) == ("E3101", "unknown_tool")
         other = tool[:-1] + "q"
@@ -178,6 +226,10 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
         assert _masked(str(heard.envelope), tool) == _masked(str(never.envelope), other)
         if door != "grpc":
             assert _masked(heard.text, tool) == _masked(never.text, other)
+        told, none = await _looked_up(wires, door, tool), await _looked_up(wires, door, other)
+        assert "E3101" in told
+        assert _masked(told, tool) == _masked(none, other)
+        assert tool not in await _searched(wires, door, tool.partition(".")[2].replace("_", " "))
     heard = await wires.call(door, "office.ol_fax", {"value": "x"})
     assert "old_fax" not in heard.text
     # Another caller has another surface.
@@ -189,7 +241,7 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
     assert (await wires.call(door, "office.translate", {"value": "x"})).envelope is None
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
+@pytest.mark.proves("SURF-01")
 async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
     rest: Json = (await wires.http.get("/v1/surface")).json()
     rpc: Json = orjson.loads(await wires.rpc("surface.show", {}))["result"]
@@ -200,6 +252,24 @@ async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
     for one in (rpc, {**rest, "surface": orjson.loads(answer.surface_json)}, library):
         assert {**one["surface"], "created_at": ""} == {**rest["surface"], "created_at": ""}
     assert dict(answer.reasons) == rest["reasons"] == rpc["reasons"]
+    # Another caller sees another one, at every door.
+    await wires.lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    grants = [ToolGrant("office.draw"), ToolGrant("office.translate")]
+    wires.bear(await wires.lock.tokens.issue(subject=did_of("eve"), tools=grants, by=wires.lock.caller))
+    hers = (("authorization", wires.http.headers["authorization"]),)
+    others: list[Json] = [
+        (await wires.http.get("/v1/surface")).json()["surface"],
+        orjson.loads(await wires.rpc("surface.show", {}))["result"]["surface"],
+        orjson.loads((await stub.Surface(wire.SurfaceRequest(), metadata=hers)).surface_json),
+    ]
+    for other in others:
+        assert other["surface_id"] != rest["surface"]["surface_id"]
+        assert other["tool_refs"] == ["office.translate", "office.draw"]
+    for modern in (True, False):
+        listed = await wires.mcp("tools/list", {}, modern=modern)
+        assert "office-translate" in listed
+        assert "office-forecast" not in listed
+    wires.bear(bearer.removeprefix("Bearer "))
     refused = await wires.http.get("/v1/surface", params={"caller": "ada"})
     assert (refused.status_code, refused.json()["error"]["error_code"]) == (403, "E3206")
     first = (await wires.http.get("/v1/surface", params={"limit": 2})).json()
@@ -213,8 +283,8 @@ async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
     assert first["cursor"] in rest["reasons"]
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
-@pytest.mark.part_of("SURF-02", rest=UNREAD)
+@pytest.mark.proves("SURF-01")
+@pytest.mark.proves("SURF-02")
 async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None:
     lock = wires.lock
     heard: list[Json] = []
@@ -223,13 +293,14 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     await wires.http.post("/v1/tools/load", json={"names": ["office.send_email"]})
     about = [one for one in heard if one["event_class"].startswith(("tool.surface", "tool.deferred"))]
     assert [one["event_class"] for one in about] == [
-        "tool.surface.created", "tool.deferred.loaded", "tool.surface.updated",
+        "tool.surface.created", "tool.deferred.discovered", "tool.deferred.loaded", "tool.surface.updated",
     ]  # fmt: skip
-    assert about[1]["tool_id"] == "office.send_email"
+    assert about[1]["tool_id"] == about[2]["tool_id"] == "office.send_email"
     assert len({one["surface_id"] for one in about}) == 1
-    assert [one["data"].get("revision") for one in about] == [1, None, 2]
+    assert [one["data"].get("revision") for one in about] == [1, None, None, 2]
     created, updated = records(lock, kind="surface")
-    assert created["offered"] == {"office.translate": "pinned", "office.forecast": "role"}
+    offered = {"office.translate": "pinned", "office.pay_wages": "pinned", "office.forecast": "role"}
+    assert created["offered"] == offered
     assert (created["revision"], created["tenant"], created["agentId"]) == (1, "local", did_of("rain"))
     assert updated["offered"] == {"office.send_email": "retrieved"}
     assert updated["withdrawn"] == []

@@ -28,7 +28,6 @@ from tests.surfaces.offices import offer
 from tests.thorough import examples
 
 T = TypeVar("T")
-UNREAD = "that somebody else has read the tests against every word of it"
 TENANTS = ("red", "blue")
 # What tools are called, and what is asked for: names, parts of names, names with a mistake, and what tools do.
 TOPICS = ("invoice", "salary", "parcel", "weather")
@@ -164,8 +163,7 @@ def _other(tenant: str) -> str:
     return TENANTS[1 - TENANTS.index(tenant)]
 
 
-@pytest.mark.part_of("SURF-01", rest=UNREAD)
-@pytest.mark.part_of("SURF-03", rest=UNREAD)
+@pytest.mark.proves("SURF-01", "SURF-03")
 def test_no_caller_learns_of_a_tool_of_another_tenant(prepared_home: Path) -> None:
     Tenants.prepared = prepared_home
     machine = Tenants.TestCase

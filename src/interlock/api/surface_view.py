@@ -6,8 +6,9 @@
                 quarantine, the policy forbids it, or the caller's token or scopes do not cover it
     excluded    does not exist for the caller: the operator says so (`surface_excluded`)
 
-Callers see their own surface, without what they must not know of: tools that the policy forbids, that are excluded, or
-that are not theirs. Operators see everybody's, with all of it. A page looks at a bounded number of tools.
+Callers see their own surface, without what they must not know of: tools that are excluded, and those that their token
+or scopes do not cover. A call of such a tool is refused like that of a name which no tool has. Operators see
+everybody's, with all of it. A page looks at a bounded number of tools.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ PAGE: Final = 200
 MOST: Final = 1000
 # How many tools are looked at before other tasks get their turn: the policy is asked about each.
 _AT_ONCE: Final = 10
-# Reasons that only operators see: they name tools that the caller must not know of.
-_FOR_OPERATORS: Final = frozenset({"policy_blocked", "role_not_allowed"})
+# A reason that only operators see: it names tools that the caller must not know of.
+_FOR_OPERATORS: Final = frozenset({"role_not_allowed"})
 
 
 @dataclass(slots=True)

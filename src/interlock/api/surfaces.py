@@ -280,16 +280,20 @@ class Surfaces:
         holder = holder_of(caller)
         await self.store_uses()
 
-        def unit(transaction: Transaction) -> surfaces.Row | None:
+        def unit(transaction: Transaction) -> tuple[surfaces.Row | None, set[str]]:
+            known = {one.address for one in surfaces.loaded(transaction, holder)}
             surfaces.load(transaction, holder, addresses, MOST_LOADED)
             surfaces.forget_before(transaction, transaction.now_ms - _FORGOTTEN_AFTER_MS)
             offered = self._reasons(caller, surfaces.loaded(transaction, holder))
-            return surfaces.offer(transaction, holder, id_of(holder), facts_of(caller), offered)
+            return surfaces.offer(transaction, holder, id_of(holder), facts_of(caller), offered), known
 
-        row = await self._parts.journal.commit(unit)
+        row, known = await self._parts.journal.commit(unit)
         await self._changes.look()
+        announce = self._parts.gateway.observer.surface_event
         for address in addresses:
-            self._parts.gateway.observer.surface_event("tool.deferred.loaded", id_of(holder), address)
+            if address not in known:
+                announce("tool.deferred.discovered", id_of(holder), address)
+            announce("tool.deferred.loaded", id_of(holder), address)
         self._announce(row)
 
     def _note(self, caller: Caller, address: str) -> None:

@@ -16,6 +16,7 @@ from interlock.data.bounds import LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMA
 from interlock.data.canonical import canonical, plain_form, private_copy
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
+from interlock.gateway.masking import covers
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.undo import UndoStore
 from interlock.gateway.redaction import CallRedaction
@@ -135,21 +136,25 @@ class Requests:
     def _select(self, call: Call, tool: Prepared) -> Requested:
         """Set the tool of a call and its deadline."""
         request = call.request
-        surface = None if request.caller is None or request.operation == "compensate" else request.caller.surface
-        withheld = surface is not None and not surface.offers(tool.contract.address)
-        if withheld and surface is not None and surface.hides(tool.contract.address):
-            # INVARIANT: an excluded tool is refused like one that does not exist, and no other name is suggested.
+        caller, contract = request.caller, tool.contract
+        surface = None if caller is None or request.operation == "compensate" else caller.surface
+        if caller is not None and surface is not None and (
+            surface.hides(contract.address)
+            or not covers(caller, contract.address, contract.version, tool.required_scopes)
+        ):
+            # INVARIANT: what is not on a surface is refused like a tool that does not exist; see `masking`.
             raise Failure("E3101", f"no tool named `{request.tool}`; see interlock tools list")
+        withheld = surface is not None and not surface.offers(contract.address)
         call.tool = tool
         if withheld:
-            raise _not_loaded(tool.contract.address)
+            raise _not_loaded(contract.address)
         if request.identity is not None and request.key is None and tool.key_from == "request":
             call.request = request = replace(request, key=request.identity)
         self._quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
         if self._observer.audience:
             self._observer.emit("tool.invocation.selected", call)
-        timeout = tool.contract.timeout
+        timeout = contract.timeout
         if request.timeout_s is not None and not request.timeout_s > 0:
             raise Failure("E3004", "a timeout is a number of seconds above zero")
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
@@ -214,5 +219,5 @@ def _refuse_unwritable(names: Sequence[str]) -> None:
 
 
 def _not_loaded(address: str) -> Failure:
-    words = f"call load_tools with `{address}`, then call it with the arguments that its schema lists"
+    words = f"discover it first: find it with search_tools, load `{address}` with load_tools, then call it"
     return Failure("E3107", f"the schema of {address} was not loaded", resolution=words, details={"tool": address})

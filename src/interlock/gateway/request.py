@@ -138,9 +138,13 @@ class Requests:
         request = call.request
         caller, contract = request.caller, tool.contract
         surface = None if caller is None or request.operation == "compensate" else caller.surface
-        if caller is not None and surface is not None and (
-            surface.hides(contract.address)
-            or not covers(caller, contract.address, contract.version, tool.required_scopes)
+        if (
+            caller is not None
+            and surface is not None
+            and (
+                surface.hides(contract.address)
+                or not covers(caller, contract.address, contract.version, tool.required_scopes)
+            )
         ):
             # INVARIANT: what is not on a surface is refused like a tool that does not exist; see `masking`.
             raise Failure("E3101", f"no tool named `{request.tool}`; see interlock tools list")

@@ -239,6 +239,4 @@ def _match(version: Version, expected: Any) -> Match:
 
 def sees(caller: Caller, version: Version) -> bool:
     """Whether a tool is on a caller's surface."""
-    if not caller.scopes.issuperset(version.content.required_scopes):
-        return False
-    return caller.capability is None or caller.capability.covers(version.row.address, version.row.version)
+    return caller.covers(version.row.address, version.row.version, version.content.required_scopes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +70,11 @@ class Caller:
     def acting(self) -> str:
         """The identity that acts: the agent if there is one."""
         return self.agent or self.id
+
+    def covers(self, address: str, version: str, scopes: Iterable[str]) -> bool:
+        """Whether their token names a version of a tool, and they hold the scopes that it requires."""
+        token = self.capability
+        return self.scopes.issuperset(scopes) and (token is None or token.covers(address, version))
 
     def governs(self, scope: str) -> bool:
         """Whether a scope lets them administer the whole server. Only callers of the tenant `local` may."""

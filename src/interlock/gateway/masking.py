@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from interlock.call.capability import Capability
 from interlock.call.context import Caller, Surface
 from interlock.call.phases import Call
@@ -34,12 +32,6 @@ async def masked(call: Call, failure: Failure, catalog: Catalog) -> Failure:
     return failure
 
 
-def covers(caller: Caller, address: str, version: str, scopes: Iterable[str]) -> bool:
-    """Whether the token and the scopes of a caller cover a version of a tool."""
-    token = caller.capability
-    return caller.scopes.issuperset(scopes) and (token is None or token.covers(address, version))
-
-
 async def _may_know(name: str, caller: Caller, surface: Surface, catalog: Catalog) -> bool:
     """Whether a caller may know of a tool that has no version for their call, or is not a tool at all."""
     try:
@@ -49,7 +41,7 @@ async def _may_know(name: str, caller: Caller, surface: Surface, catalog: Catalo
         return True  # there is no such tool, or it cannot be looked up now
     if not versions:
         return True
-    shown = (covers(caller, address, one.row.version, one.content.required_scopes) for one in versions.values())
+    shown = (caller.covers(address, one.row.version, one.content.required_scopes) for one in versions.values())
     return not surface.hides(address) and any(shown)
 
 

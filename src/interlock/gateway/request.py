@@ -16,7 +16,6 @@ from interlock.data.bounds import LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMA
 from interlock.data.canonical import canonical, plain_form, private_copy
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
-from interlock.gateway.masking import covers
 from interlock.gateway.observe import Observer
 from interlock.gateway.persistence.undo import UndoStore
 from interlock.gateway.redaction import CallRedaction
@@ -143,7 +142,7 @@ class Requests:
             and surface is not None
             and (
                 surface.hides(contract.address)
-                or not covers(caller, contract.address, contract.version, tool.required_scopes)
+                or not caller.covers(contract.address, contract.version, tool.required_scopes)
             )
         ):
             # INVARIANT: what is not on a surface is refused like a tool that does not exist; see `masking`.

@@ -1,4 +1,4 @@
-"""A process that contends for resources of a home: `python -m tests.effects.contender HOME INSTANCE hammer|hold …`."""
+"""A process that contends for resources: `python -m tests.effects.contender HOME STORE INSTANCE hammer|hold …`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from interlock.core.clock import Clock
 from interlock.effects.locks import LockRequest, Locks
 from interlock.store.home import Home, Instance
+from interlock.store.homes import home_at
 
 PATIENCE_S = 60.0
 
@@ -42,5 +43,5 @@ async def main(home: Home, instance: Instance, what: str, rest: list[str]) -> No
 
 
 if __name__ == "__main__":
-    place = Home(sys.argv[1])
-    asyncio.run(main(place, Instance(place, sys.argv[2]), sys.argv[3], sys.argv[4:]))
+    place = home_at(sys.argv[1], sys.argv[2])
+    asyncio.run(main(place, place.instance(sys.argv[3]), sys.argv[4], sys.argv[5:]))

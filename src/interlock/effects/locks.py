@@ -16,49 +16,38 @@ parent it waits. Anybody else who holds what it wants means E3410 at once, and a
 stepped ahead of. Then every wait leads to a call whose parent began later, or to an earlier one of the same parent, and
 no wait leads back.
 
-Several processes share a home. While only one of them uses locks it says so once, on a board that all of them read, and
-coordinates in memory. When a second comes it rings; the first writes down what it holds and from then on both ask the
-board for every call. Tickets on the board are numbered, and a ticket waits for lower numbers and for the holders.
+Several processes share a store. While only one of them uses locks it says so once, on a board that all of them read,
+and coordinates in memory. When a second comes it rings; the first writes down what it holds and from then on both ask
+the board for every call. Tickets on the board are numbered, and a ticket waits for lower numbers and for the holders.
 Only calls that wait for nobody in their own process get a number, so waits on the board lead nowhere but down.
 
-The board is a file that is written under a `flock`: a process killed at any moment leaves the old text or the new. What
-a dead process claimed counts for nothing; the kernel knows who is dead (`Instance.alive`). After a power cut everybody
-is, so nothing here needs to reach the disk.
+The board (`store.lock_board`) is a file of the data directory or, for several machines, a row of the database. What a
+dead process claimed counts for nothing. On one machine the kernel knows who is dead. On several, a process is taken for
+dead when it has not renewed its lease: it believes its own locks only while it knows that nobody can have done so
+(`sure`), and asks the board otherwise, which refuses a process that was taken for dead.
 
-INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time.
+INVARIANT: two calls whose locks conflict, neither of which called the other, never hold them at the same time. A call
+whose process was taken for dead holds nothing any more: it cannot settle, and is `unknown`. Its tool may be at work
+nevertheless, if the process was only stopped or cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import logging
-import os
 import re
-import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, cast
-
-import orjson
+from typing import Literal, NamedTuple
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.effects.lock_sharing import ASK_AFTER_S, ASK_AT_LEAST_S, RemoteSharing, Sharing
 from interlock.store.home import Home, Instance
 
-_log = logging.getLogger("interlock.locks")
-
 Mode = Literal["read", "write"]
-Answer = Literal["alone", "held", "taken", "handing over"]
 
-# How often a process checks whether another has come, and how long it stays on the board without a call.
-LOOK_S = 0.02
-IDLE_S = 1.0
-# A ticket on the board is checked again after this time, then after twice as long, and so on up to the second figure.
-ASK_AFTER_S = 0.001
-ASK_AT_LEAST_S = 0.02
 RETRY_AFTER_MS = 250
 
 _SEPARATOR = re.compile("[:/]")
@@ -169,6 +158,11 @@ class Held:
     released: bool = False
     number: int | None = None
 
+    @property
+    def nested(self) -> bool:
+        """Whether it was made from within a call that holds locks."""
+        return self.above is not None
+
     def within(self, other: Held) -> bool:
         """Whether another call made this one, directly or through others."""
         above = self.above
@@ -197,7 +191,6 @@ class Locks:
 
     def __init__(self, home: Home, *, clock: Clock, instance: Instance) -> None:
         self._monotonic = clock.monotonic
-        self._board = Board(home, instance)
         self._loop = asyncio.get_running_loop()
         # Locks by reach: their tickets, and whether each writes; the reaches in order; those that end in a star.
         self._table: dict[str, dict[Held, bool]] = {}
@@ -205,12 +198,8 @@ class Locks:
         self._stems: set[str] = set()
         self._tickets: dict[Held, None] = {}
         self._calls: dict[str, Held] = {}
-        # INVARIANT: while this is true, the board says so, and no other process holds any lock.
-        self._alone = False
-        self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._uses = self._uses_seen = 0
-        self._idle_since = 0.0
+        board = home.lock_board(instance)
+        self._sharing = (Sharing if board.near else RemoteSharing)(board, self._tickets)
 
     async def hold(
         self, call: str, requests: Sequence[LockRequest], deadline: float, parent: str | None = None
@@ -229,7 +218,7 @@ class Locks:
                 reaches[where] = mode == "write"
         ticket = Held(self, call, above, reaches)
         self._queue(ticket, requests)
-        if self._alone and ticket.granted:
+        if ticket.granted and self._sharing.decides:
             ticket.held = True
             return ticket
         try:
@@ -264,7 +253,7 @@ class Locks:
                 tickets[ticket] = write
         self._tickets[ticket] = None
         self._calls[ticket.call] = ticket
-        self._uses += 1
+        self._sharing.uses += 1
         ticket.granted = ticket.blockers == 0
 
     def _conflicting(self, ticket: Held) -> Iterable[Held]:
@@ -315,17 +304,16 @@ class Locks:
                 other.granted = True
                 if other.waiter is not None and not other.waiter.done():
                     other.waiter.set_result(None)
-        if ticket.number is not None and not self._alone and not self._closed:
-            self._publish()
+        self._sharing.dropped(ticket)
 
     # Between processes
 
     async def _share(self, ticket: Held, requests: Sequence[LockRequest], deadline: float) -> None:
         """Wait until no other process is in the way either."""
-        pause_s = ASK_AFTER_S
-        while not self._alone and ticket.reaches:
-            answer = self._post(ticket)
-            if answer in ("alone", "held"):
+        sharing, pause_s = self._sharing, ASK_AFTER_S
+        while ticket.reaches and not sharing.decides:
+            answer = await sharing.ask(ticket)
+            if answer in ("alone", "held") and sharing.sure():
                 break
             left_s = deadline - self._monotonic()
             if left_s <= 0 or (answer == "taken" and ticket.above is not None):
@@ -334,63 +322,9 @@ class Locks:
             pause_s = min(pause_s * 2, ASK_AT_LEAST_S)
         ticket.held = True
 
-    def _post(self, asking: Held | None) -> Answer:
-        """Write the locks of this process to the board, and return the state of one ticket."""
-        try:
-            answer = self._board.post([ticket for ticket in self._tickets if ticket.granted], asking)
-        except BlockingIOError:
-            return "handing over"
-        except OSError as error:
-            raise Failure("E3801", f"the data directory cannot be used: {error.strerror}") from None
-        self._alone = answer == "alone"
-        if self._timer is None:
-            self._idle_since = self._loop.time()
-            self._timer = self._loop.call_later(LOOK_S, self._look)
-        return answer
-
-    def _publish(self) -> None:
-        """Write the locks of this process to the board; later, if that fails now."""
-        try:
-            done = self._post(None) != "handing over"
-        except Failure as failure:
-            _log.warning("locks cannot be shared between processes: %s", failure.message)
-            done = False
-        if not done and self._timer is not None:
-            self._loop.call_later(ASK_AFTER_S, self._retell)
-
-    def _retell(self) -> None:
-        if self._timer is not None and not self._alone:
-            self._publish()
-
-    def _look(self) -> None:
-        """Check periodically whether another process has come, and whether to stay on the board."""
-        now = self._loop.time()
-        if self._tickets or self._uses != self._uses_seen:
-            self._uses_seen, self._idle_since = self._uses, now
-        elif now - self._idle_since >= IDLE_S and self._leave():
-            return
-        self._timer = self._loop.call_later(LOOK_S, self._look)
-        if self._alone and self._board.rung():
-            self._alone = False
-            self._publish()
-
-    def _leave(self) -> bool:
-        try:
-            self._board.leave()
-        except OSError:  # another process is writing the board; the next check tries again
-            return False
-        self._alone, self._timer = False, None
-        return True
-
     def close(self) -> None:
         """Leave the board. Locks still held stay on it, and count until the process's sign of life is gone."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            if not self._tickets:
-                self._leave()
-            self._timer = None
-        self._board.close()
+        self._sharing.close()
 
 
 def _taken(requests: Sequence[LockRequest]) -> Failure:
@@ -401,125 +335,4 @@ def _taken(requests: Sequence[LockRequest]) -> Failure:
         f"another call is at work on {shown}, and this one ran out of time or may not wait",
         details={"resources": names},
         retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-_HEADER = struct.Struct("!QQQ")  # number of writes, position and length of the text
-
-
-class Board:
-    """File by which the processes of a home share their locks.
-
-    It has a header, and behind it the text that the header points at. New text is written beside the old, and then the
-    header is switched to it in one write that a kill cannot divide.
-    """
-
-    def __init__(self, home: Home, instance: Instance) -> None:
-        self._me = instance.id
-        self._alive = instance.alive
-        self._path = home.path / "locks.board"
-        self._file: int | None = None
-        self._seen_header = bytes(_HEADER.size)
-
-    def post(self, mine: Sequence[Held], asking: Held | None) -> Answer:
-        """Write the locks of this process and check one ticket of it. BlockingIOError while another process writes."""
-        with _Writing(self._open()):
-            board = self._read()
-            others = self._others(board)
-            number: int = board.get("next", 1)
-            for ticket in mine:
-                if ticket.number is None:
-                    ticket.number = number
-                    number += 1
-            answer = "alone" if not others else "held" if asking is None else _answer(asking, others.values())
-            if answer == "held" and asking is not None:
-                asking.held = True
-            entries = [] if answer == "alone" else [[one.number, one.held, one.reaches] for one in mine if one.reaches]
-            entry = {"alone": answer == "alone", "claims": entries}
-            self._write(board, {"next": number, "members": {**others, self._me: entry}})
-            return answer
-
-    def leave(self) -> None:
-        """Remove this process from the board."""
-        with _Writing(self._open()):
-            board = self._read()
-            self._write(board, {"next": board.get("next", 1), "members": self._others(board)})
-
-    def rung(self) -> bool:
-        """Whether another process has written since this one last wrote or checked."""
-        return self._header() != self._seen_header
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _open(self) -> int:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return self._file
-
-    def _others(self, board: Mapping[str, Any]) -> dict[str, Any]:
-        members = cast("dict[str, Any]", board.get("members", {}))
-        return {owner: entry for owner, entry in members.items() if owner != self._me and self._alive(owner)}
-
-    def _header(self) -> bytes:
-        return os.pread(self._open(), _HEADER.size, 0).ljust(_HEADER.size, b"\0")
-
-    def _read(self) -> dict[str, Any]:
-        file = self._open()
-        self._seen_header = self._header()
-        _, start, length = _HEADER.unpack(self._seen_header)
-        if start + length <= os.fstat(file).st_size:
-            try:
-                return orjson.loads(os.pread(file, length, start))
-            except orjson.JSONDecodeError:
-                pass
-        # A new board, or one damaged by a power cut: the process that wrote it is gone.
-        self._seen_header = bytes(_HEADER.size)
-        return {}
-
-    def _write(self, board: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        if board == now:
-            return
-        file, text = self._open(), orjson.dumps(now)
-        times, start, length = _HEADER.unpack(self._seen_header)
-        # INVARIANT: the text that the header points at is not overwritten.
-        start = _HEADER.size if _HEADER.size + len(text) <= start else max(start + length, _HEADER.size)
-        os.pwrite(file, text, start)
-        self._seen_header = _HEADER.pack(times + 1, start, len(text))
-        os.pwrite(file, self._seen_header, 0)
-
-
-class _Writing:
-    """Context in which one process may write the board. Does not wait."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def _answer(asking: Held, others: Iterable[Mapping[str, Any]]) -> Answer:
-    """Determine the state of a ticket among the locks of other processes."""
-    assert asking.number is not None
-    for entry in others:
-        if entry["alone"]:
-            return "handing over"
-        for number, held, reaches in entry["claims"]:
-            ahead = held or (asking.above is None and number < asking.number)
-            if ahead and _conflict(asking.reaches, reaches):
-                return "taken"
-    return "held"
-
-
-def _conflict(mine: Mapping[str, bool], theirs: Mapping[str, bool]) -> bool:
-    return any(
-        (write or writes) and (one.startswith(other) or other.startswith(one))
-        for one, write in mine.items()
-        for other, writes in theirs.items()
     )

@@ -26,10 +26,11 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store.connection import Connection
+from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
 from interlock.store.turns import Turns
 
-SCHEMA_HEAD = "0012"
+SCHEMA_HEAD = "0015"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
@@ -174,6 +175,10 @@ class Home:
     def instance(self, instance_id: str) -> Instance:
         """Show that this process lives."""
         return Instance(self, instance_id)
+
+    def lock_board(self, instance: Instance) -> Board:
+        """The board by which processes share their resource locks: a file, which those of this directory reach."""
+        return FileBoard(self, instance)
 
     def apply_log(self) -> None:
         """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""

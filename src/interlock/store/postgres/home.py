@@ -26,11 +26,13 @@ from interlock.store.port import Reader
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.leases import Lease
+from interlock.store.postgres.lock_board import PostgresBoard
 
 if TYPE_CHECKING:
     import os
 
     from interlock.store.home import Instance
+    from interlock.store.lock_board import Board
     from interlock.store.turns import Turns
 
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
@@ -124,6 +126,9 @@ class PostgresHome(Home):
 
     def identity(self) -> object:
         return self.address
+
+    def lock_board(self, instance: Instance) -> Board:
+        return PostgresBoard(cast("Lease", instance))
 
     def apply_log(self) -> None:
         """Nothing to do: the server does it."""

@@ -7,6 +7,7 @@ on SQLite, so that ranges and orders are the same.
 Only here are:
 - `instance`: the leases of processes (`leases`).
 - `store_clock`: the latest time that a transaction had, so that time never goes back, whichever node writes.
+- `lock_board`: the locks on resources (`postgres.lock_board`), in one row.
 - `interlock_begin`: the beginning of each transaction that writes. It waits for the lock that all writers of one store
   share, so units run one after the other on all nodes, and refuses a process whose lease was taken from it.
 - Triggers that keep the ledger append-only, and the grants of a role that has no right to change it.
@@ -112,6 +113,21 @@ BEGIN
     RETURN FOUND;
 END $$
 """  # noqa: S608 - constants
+# The board of resource locks, locked until the transaction ends, and the processes that live. Others whose lease has
+# run out lose it here, as in `interlock_alive`.
+_BOARD = f"""
+CREATE FUNCTION interlock_board(me text, OUT version bigint, OUT document bytea, OUT living text) LANGUAGE plpgsql AS $$
+BEGIN
+    SELECT b.version, b.document INTO version, document FROM lock_board b FOR UPDATE;
+    DELETE FROM instance WHERE id <> me
+        AND until_ms < floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        AND pg_postmaster_start_time() < clock_timestamp() - interval '{LEASE_MS} milliseconds';
+    IF NOT EXISTS (SELECT 1 FROM instance WHERE id = me) THEN
+        RAISE EXCEPTION 'the lease of this process was taken from it' USING ERRCODE = '{FENCED}';
+    END IF;
+    SELECT coalesce(string_agg(id, ' '), '') INTO living FROM instance;
+END $$
+"""  # noqa: S608 - constants
 
 _OWN_TABLES = (
     """CREATE TABLE instance (id TEXT COLLATE "C" PRIMARY KEY, until_ms BIGINT NOT NULL,
@@ -119,6 +135,9 @@ _OWN_TABLES = (
     "CREATE TABLE store_clock (ms BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX store_clock_once ON store_clock ((true))",
     "INSERT INTO store_clock (ms) VALUES (0)",
+    "CREATE TABLE lock_board (version BIGINT NOT NULL, document BYTEA NOT NULL)",
+    "CREATE UNIQUE INDEX lock_board_once ON lock_board ((true))",
+    """INSERT INTO lock_board (version, document) VALUES (0, convert_to('{"next":1,"members":{}}', 'UTF8'))""",
     "CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)",
 )
 
@@ -175,7 +194,7 @@ TRIGGERS = {
 }
 SOURCES = {
     text.split("FUNCTION ", 1)[1].split("(", 1)[0]: text.split("$$")[1]
-    for text in (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _NEVER, _KEEPS)
+    for text in (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _BOARD, _NEVER, _KEEPS)
 }
 
 
@@ -218,7 +237,7 @@ def _statements() -> Iterator[str]:
         for index in sorted(table.indexes, key=lambda one: str(one.name)):
             yield str(CreateIndex(index).compile(dialect=dialect))
     yield from _OWN_TABLES
-    yield from (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _NEVER, _KEEPS, _USE)
+    yield from (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)
     yield from _TRIGGERS
 
 

@@ -35,6 +35,7 @@ class Ticket(Claim, Protocol):
     granted: bool
 
 
+# many methods: steps of one protocol, each of which the class below takes in another way
 class Sharing:
     """The part of the locks that concerns other processes."""
 
@@ -145,6 +146,7 @@ class Sharing:
         return True
 
 
+# many methods: those of the class above, and what becomes of each step when it is done
 class RemoteSharing(Sharing):
     """The same with a board that must not be waited for on the event loop.
 
@@ -266,7 +268,7 @@ class RemoteSharing(Sharing):
 
     def _left(self, future: asyncio.Future[None]) -> None:
         if future.exception() is not None and self._timer is None and not self._closed:
-            # The board may still say that this process is alone: whoever comes has to find it listening.
+            # The board may still say that this process is alone. A process that comes waits until this one has noticed.
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tomllib
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,9 @@ import pytest_asyncio
 from docs import upstream_features
 from interlock import Interlock
 from interlock.data import canonical
-from interlock.store import homes
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
-from tests.support import surroundings, zygotes
-from tests.support.postgres import Server, adopted
+from tests.support import postgres, surroundings, zygotes
 
 surroundings.settle()
 zygotes.share()
@@ -89,6 +88,31 @@ def _keep_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if tiers.tier_of(item.path) == wanted]
 
 
+_OF_SQLITE = "sqlite_only: "
+
+
+def _leave_out_sqlite(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is about the file of a store, where stores are no files. Each says why."""
+    for item in items:
+        mark = item.get_closest_marker("sqlite_only")
+        if mark is None:
+            continue
+        if len(mark.args) != 1 or not isinstance(mark.args[0], str):
+            raise pytest.UsageError(f"{item.nodeid}: sqlite_only must say why")
+        if config.getoption("--store") == "postgres":
+            item.add_marker(pytest.mark.skip(reason=_OF_SQLITE + mark.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count what was left out because it is about the file of a store, by its reason."""
+    skipped = (str(report.longrepr[-1]) for report in terminalreporter.stats.get("skipped", []))
+    reasons = [reason for _, _, reason in (words.partition(_OF_SQLITE) for words in skipped) if reason]
+    if reasons:
+        terminalreporter.write_line(f"{len(reasons)} tests are for SQLite only:")
+        for reason, count in Counter(reasons).most_common():
+            terminalreporter.write_line(f"  {count:4} {reason}")
+
+
 # A test that takes long and comes last keeps one worker busy while the others have nothing left to do.
 FIRST = (
     "tests/doors/conformance/",
@@ -104,6 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """A test that names a clause the ledger does not have, or a feature that is not listed, is a mistake."""
     _keep_tier(config, items)
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    _leave_out_sqlite(config, items)
     known = requirement_ids()
     thorough.scale_examples(items)
     for item in items:
@@ -150,30 +175,34 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Server]:
+def postgres_server() -> Iterator[postgres.Server]:
     """A PostgreSQL server that the tests of this process share; each makes a schema of its own."""
-    server = Server()
+    server = postgres.Server()
     yield server
     server.remove()
 
 
-@pytest.fixture(autouse=True)
-def chosen_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `--store postgres`, every data directory that a test opens has a store on PostgreSQL."""
+@pytest.fixture(scope="session", autouse=True)
+def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | None]:
+    """With `--store postgres`, every data directory that is opened has a store on PostgreSQL."""
     if request.config.getoption("--store") != "postgres":
+        yield None
         return
-    server: Server = request.getfixturevalue("postgres_server")
-    made: dict[str, str] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        server: postgres.Server = request.getfixturevalue("postgres_server")
+        patch.setenv(postgres.GIVEN, server.address)
+        stores = postgres.use(os.environ)
+        assert stores is not None
+        stores.make()
+        yield stores
+        stores.close()
 
-    def setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:
-        if given == "":
-            return ""
-        place = os.path.abspath(path)
-        if name == "store" and place not in made:
-            made[place] = given or adopted(Path(place), server.new_schema())
-        return made[place] if name == "store" else given or ""
 
-    monkeypatch.setattr(homes, "_setting", setting)
+@pytest.fixture(autouse=True)
+def no_stores_without_directory(chosen_stores: postgres.Stores | None) -> None:
+    """The stores of tests that have ended are dropped."""
+    if chosen_stores is not None:
+        chosen_stores.sweep()
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ import pydantic
 import interlock.cli
 from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.store import home
-from tests.support import forked
+from tests.support import forked, postgres
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
@@ -182,7 +182,8 @@ def _task_of(words: Sequence[str], environment: Mapping[str, str], directory: Pa
     ours = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
     unheeded = {name for name, value in environment.items() if name.startswith("PYTHON") and ours.get(name) != value}
     assert not unheeded, f"only a fresh interpreter heeds {', '.join(unheeded)}"
-    return {"words": [*words], "environment": {**environment}, "directory": str(directory)}
+    kept = {postgres.GIVEN: os.environ[postgres.GIVEN]} if postgres.GIVEN in os.environ else {}
+    return {"words": [*words], "environment": {**environment, **kept}, "directory": str(directory)}
 
 
 def _ask(task: dict[str, Any], streams: Sequence[int]) -> int:
@@ -279,6 +280,7 @@ def _become(task: dict[str, Any], streams: list[int]) -> None:
     time.tzset()
     os.chdir(task["directory"])
     sys.path[0] = task["directory"]
+    postgres.use(os.environ)
     for name in _ours:
         del sys.modules[name]
     sys.argv = ["interlock", *task["words"]]
@@ -316,7 +318,7 @@ def _build() -> None:
 
 
 if __name__ == "__main__":
-    for name in LOADED:
+    for name in (*LOADED, *(postgres.LOADED if postgres.GIVEN in os.environ else ())):
         importlib.import_module(name)
     for module in pkgutil.iter_modules(interlock.cli.__path__):
         if module.name != "__main__":

@@ -45,7 +45,7 @@ from interlock.core.clock import iso
 from interlock.data.canonical import digest
 from interlock.gateway import idempotency
 from interlock.gateway.hooks import Seen
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
 from tests.support.calls import admit
@@ -186,7 +186,7 @@ def clock() -> FakeClock:
 async def lock(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
     async with opened(tmp_path / "home", clock) as made:
         yield made
-    verdict = verify(Home(tmp_path / "home"))
+    verdict = verify(home_at(tmp_path / "home"))
     assert verdict.intact, verdict.faults
 
 
@@ -928,7 +928,7 @@ async def test_two_processes_that_go_on_at_the_same_time_run_it_once(tmp_path: P
         )
         assert [one.unwrap() for one in results] == ["carl"] * 4
         assert len(outbox.sent) == 1
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact
 
 
 async def test_a_call_whose_own_call_waits_is_sent_again_and_goes_through(lock: Interlock) -> None:

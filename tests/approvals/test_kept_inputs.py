@@ -11,7 +11,7 @@ import pytest
 from interlock import Hook, HookResult, Interlock, Result, Seen
 from interlock.audit.chain import verify
 from interlock.core.errors import Failure
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
 from tests.approvals.test_flow import ANN, BEN, DAY, code, opened, outbox, ticket_of
@@ -144,7 +144,7 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
     at_rest = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*.db*"))
     assert at_rest
     assert CANARY.encode() not in at_rest
-    assert verify(Home(tmp_path / "home")).faults == ()
+    assert verify(home_at(tmp_path / "home")).faults == ()
 
 
 @pytest.mark.proves("LIFE-05")
@@ -169,7 +169,7 @@ async def test_inputs_of_a_call_that_waited_are_replaced_by_those_that_it_ran_wi
         assert lock.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == lock.journal.reader.all(
             kept
         )
-    assert verify(Home(tmp_path / "home")).faults == ()
+    assert verify(home_at(tmp_path / "home")).faults == ()
 
 
 @pytest.mark.proves("LIFE-05")

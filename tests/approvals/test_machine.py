@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from interlock import Caller, Context, Effect, Failure, Interlock, Preview, Result, tool
 from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ADA, ANN, ANYTHING, BEN, BOT, CHANNELS, EVE, MAY, Text
 from tests.support.calls import admit
@@ -287,7 +287,7 @@ class Approvals(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._do(self.lock.close())
-        verdict = verify(Home(Path(self.directory.name)))
+        verdict = verify(home_at(Path(self.directory.name)))
         assert verdict.intact, verdict.faults
         self.loop.close()
         self.directory.cleanup()

@@ -24,7 +24,8 @@ from interlock.call.channels import Channel
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.store import tables
-from interlock.store.home import Home, Instance
+from interlock.store.home import Instance
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.sealing import Box
@@ -53,7 +54,7 @@ class Post:
     """A home with couriers on it, as several processes would have them."""
 
     def __init__(self, path: Path) -> None:
-        self.home = Home(path)
+        self.home = home_at(path)
         self.home.prepare()
         self.time = FakeClock(START_MS)
         self.open: list[tuple[Courier, Journal, Instance]] = []
@@ -63,7 +64,7 @@ class Post:
         return Journal(self.home, clock=self.time.clock, signer=Signer(self.home.keys))
 
     def courier(self, *channels: Channel, **options: Any) -> Courier:
-        instance = Instance(self.home, f"{len(self.open):026}")
+        instance = self.home.instance(f"{len(self.open):026}")
         journal = self._journal()
         courier = Courier(
             journal,
@@ -347,8 +348,8 @@ async def test_several_processes_share_the_work_and_send_each_message_once(post:
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys
-from interlock.store.home import Home, Instance
-instance = Instance(Home(sys.argv[1]), "K" * 26)
+from interlock.store.homes import home_at
+instance = home_at(sys.argv[1]).instance("K" * 26)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -400,7 +401,7 @@ async def test_what_was_taken_over_meanwhile_is_noted_by_whoever_took_it(
     await post.write("hook")
     await courier.wake()
     await receiver.has_got(1)
-    other = Instance(post.home, "Z" * 26)
+    other = post.home.instance("Z" * 26)
     await post.set("UPDATE notification SET owner = ?", other.id)
     await courier.deliver_due()
     assert (post.states(), await undelivered(post.journal)) == (["sending"], [])

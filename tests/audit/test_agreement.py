@@ -6,10 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +19,13 @@ from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import purge
 from interlock.authority.identities import Identity
 from interlock.settings import Settings
+from interlock.store.connection import Connection
 from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ANN, BEN, ask, opened
-from tests.audit.test_chain import unguarded
 from tests.support.identities import AGENT, USER
+from tests.support.stores import unguarded
 
 ROOT = Caller(id="local:root", scopes=frozenset({"tokens:issue"}))
 FORGED = "UPDATE ticket SET state = 'APPROVED', resolved_by = 'local:ghost', resolved_ms = created_ms WHERE id = '{}'"
@@ -67,7 +67,7 @@ async def make(path: Path, clock: FakeClock, *, in_advance: bool = True) -> Worl
             standing = given.id
             assert (await lock.call("demo.mail", to="team-a", key="s")).ok
     waiting, approved, denied, used = tickets
-    return World(Home(path), waiting, approved, denied, used, standing)
+    return World(home_at(path), waiting, approved, denied, used, standing)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +76,11 @@ def world() -> Iterator[World]:
         yield asyncio.run(make(Path(directory) / "home", FakeClock()))
 
 
-def edited(world: World, act: Callable[[sqlite3.Connection], object]) -> Verdict:
+def edited(world: World, act: Callable[[Connection], object]) -> Verdict:
     """What the verification says of a copy after an edit."""
     with tempfile.TemporaryDirectory() as directory:
-        copy = Home(shutil.copytree(world.home.path, Path(directory) / "home"))
-        with closing(sqlite3.connect(copy.database, isolation_level=None)) as db, unguarded(db):
+        copy = home_at(shutil.copytree(world.home.path, Path(directory) / "home"))
+        with unguarded(copy) as db:
             act(db)
         return verify(copy)
 
@@ -137,7 +137,7 @@ def test_a_forged_approval_is_found_before_it_is_used(world: World) -> None:
 def test_a_ticket_that_was_used_without_a_yes_on_record_is_found(world: World) -> None:
     """What a program that believed the row has written: a chain without a fault, and nobody who agreed."""
 
-    def act(db: sqlite3.Connection) -> None:
+    def act(db: Connection) -> None:
         call = db.execute("SELECT call FROM ticket WHERE id = ?", (world.waiting,)).fetchone()[0]
         record = {"kind": "approval", "call": call, "act": "used", "approvalTicketId": world.waiting, "used_by": call}
         append(db, "approval", call, orjson.dumps(record))
@@ -148,7 +148,7 @@ def test_a_ticket_that_was_used_without_a_yes_on_record_is_found(world: World) -
     assert fault.seq == verify(world.home).head[0] + 1
 
 
-def append(db: sqlite3.Connection, kind: str, call: str, body: bytes) -> None:
+def append(db: Connection, kind: str, call: str, body: bytes) -> None:
     """One more record, rightly chained."""
     seq, head = db.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
     digest = hashlib.sha256(head + (seq + 1).to_bytes(8, "big") + body).digest()
@@ -156,7 +156,7 @@ def append(db: sqlite3.Connection, kind: str, call: str, body: bytes) -> None:
 
 
 def test_a_revocation_that_an_index_or_another_table_hides_is_found(world: World) -> None:
-    def view(db: sqlite3.Connection) -> None:
+    def view(db: Connection) -> None:
         db.execute("ALTER TABLE revocation RENAME TO former")
         db.execute("CREATE VIEW revocation AS SELECT * FROM former WHERE kind != 'jti'")
 
@@ -166,7 +166,7 @@ def test_a_revocation_that_an_index_or_another_table_hides_is_found(world: World
 
 def test_what_retention_removed_is_not_held_against_the_tables(world: World) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        copy = Home(shutil.copytree(world.home.path, Path(directory) / "home"))
+        copy = home_at(shutil.copytree(world.home.path, Path(directory) / "home"))
         later = FakeClock().now_ms + 8 * 366 * 86_400_000
         whole = verify(copy).head[0]
         for through in (1, whole // 2, whole):

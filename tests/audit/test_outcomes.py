@@ -29,9 +29,9 @@ from interlock.settings import Settings
 from interlock.store import migrations
 from interlock.store.backup import copied
 from interlock.store.connection import Connection
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.audit.test_chain import unguarded
+from tests.support.stores import opened, unguarded
 
 Text = Annotated[str, Field(description="any text", examples=["a"])]
 BUDGETS = [{"per": "tenant", "limit": 1_000_000}, {"per": "session", "limit": 1_000_000}]
@@ -91,7 +91,7 @@ async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
                 await reconcile.reconcile(
                     lock.journal, lock.caller, result.invocation_id, seal=seal, happened=act == "happened"
                 )
-            assert verify(Home(path)).faults == ()
+            assert verify(home_at(path)).faults == ()
 
 
 ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never", "large", "charged")
@@ -100,8 +100,8 @@ ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never", "l
 def edited(home: Path, *statements: str) -> Verdict:
     """What the verification says of a copy after an edit."""
     with tempfile.TemporaryDirectory() as directory:
-        copy = Home(shutil.copytree(home, Path(directory) / "home"))
-        with closing(sqlite3.connect(copy.database, isolation_level=None)) as db, unguarded(db):
+        copy = home_at(shutil.copytree(home, Path(directory) / "home"))
+        with unguarded(copy) as db:
             for statement in statements:
                 assert db.execute(statement).rowcount > 0
         return verify(copy)
@@ -113,12 +113,12 @@ def test_after_any_honest_history_the_tables_agree_with_the_journal(acts: list[s
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory) / "home"
         asyncio.run(live(home, acts, FakeClock()))
-        assert verify(Home(home)).faults == ()
-        whole = verify(Home(home)).head[0]
+        assert verify(home_at(home)).faults == ()
+        whole = verify(home_at(home)).head[0]
         later = FakeClock().now_ms + 9 * 366 * DAY_S * 1000
         for through in (whole // 2, whole):
-            purge(Home(home), Settings.model_validate({}), now_ms=later, by="local:auditor", through=max(through, 1))
-            assert verify(Home(home)).faults == ()
+            purge(home_at(home), Settings.model_validate({}), now_ms=later, by="local:auditor", through=max(through, 1))
+            assert verify(home_at(home)).faults == ()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_a_row_that_says_something_else_than_the_record_is_found(lived: Path, st
 
 
 def test_a_key_that_was_given_back_and_is_in_the_tables_again_is_found(lived: Path) -> None:
-    with closing(sqlite3.connect(Home(lived).database)) as db:
+    with opened(home_at(lived)) as db:
         query = "SELECT call FROM journal WHERE kind = 'closed' AND instr(body, CAST('\"again-2\"' AS BLOB))"
         (call,) = db.execute(query).fetchone()
     verdict = edited(lived, f"UPDATE reservation SET call = '{call}' WHERE {FINE}")
@@ -218,7 +218,7 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
         await lock.add(waits)
         running = asyncio.create_task(lock.call("out.waits", name="a", key="a"))
         await began.wait()
-        assert (await asyncio.to_thread(verify, Home(home))).faults == ()
+        assert (await asyncio.to_thread(verify, home_at(home))).faults == ()
         forged = await asyncio.to_thread(edited, home, "UPDATE hold SET amount = 1")
         assert any("millionths aside" in fault.what for fault in forged.faults)
         ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
@@ -227,7 +227,7 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
         assert any("is missing in the tables, on record it is 'executing'" in fault.what for fault in gone.faults)
         go.set()
         assert (await running).ok
-    assert verify(Home(home)).faults == ()
+    assert verify(home_at(home)).faults == ()
 
 
 async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> None:
@@ -252,12 +252,12 @@ async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> No
         await lock.add(work)
         callers = [asyncio.ensure_future(calling(lock, who)) for who in range(4)]
         try:
-            found = [(await asyncio.to_thread(verify, Home(home))).faults for _ in range(15)]
+            found = [(await asyncio.to_thread(verify, home_at(home))).faults for _ in range(15)]
         finally:
             over = True
             await asyncio.gather(*callers)
     assert found == [()] * 15
-    assert verify(Home(home)).faults == ()
+    assert verify(home_at(home)).faults == ()
 
 
 async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call_ended(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call
             leaving.cancel()
             await asyncio.wait({leaving})
             await lock.maintain()
-            assert verify(Home(home)).faults == ()
+            assert verify(home_at(home)).faults == ()
         kinds = [
             {kind for (kind,) in lock.journal.reader.all("SELECT kind FROM journal WHERE call = ?", (call,))}
             for (call,) in lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
@@ -281,15 +281,15 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call
 
 
 def test_a_restored_backup_agrees(lived: Path, tmp_path: Path) -> None:
-    with copied(Home(lived), tmp_path / "backup"):
+    with copied(home_at(lived), tmp_path / "backup"):
         pass
-    with copied(Home(tmp_path / "backup"), tmp_path / "restored"):
+    with copied(home_at(tmp_path / "backup"), tmp_path / "restored"):
         pass
-    assert verify(Home(tmp_path / "restored")).faults == ()
-    keys = Home(tmp_path / "restored").keys
+    assert verify(home_at(tmp_path / "restored")).faults == ()
+    keys = home_at(tmp_path / "restored").keys
     (keys / "secrets.key").unlink()
     # What is sealed cannot be compared without the keys, and that is no fault of the tables.
-    assert verify(Home(tmp_path / "restored")).faults == ()
+    assert verify(home_at(tmp_path / "restored")).faults == ()
     assert not (keys / "secrets.key").exists()
 
 
@@ -302,7 +302,7 @@ def test_a_home_whose_sealing_keys_have_changed_agrees(tmp_path: Path) -> None:
             await lock.secrets.rotate_key(by="local:ben")
 
     asyncio.run(rotate())
-    assert verify(Home(home)).faults == ()
+    assert verify(home_at(home)).faults == ()
 
 
 @pytest.mark.parametrize("revision", sorted(path.name[:4] for path in VERSIONS.glob("0*.py")))
@@ -328,4 +328,4 @@ async def test_what_an_older_version_did_not_record_is_no_fault(
     with monkeypatch.context() as patch:
         patch.setattr("interlock.store.records.with_budgets", as_before)
         await live(tmp_path / "home", list(ACTS), FakeClock())
-    assert verify(Home(tmp_path / "home")).faults == ()
+    assert verify(home_at(tmp_path / "home")).faults == ()

@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +26,13 @@ from interlock.core.clock import Clock
 from interlock.settings import Settings
 from interlock.store import administration
 from interlock.store.administration import administered
+from interlock.store.connection import Connection
 from interlock.store.home import LOG_BYTES, Home
+from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
-from tests.audit.test_chain import echo, post, unguarded
+from tests.audit.test_chain import echo, post
+from tests.support.stores import opened, unguarded
 
 AUDIT_11 = pytest.mark.proves("AUDIT-11")
 SETTINGS = Settings.model_validate({})
@@ -68,11 +70,11 @@ async def make_home(path: Path, *, start_ms: int = ms(2020), reads: int = 3) -> 
         time.now_ms += DAY_MS
         await lock.call("demo.echo", account="last")
         await lock.journal.drain()
-    return Home(path)
+    return home_at(path)
 
 
 def stored(home: Home) -> list[tuple[int, str]]:
-    with closing(sqlite3.connect(home.database)) as db:
+    with opened(home) as db:
         return db.execute("SELECT seq, kind FROM journal ORDER BY seq").fetchall()
 
 
@@ -141,7 +143,7 @@ async def test_what_is_past_its_term_goes_and_the_rest_still_verifies_and_contin
 async def test_the_record_of_a_purge_says_who_removed_what(tmp_path: Path) -> None:
     home = await make_home(tmp_path)
     (segment,) = purge(home, SETTINGS, now_ms=ms(2027), by=BY)
-    with closing(sqlite3.connect(home.database)) as db:
+    with opened(home) as db:
         body = orjson.loads(db.execute("SELECT body FROM journal WHERE kind = 'purge'").fetchone()[0])
     assert body == {
         "kind": "purge", "call": "purge:5", "timestamp": "2027-01-01T00:00:00.000Z", "by": BY,
@@ -186,8 +188,8 @@ async def test_a_year_is_a_year_of_the_calendar(tmp_path: Path, made: int, too_e
     async with Interlock.open(tmp_path, clock=time.clock) as lock:
         await lock.add(echo)
     one_year = SETTINGS.model_copy(update={"retention_years_writes": 1})
-    assert purge(Home(tmp_path), one_year, now_ms=too_early, by=BY) == ()
-    assert len(purge(Home(tmp_path), one_year, now_ms=due, by=BY)) == 1
+    assert purge(home_at(tmp_path), one_year, now_ms=too_early, by=BY) == ()
+    assert len(purge(home_at(tmp_path), one_year, now_ms=due, by=BY)) == 1
 
 
 @AUDIT_11
@@ -197,12 +199,12 @@ def test_however_often_and_whenever_it_is_purged_only_what_is_past_its_term_goes
     original: Home, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        home = Home(shutil.copytree(original.path, Path(directory) / "home"))
+        home = home_at(shutil.copytree(original.path, Path(directory) / "home"))
         now_ms = ms(2020)
         for days in data.draw(st.lists(st.integers(0, 4 * 365), min_size=1, max_size=5)):
             now_ms += days * DAY_MS
             years = {name: data.draw(st.integers(1, 7)) for name in ("retention_years", "retention_years_writes")}
-            with closing(sqlite3.connect(home.database)) as db:
+            with opened(home) as db:
                 bodies = dict(db.execute("SELECT seq, body FROM journal").fetchall())
             for segment in purge(home, SETTINGS.model_copy(update=years), now_ms=now_ms, by=BY):
                 for seq in range(segment.first_seq, segment.last_seq + 1):
@@ -243,7 +245,7 @@ async def test_a_journal_without_a_single_record_goes_on_from_its_newest_segment
     verdict = verify(home)
     seq, head = verdict.head[0], bytes.fromhex(verdict.head[1])
     signer = Signer(home.keys)
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+    with opened(home) as db:
         signature = signer.sign("segment", seq, head, 1)
         db.execute("INSERT INTO segment VALUES (?, 1, ?, 1, ?, ?)", (seq, head, signer.key_id, signature))
         db.execute("DELETE FROM journal")
@@ -276,7 +278,7 @@ async def test_a_purge_beside_a_running_program_leaves_one_chain(tmp_path: Path)
         assert isinstance(segments, tuple)
         assert all(result.state == "succeeded" for result in results if not isinstance(result, tuple))
         assert verify(lock.home).intact
-    verdict = verify(Home(tmp_path))
+    verdict = verify(home_at(tmp_path))
     assert verdict.intact, verdict.faults
     assert verdict.purged_through == 9
     assert verdict.records == 51
@@ -303,7 +305,7 @@ async def test_two_purges_at_once_remove_everything_once(tmp_path: Path) -> None
 async def test_a_broken_chain_is_not_purged_because_that_would_remove_the_evidence(tmp_path: Path) -> None:
     home = await make_home(tmp_path)
     kept = stored(home)
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+    with opened(home) as db:
         db.execute("DROP TRIGGER journal_never_changes")
         db.execute("UPDATE journal SET body = replace(body, '2020', '2010') WHERE seq = 7")
     with pytest.raises(Failure, match="the chain is broken at record 7") as caught:
@@ -350,13 +352,11 @@ def purged() -> Iterator[Home]:
         yield home
 
 
-def tampered(home: Home, act: Callable[[sqlite3.Connection], Any]) -> Verdict:
+def tampered(home: Home, act: Callable[[Connection], Any]) -> Verdict:
     with tempfile.TemporaryDirectory() as directory:
-        copy = Home(shutil.copytree(home.path, Path(directory) / "home"))
-        with closing(sqlite3.connect(copy.database, isolation_level=None)) as db:
-            db.execute("PRAGMA synchronous=OFF")
-            with unguarded(db):
-                act(db)
+        copy = home_at(shutil.copytree(home.path, Path(directory) / "home"))
+        with unguarded(copy) as db:
+            act(db)
         return verify(copy)
 
 
@@ -389,7 +389,7 @@ def test_an_edit_of_a_segment_or_at_its_boundary_is_found(purged: Home, edit: st
 
 @AUDIT_11
 def test_two_segments_made_one_are_found_by_the_record_of_the_purge(purged: Home) -> None:
-    def act(db: sqlite3.Connection) -> None:
+    def act(db: Connection) -> None:
         db.execute("DELETE FROM segment WHERE last_seq = 2")
         db.execute("UPDATE segment SET first_seq = 1 WHERE last_seq = 5")
 
@@ -401,7 +401,7 @@ def test_two_segments_made_one_are_found_by_the_record_of_the_purge(purged: Home
 
 @AUDIT_11
 def test_an_anchor_in_a_purged_segment_is_still_checked_by_its_signature(purged: Home) -> None:
-    with closing(sqlite3.connect(purged.database)) as db:
+    with opened(purged) as db:
         seq = db.execute("SELECT MIN(seq) FROM anchor").fetchone()[0]
     change = "UPDATE anchor SET at_ms = 1 WHERE seq = (SELECT MIN(seq) FROM anchor)"
     assert tampered(purged, lambda db: db.execute(change)).faults[0].seq == seq
@@ -417,13 +417,13 @@ def test_no_head_can_be_claimed_that_a_segment_contradicts(purged: Home) -> None
 @AUDIT_11
 def test_even_a_plain_connection_cannot_delete_beyond_the_newest_segment(purged: Home) -> None:
     with (
-        closing(sqlite3.connect(purged.database, isolation_level=None)) as db,
+        opened(purged) as db,
         pytest.raises(sqlite3.DatabaseError, match="append-only"),
     ):
         db.execute("DELETE FROM journal WHERE seq = 6")
     for statement in ("UPDATE segment SET last_seq = 100 WHERE last_seq = 5", "DELETE FROM segment"):
         with (
-            closing(sqlite3.connect(purged.database, isolation_level=None)) as db,
+            opened(purged) as db,
             pytest.raises(sqlite3.DatabaseError, match="append-only"),
         ):
             db.execute(statement)
@@ -457,7 +457,7 @@ async def test_a_large_result_expires_and_its_envelope_stays_readable(tmp_path: 
             await lock.read_payload(ref)
         rows = lock.journal.reader.all("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
         assert rows == [(result.invocation_id, size, None)]
-    assert verify(Home(tmp_path)).intact
+    assert verify(home_at(tmp_path)).intact
 
 
 async def _with_payloads(home: Path, time: Time, sizes: list[int]) -> None:
@@ -533,7 +533,7 @@ async def test_a_purge_gives_the_space_back_and_says_before_what_it_would_remove
 @pytest.mark.parametrize("earlier_version", [False, True])
 def test_a_file_that_was_emptied_shrinks(tmp_path: Path, earlier_version: bool) -> None:
     home = asyncio.run(make_home(tmp_path))
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+    with opened(home) as db:
         if earlier_version:
             db.execute("PRAGMA journal_mode=DELETE")
             db.execute("PRAGMA auto_vacuum=0")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -22,11 +21,13 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import last_head
 from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.records import plain
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
-from tests.audit.test_chain import Copy, count, make_home, unguarded
+from tests.audit.test_chain import Copy, count, make_home
+from tests.support.stores import opened, unguarded
 
 EXAMPLES = hypothesis.settings(max_examples=25)
 
@@ -43,9 +44,10 @@ def edited(original: Home, act: Callable[[Copy], object]) -> Generator[Home]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "home"
         shutil.copytree(original.path, path)
-        with closing(sqlite3.connect(path / "interlock.db", isolation_level=None)) as db, unguarded(db):
-            act(Copy(Home(path), db))
-        yield Home(path)
+        home = home_at(path)
+        with unguarded(home) as db:
+            act(Copy(home, db))
+        yield home
 
 
 async def opens(home: Home) -> Failure | None:
@@ -148,7 +150,7 @@ async def test_a_home_of_an_earlier_version_is_taken_over_once_and_on_record(ori
         before = count(home)
         for _ in range(2):
             assert await opens(home) is None
-        with closing(sqlite3.connect(home.database)) as db:
+        with opened(home) as db:
             found = db.execute("SELECT seq, body FROM journal WHERE kind = 'signing'").fetchall()
         ((seq, body),) = found
         assert (seq, orjson.loads(body)["act"]) == (before + 1, "last_head.begun")
@@ -176,14 +178,12 @@ def test_a_home_of_an_earlier_version_without_signatures_is_refused_where_its_re
 
 async def test_more_unsigned_records_than_a_killed_process_leaves_are_a_fault(tmp_path: Path) -> None:
     home = await make_home(tmp_path / "home")
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
-        copy, first = Copy(home, db), count(home) + 1
+    first = count(home) + 1
+    with unguarded(home) as db:
         rows = [(first + at, "authority", "x", plain("authority", "x", 0, act="forged"), b"") for at in range(1001)]
-        db.execute("BEGIN")
-        db.executemany("INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", rows)
-        db.execute("COMMIT")
-        with unguarded(db):
-            copy.relink(first)
+        for row in rows:
+            db.execute("INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", row)
+        Copy(home, db).relink(first)
     (fault,) = verify(home).faults
     assert "1,001 records" in fault.what
     failure = await opens(home)
@@ -191,6 +191,7 @@ async def test_more_unsigned_records_than_a_killed_process_leaves_are_a_fault(tm
     assert (failure.code, "1,001 records" in failure.message) == ("E3804", True)
 
 
+@pytest.mark.sqlite_only("the files of a store that is in use are copied")
 @EXAMPLES
 @given(
     steps=st.lists(st.tuples(st.sampled_from([0.0, 0.4, 3600.0, -5.0]), st.integers(1, 400)), min_size=1, max_size=6),
@@ -200,7 +201,7 @@ async def test_a_process_that_ends_at_any_moment_leaves_a_home_that_opens(
     steps: list[tuple[float, int]], processes: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        home = Home(Path(directory) / "home")
+        home = home_at(Path(directory) / "home")
         time = FakeClock(1_800_000_000_000)
         now_ms = lambda: time.clock.now_ms()  # noqa: E731
         journals = [Journal(home, clock=Clock(now_ms=now_ms), signer=Signer(home.keys)) for _ in range(processes)]
@@ -212,7 +213,7 @@ async def test_a_process_that_ends_at_any_moment_leaves_a_home_that_opens(
                 await asyncio.gather(*(writer.append("authority", "x", body) for _ in range(records)))
                 # As if everybody were killed now: the files, as they are at this moment.
                 shutil.copytree(home.path, Path(directory) / f"copy{at}")
-                left = Home(Path(directory) / f"copy{at}")
+                left = home_at(Path(directory) / f"copy{at}")
                 assert verify(left).intact
                 later = Journal(left, clock=Clock(), signer=Signer(left.keys))
                 await later.close()
@@ -226,15 +227,15 @@ async def test_a_process_that_ends_at_any_moment_leaves_a_home_that_opens(
 async def test_a_process_that_found_a_head_signed_by_another_signs_its_next_record_however_long_ago_that_was(
     tmp_path: Path,
 ) -> None:
-    clock, home = FakeClock(), Home(tmp_path / "home")
+    clock, home = FakeClock(), home_at(tmp_path / "home")
 
-    def opened() -> Journal:
+    def started() -> Journal:
         return Journal(home, clock=clock.clock, signer=Signer(home.keys))
 
     async def write(journal: Journal) -> None:
         await journal.append("authority", "x", plain("authority", "x", clock.now_ms, act="said"))
 
-    first, second = opened(), opened()
+    first, second = started(), started()
     try:
         await write(first)
         clock.advance(2)
@@ -242,7 +243,7 @@ async def test_a_process_that_found_a_head_signed_by_another_signs_its_next_reco
         clock.advance(3600)
         await second.commit(lambda _: None)  # it would sign the head, and finds that it is signed
         await write(second)
-        third = opened()  # as any process does while these two run, or after both were killed
+        third = started()  # as any process does while these two run, or after both were killed
         await third.close()
         assert verify(home).intact
     finally:

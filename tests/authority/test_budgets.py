@@ -29,7 +29,7 @@ from interlock.call.context import Caller
 from interlock.call.cost import CALL_PARTS, FREE, TASK_PARTS, Cost, Meter, compute_cost, reported
 from interlock.core.clock import Clock
 from interlock.core.errors import ErrorClass, Failure
-from interlock.store.home import Home, Instance
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
@@ -45,7 +45,7 @@ COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none y
 
 @asynccontextmanager
 async def opened(home: Path, clock: Clock) -> AsyncGenerator[Journal]:
-    place = Home(home)
+    place = home_at(home)
     place.prepare()
     journal = Journal(place, clock=clock, signer=Signer(place.keys))
     try:
@@ -308,15 +308,15 @@ import asyncio, sys
 from interlock.authority.budgets import Allowance, hold
 from interlock.core.clock import Clock
 from interlock.store import records
-from interlock.store.home import Home, Instance
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 
 async def main() -> None:
-    home = Home(sys.argv[1])
+    home = home_at(sys.argv[1])
     home.prepare()
-    instance = Instance(home, sys.argv[2])
+    instance = home.instance(sys.argv[2])
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     allowances = [Allowance("purse", 1_000_000, None, "1 per tenant")]
 
@@ -348,7 +348,7 @@ async def test_what_a_killed_process_held_is_spent_where_it_may_have_run_and_fre
 
 async def _take_over(path: Path, ours: str, holder: warm.Started) -> None:
     async with opened(path, Clock()) as journal:
-        instance = Instance(Home(path), ours)
+        instance = home_at(path).instance(ours)
         assert await journal.commit(budgets.release_orphans(instance.alive)) == []
         assert books(journal) == [(0, 800_000)]
         purse = [Allowance("purse", UNIT, None, "1 per tenant")]

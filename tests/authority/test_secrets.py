@@ -38,6 +38,7 @@ from interlock.cli.secrets import secrets
 from interlock.privacy.scrub import holds, scrub
 from interlock.store import sealing
 from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
@@ -55,7 +56,7 @@ def time() -> FakeClock:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
+    return home_at(tmp_path / "home")
 
 
 @pytest_asyncio.fixture
@@ -329,7 +330,7 @@ _WATCHED = frozenset(
 
 def kill_at_every_line() -> None:
     """In a process of its own: fork, die at the nth line, look whether all is there; until a child lives to the end."""
-    home = Home(os.environ["HOME_PATH"])
+    home = home_at(os.environ["HOME_PATH"])
     values = {f"name-{number}": f"value-{number}" for number in range(2)}
 
     async def prepare(store: Secrets) -> None:
@@ -690,7 +691,7 @@ def test_the_command_line_stores_lists_and_rotates_and_never_shows_a_value(tmp_p
     assert "in 2 h" in listed.out
     assert cli.ask("secrets", "rotate-key") == {"sealed": 1, "left": []}
     assert API_KEY not in stored.out + stored.err + listed.out + listed.err
-    assert API_KEY.encode() not in everything_in(Home(cli.home))
+    assert API_KEY.encode() not in everything_in(home_at(cli.home))
 
 
 @pytest.mark.parametrize(

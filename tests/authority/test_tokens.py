@@ -40,7 +40,7 @@ from interlock.authority.tokens import Tokens
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -59,7 +59,7 @@ class World:
 
     def __init__(self, path: Path, clock: FakeClock, registry: DidRegistry | None = None, **options: Any) -> None:
         self.clock = clock
-        self.home = Home(path)
+        self.home = home_at(path)
         self.journal = Journal(self.home, clock=clock.clock, signer=Signer(self.home.keys))
         self.keys = IssuerKeys(self.home.keys / "issuer", clock=clock.clock)
         self.identities = LocalIdentities(self.journal)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +13,13 @@ from interlock.audit.chain import verify
 from interlock.core.clock import iso
 from interlock.store import last_head
 from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.records import plain
-from tests.audit.test_chain import Copy, count, unguarded
+from tests.audit.test_chain import Copy, count
 from tests.audit.test_chain import make_home as recent_home
 from tests.audit.test_retention import make_home, ms, stored
 from tests.cli.conftest import Cli
+from tests.support.stores import opened, unguarded
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def old(fresh: Cli) -> Cli:
 
 
 def test_a_purge_is_shown_first_and_done_with_yes(old: Cli) -> None:
-    home, before = Home(old.home), stored(Home(old.home))
+    home, before = home_at(old.home), stored(home_at(old.home))
     shown = old("audit", "purge")
     assert (shown.code, "interlock audit purge --yes" in shown.out) == (0, True)
     told = old.ask("audit", "purge")
@@ -48,20 +48,20 @@ def test_a_purge_is_shown_first_and_done_with_yes(old: Cli) -> None:
 def test_a_purge_up_to_a_record_that_must_be_kept_is_refused(cli: Cli) -> None:
     refused = cli("audit", "purge", "--through", "1", "--yes")
     assert (refused.code, "E3411" in refused.err) == (1, True)
-    assert stored(Home(cli.home))[0][0] == 1
+    assert stored(home_at(cli.home))[0][0] == 1
 
 
 def test_a_purge_needs_the_scope_to_administer(old: Cli) -> None:
     (old.home / "principals.toml").write_text('[[principal]]\nid = "local:*"\nscopes = ["audit:read"]\n')
-    before = stored(Home(old.home))
+    before = stored(home_at(old.home))
     for words in ((), ("--yes",)):
         refused = old("audit", "purge", *words)
         assert (refused.code, "E3206" in refused.err, "`policy:admin`" in refused.err) == (1, True, True)
-    assert set(before) <= set(stored(Home(old.home)))
+    assert set(before) <= set(stored(home_at(old.home)))
 
 
 def _calls(home: Home) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(home.database)) as db:
+    with opened(home) as db:
         return db.execute("SELECT kind, call FROM journal").fetchall()
 
 
@@ -73,10 +73,11 @@ def _append(home: Home, records: int, *, later_ms: int = 0) -> None:
     head = last_head.read(home)
     assert head is not None
     body = plain("authority", "x", head.at_ms + later_ms, act="test")
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db, unguarded(db):
+    with unguarded(home) as db:
         first = count(home) + 1
         rows = [(first + at, "authority", "x", body, b"") for at in range(records)]
-        db.executemany("INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", rows)
+        for row in rows:
+            db.execute("INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", row)
         Copy(home, db).relink(first)
 
 
@@ -84,17 +85,17 @@ def _append(home: Home, records: int, *, later_ms: int = 0) -> None:
 def tailed(fresh: Cli) -> Cli:
     """A home that is refused: it ends with unsigned records that were made an hour after the last signature."""
     asyncio.run(recent_home(fresh.home))
-    _append(Home(fresh.home), 3, later_ms=3_600_000)
+    _append(home_at(fresh.home), 3, later_ms=3_600_000)
     return fresh
 
 
 def _last_record(home: Home) -> dict[str, Any]:
-    with closing(sqlite3.connect(home.database)) as db:
+    with opened(home) as db:
         return orjson.loads(db.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone()[0])
 
 
 def test_an_unsigned_tail_is_shown_accepted_with_a_reason_and_on_record(tailed: Cli) -> None:
-    home = Home(tailed.home)
+    home = home_at(tailed.home)
     before = count(home)
     refused = tailed("tools", "list")
     assert refused.code == 1
@@ -124,7 +125,7 @@ def test_an_unsigned_tail_is_shown_accepted_with_a_reason_and_on_record(tailed: 
 
 
 def test_a_tail_is_not_accepted_without_the_signing_key_or_on_the_word_of_a_token(tailed: Cli) -> None:
-    home, words = Home(tailed.home), ("audit", "accept-tail", "--reason", "known", "--yes")
+    home, words = home_at(tailed.home), ("audit", "accept-tail", "--reason", "known", "--yes")
     before = count(home)
     holder = replace(tailed, extra={"INTERLOCK_TOKEN": "e30"})
     assert "E3206" in holder(*words).err
@@ -142,8 +143,8 @@ def test_a_tail_is_not_accepted_without_the_signing_key_or_on_the_word_of_a_toke
 
 
 def test_nothing_but_the_tail_can_be_accepted(tailed: Cli) -> None:
-    home = Home(tailed.home)
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db, unguarded(db):
+    home = home_at(tailed.home)
+    with unguarded(home) as db:
         db.execute("UPDATE journal SET body = ? WHERE seq = 2", (plain("registry", "x", 0, at=iso(0)),))
     refused = tailed("audit", "accept-tail", "--reason", "known", "--yes")
     assert refused.code == 1
@@ -165,7 +166,7 @@ def test_every_call_from_the_command_line_leaves_one_record_with_every_field(cli
     )
     for tool, arguments, words, _, _ in calls:
         cli("call", tool, orjson.dumps(arguments).decode(), *words, "--json")
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as db:
+    with opened(home_at(cli.home)) as db:
         rows = db.execute("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq").fetchall()
     records = [one for one in (orjson.loads(body) for (body,) in rows) if one["door"] == "cli"]
     told = [(one["toolId"], one["status"], one["errorCode"]) for one in records]

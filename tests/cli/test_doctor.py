@@ -17,7 +17,7 @@ from interlock.core.clock import Clock
 from interlock.executors.sandbox.ladder import Rung
 from interlock.gateway import isolation
 from interlock.settings import load_settings
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
 
@@ -43,7 +43,7 @@ def echo(text: Annotated[str, Field(examples=["a"])]) -> str:
 
 def of(cli: Cli, name: str, status: str = "broken") -> Finding:
     """The one finding of that name and status."""
-    (found,) = [one for one in examine(Home(cli.home), machine=False) if (one.name, one.status) == (name, status)]
+    (found,) = [one for one in examine(home_at(cli.home), machine=False) if (one.name, one.status) == (name, status)]
     return found
 
 
@@ -188,7 +188,7 @@ def test_a_way_of_isolating_that_failed_is_a_warning_with_what_is_lost(
     fresh: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "rungs", _two_rungs)
-    zygote, bubblewrap, gvisor = list(examine(Home(fresh.home)))[-3:]
+    zygote, bubblewrap, gvisor = list(examine(home_at(fresh.home)))[-3:]
     assert (zygote.status, zygote.what) == ("attention", "zygote is not used: no user namespaces here")
     assert zygote.advice == "calls start more slowly, and tools of tiers 2 to 3 are refused with E3405"
     assert bubblewrap.status == "good"
@@ -203,7 +203,7 @@ async def test_a_clock_that_was_set_forward_is_told_with_what_to_do(tmp_path: Pa
         await lock.journal.commit(lambda transaction: None)
         clock.now_ms = now_ms
         await lock.journal.commit(lambda transaction: None)
-    (told,) = [one for one in examine(Home(home), machine=False) if one.name == "clock"]
+    (told,) = [one for one in examine(home_at(home), machine=False) if one.name == "clock"]
     assert told.status == "attention"
     assert "the clock was set forward by 10 d" in told.what
     assert "let a time server set it slowly" in told.advice

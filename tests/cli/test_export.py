@@ -21,7 +21,7 @@ from interlock.audit.exported import line_of, verify_export
 from interlock.audit.retention import purge
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.signing import Signer
 from tests.cli.conftest import Cli
 
@@ -223,7 +223,7 @@ def test_an_export_with_a_time_that_no_calendar_has_is_broken(cli: Cli) -> None:
 
 
 def test_what_retention_removed_is_stood_for_in_an_export(cli: Cli) -> None:
-    home, later = Home(cli.home), Clock().now_ms() + 9 * 366 * 86_400_000
+    home, later = home_at(cli.home), Clock().now_ms() + 9 * 366 * 86_400_000
     assert purge(home, load_settings(home.settings), now_ms=later, by="local:auditor")
     lines = exported(cli)
     document = cli.ask("audit", "verify", "--export", "journal.jsonl")

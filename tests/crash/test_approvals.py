@@ -14,7 +14,7 @@ import pytest
 
 from interlock import Interlock, Result
 from interlock.audit.chain import verify
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.crash.approver import BASE_MS, BEN, ESCALATION, EXPIRY, LIFE, opening, stamp
 from tests.crash.counter import effects
@@ -69,7 +69,7 @@ class Scene:
         return dict(found)
 
     def prove_chain(self) -> None:
-        verdict = verify(Home(self.home))
+        verdict = verify(home_at(self.home))
         assert verdict.intact, verdict.faults
 
 
@@ -187,6 +187,6 @@ async def test_a_machine_that_is_down_when_a_ticket_expires_runs_nothing_when_it
             rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed'")
             ends = [record["call"] for (body,) in rows if (record := orjson.loads(body))["source"] == "synthetic"]
             assert len(ends) == 1, "a call was closed twice, or never"
-        verdict = verify(Home(turn["home"]))
+        verdict = verify(home_at(turn["home"]))
         assert verdict.intact, verdict.faults
     assert scene.made() == []

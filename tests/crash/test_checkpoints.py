@@ -12,7 +12,7 @@ import pytest
 
 from interlock import Interlock
 from interlock.audit.chain import verify
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests import warm
 from tests.gateway import checkpoint_tools as tools
 from tests.support.calls import admit, records
@@ -38,7 +38,7 @@ async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_o
         assert len(records(lock, call, "checkpoint")) == len(saved)
         (closed,) = records(lock, call)
         assert closed["error_code"] == "E3404"
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact
 
 
 def _killed(home: Path, way: str) -> int:

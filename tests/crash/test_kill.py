@@ -17,7 +17,7 @@ from interlock.audit.chain import verify
 from interlock.data.canonical import digest
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
@@ -91,7 +91,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
                 assert result.replayed == (name in made)
     final = effects(str(lines))
     assert len(final) == len(set(final)), "a retry repeated an effect"
-    verdict = verify(Home(home))
+    verdict = verify(home_at(home))
     assert verdict.intact, verdict.faults
 
 
@@ -237,4 +237,4 @@ async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp
         assert (read["mutationClass"], read["approvalTicketId"]) == ("read_only", ticket)
         assert read["authDecision"] == "REQUIRES_APPROVAL"
         assert read["errorCode"] is not None
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact

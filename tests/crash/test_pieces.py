@@ -9,7 +9,7 @@ import pytest
 
 from interlock import Interlock
 from interlock.audit.chain import verify
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests.gateway.test_pieces import ANN, CHANGE, LARGE, changing, produce
 from tests.support import forked
 from tests.support.calls import admit
@@ -62,4 +62,4 @@ async def test_a_kill_between_two_pieces_leaves_a_home_in_order_and_the_pieces_g
         else:
             assert again.persistence.ref is not None
             assert len(await lock.read_payload(again.persistence.ref, caller=ANN)) == LARGE + 2
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()

@@ -14,7 +14,7 @@ from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.call.context import Caller
 from interlock.data.canonical import sealed_digest
 from interlock.store.backup import copied
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests import sample
 from tests.approvals.test_webhook import Receiver
 from tests.support.calls import admit
@@ -88,7 +88,7 @@ def assert_nowhere(home: Path, text: str) -> None:
     """Nothing in the home's database, its write-ahead log, or a backup of it tells a text."""
     backup = home.parent / "backup"
     shutil.rmtree(backup, ignore_errors=True)
-    with copied(Home(home), backup):
+    with copied(home_at(home), backup):
         pass
     paths = [path for root in (home, backup) for path in root.rglob("*") if path.is_file()]
     assert sum(path.name == "interlock.db" for path in paths) == 2
@@ -119,7 +119,7 @@ async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_te
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
         assert result.persistence.ref is not None
         assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
-    with copied(Home(home), home.parent / "again"):
+    with copied(home_at(home), home.parent / "again"):
         pass
     async with Interlock.open(home.parent / "again", housekeeping=False) as lock:
         assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
@@ -130,7 +130,7 @@ async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Pa
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, essay, note)
         assert (await lock.call("rest.note", {"text": "before"}, key="1")).ok
-        ring = Home(home).keys / "secrets.key"
+        ring = home_at(home).keys / "secrets.key"
         ring.chmod(0o644)
         refused = await lock.call("rest.note", {"text": "now"}, key="2")
         assert refused.error is not None
@@ -184,7 +184,7 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
 
 
 async def test_a_new_key_takes_over_sessions_and_tickets_and_the_old_one_goes(home: Path) -> None:
-    ring = Home(home).keys / "secrets.key"
+    ring = home_at(home).keys / "secrets.key"
     async with Interlock.open(home, housekeeping=False) as lock:
         await admit(lock, remember, post)
         await lock.call("rest.remember", {"text": PLANTED}, session="s", key="1")
@@ -227,5 +227,5 @@ async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Pa
         (state,) = lock.journal.reader.all("SELECT state FROM session WHERE id = ?", (session,))[0]
         assert isinstance(state, bytes)
         assert b"old" not in state
-    with copied(Home(home), home.parent / "copy"):
+    with copied(home_at(home), home.parent / "copy"):
         pass

@@ -25,7 +25,7 @@ from interlock.core.clock import iso
 from interlock.data.canonical import canonical
 from interlock.gateway.stored_checkpoints import compress
 from interlock.store import checkpoints
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.gateway import checkpoint_tools as tools
 from tests.support.calls import admit, code, records, until
@@ -117,7 +117,7 @@ async def test_a_checkpoint_is_a_labelled_document_of_its_call_and_on_record(loc
     assert [one["checkpoint"] for one in told] == [1, 2, 3, 4]
     assert (told[1]["sha256"], told[1]["bytes"]) == (checksum, saved[1].size)
     assert "state" not in told[1]
-    assert verify(Home(lock.home.path)).intact
+    assert verify(home_at(lock.home.path)).intact
 
 
 VALUE = st.recursive(
@@ -240,7 +240,7 @@ async def test_a_store_that_cannot_be_written_is_told_to_the_tool(lock: Interloc
     )  # fmt: skip
     assert result.unwrap() == ["saved", "E3902", "E3902", "saved"]
     assert [one.label for one in saved] == ["before", "after"]
-    assert verify(Home(lock.home.path)).intact
+    assert verify(home_at(lock.home.path)).intact
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.call.results import Result
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests.gateway import isolated_tools as cell
 from tests.sandbox.forged import CUT, DONE, ROWS, spoilt
 from tests.support.calls import admit
@@ -82,7 +82,7 @@ def test_whatever_a_sandbox_says_keys_and_budgets_stay_sane(tmp_path: Path) -> N
             assert runner.run(lock.call("cell.double", n=21)).unwrap() == 42
         finally:
             runner.run(opened.__aexit__(None, None, None))
-    assert verify(Home(tmp_path / "home")).faults == ()
+    assert verify(home_at(tmp_path / "home")).faults == ()
     print(f"{calls:,} calls; the loop was held for {turns.longest_s * 1e3:.1f} ms at most: {turns.of!r}")
     assert turns.longest_s < HELD_S or not THOROUGH
 

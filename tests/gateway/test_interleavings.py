@@ -17,7 +17,7 @@ from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen, 
 from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.store import writer
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -329,7 +329,7 @@ async def test_two_instances_on_one_home_run_a_key_once_and_keep_one_chain(home:
         results = await asyncio.gather(*calls)
     assert all(result.ok for result in results)
     assert world.counters == {"a": 5}
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact
 
 
 # Undoing
@@ -399,7 +399,7 @@ async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
     async with asyncio.timeout(10):
         assert await lock.journal.commit(lambda transaction: 1) == 1
         await lock.close()
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact
 
 
 async def test_a_connection_that_cannot_roll_back_is_replaced(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from interlock.data.bounds import LARGE
 from interlock.gateway.execution import late as late_outcomes
 from interlock.gateway.results import outputs, placement
 from interlock.privacy.redact import SchemaRedactor
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.payloads import PIECE_BYTES
 from interlock.testing import FakeClock
 from tests.support.calls import admit, code, records, until, write
@@ -111,7 +111,7 @@ async def test_a_late_result_is_walked_over_beside_the_loop_and_written_in_piece
         assert (again.persistence.decision, again.persistence.ref is None) == (
             ("preview", False) if by_reference else ("inline", True)
         )
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_a_late_result_for_which_a_quota_has_no_room_is_on_record_and_withheld(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_a_late_result_for_which_a_quota_has_no_room_is_on_record_and_with
         assert (again.value, again.replayed, late.runs) == (None, True, 1)
         assert again.persistence.decision == "link"
         assert "payload_bytes" in again.persistence.reason
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_a_home_that_is_closed_waits_until_a_late_outcome_is_on_record(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_a_large_result_that_is_told_as_it_is_stands_in_no_row_and_goes_wi
         assert (again.persistence.decision, again.persistence.ref) == ("inline", None)
         ((until_ms,),) = lock.journal.reader.all("SELECT expires_ms FROM payload WHERE ref LIKE 'payload:%'")
         assert lock.journal.reader.all("SELECT expires_ms FROM reservation") == [(until_ms,)]
-        assert verify(Home(tmp_path)).faults == ()
+        assert verify(home_at(tmp_path)).faults == ()
         clock.advance((until_ms - clock.clock.now_ms()) / 1000 + 1)
         assert await expire_payloads(lock.journal) == 1
         assert lock.journal.reader.all("SELECT count(*) FROM payload_piece") == [(0,)]
@@ -180,4 +180,4 @@ async def test_a_replay_of_a_large_result_that_found_no_room_says_so(tmp_path: P
         again = await lock.call("demo.change", {"size": MUCH}, key="k", caller=ANN)
         assert (again.value, again.replayed, again.persistence.decision) == (None, True, "link")
         assert "payload_bytes" in again.persistence.reason
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()

@@ -19,7 +19,7 @@ from interlock.cli.doctor import examine
 from interlock.gateway.persistence.pieces import Sealed
 from interlock.store import payloads
 from interlock.store.backup import copied
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.payloads import PIECE_BYTES
 from interlock.store.sealing import keys_in_use
@@ -97,7 +97,7 @@ async def test_a_payload_of_any_size_reads_as_it_was_and_only_large_ones_are_in_
         if name == CHANGE:
             again = await lock.call(name, {"size": size}, caller=ANN, key=f"k{size}")
             assert (again.replayed, again.value) == (True, text(size))
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_a_large_payload_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ async def test_a_backup_holds_the_pieces_and_the_key_that_they_are_sealed_with(t
     async with opened(tmp_path / "home") as lock:
         ref = await make(lock, "piece.produce", LARGE)
         assert keys_in_use(lock.journal.reader) == {lock.gateway.storage.payloads._box.current}  # pyright: ignore[reportPrivateUsage]
-        with copied(Home(tmp_path / "home"), tmp_path / "copy"):
+        with copied(home_at(tmp_path / "home"), tmp_path / "copy"):
             pass
     async with opened(tmp_path / "copy") as lock:
         assert await lock.read_payload(ref, caller=ANN) == f'"{text(LARGE)}"'.encode()
@@ -140,7 +140,7 @@ async def test_pieces_go_with_their_payload_and_its_row_says_why(tmp_path: Path,
         kept_bytes = lock.journal.reader.all("SELECT sum(size) FROM payload WHERE body IS NOT NULL")
         assert lock.journal.reader.all("SELECT bytes FROM payload_use WHERE scope = 'home'") == kept_bytes
         assert await lock.read_payload(other, caller=ANN)
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_a_payload_that_expires_while_it_is_read_is_whole_or_gone(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_call_that_is_cancelled_between_two_pieces_leaves_none(tmp_path:
         await lock.maintain()
         assert (pieces(lock), notes(lock)) == (0, [])
         assert lock.journal.reader.all("SELECT count(*) FROM payload") == [(0,)]
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_a_write_that_is_cancelled_between_two_pieces_is_recorded_all_the_same(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_write_that_is_cancelled_between_two_pieces_is_recorded_all_the_
         assert lock.journal.reader.all("SELECT state FROM reservation") == [("done",)]
         again = await lock.call(CHANGE, {"size": LARGE}, caller=ANN, key="k")
         assert (again.replayed, again.value) == (True, text(LARGE))
-    assert verify(Home(tmp_path)).faults == ()
+    assert verify(home_at(tmp_path)).faults == ()
 
 
 async def test_pieces_of_a_process_that_lives_stay_and_those_of_a_dead_one_go(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ async def test_a_piece_that_was_removed_or_changed_is_found(tmp_path: Path, stat
         with pytest.raises(Failure) as caught:
             await lock.read_payload(ref, caller=ANN)
         assert caught.value.code == "E3604"
-    verdict = verify(Home(tmp_path))
+    verdict = verify(home_at(tmp_path))
     assert any("cannot be opened: it was changed" in fault.what for fault in verdict.faults), verdict.faults
-    broken = [one for one in examine(Home(tmp_path), machine=False) if one.status == "broken"]
+    broken = [one for one in examine(home_at(tmp_path), machine=False) if one.status == "broken"]
     assert any(one.what == f"a part of {ref} is missing, so it cannot be read" for one in broken) == (
         "DELETE" in statement
     )

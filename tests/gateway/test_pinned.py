@@ -16,7 +16,7 @@ from interlock.contract.contract import contract_of
 from interlock.contract.declare import implementation_digest
 from interlock.data.schema import Json
 from interlock.registry.source import load
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests.support.calls import admit
 
 SOURCE = """
@@ -192,7 +192,7 @@ async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place
         async with Interlock.open(home, housekeeping=False) as lock:
             for which in now:
                 await _has_changed(lock, which)
-        broken = {one.what for one in check_tools(Home(home)) if one.status == "broken"}
+        broken = {one.what for one in check_tools(home_at(home)) if one.status == "broken"}
         assert broken == {f"pinned.{which}@1.0.0 cannot be called: it has changed" for which in now}
         assert not ran.exists(), now
         for which, name in now.items():
@@ -201,7 +201,7 @@ async def test_no_statement_of_an_edited_file_is_executed_here(home: Path, place
     async with Interlock.open(home, housekeeping=False) as lock:
         for which in _LOADED:
             await _says(lock, which)
-    assert [one.status for one in check_tools(Home(home))] == ["good"]
+    assert [one.status for one in check_tools(home_at(home))] == ["good"]
 
 
 async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(home: Path, place: Path) -> None:

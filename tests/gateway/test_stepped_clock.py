@@ -18,7 +18,7 @@ from interlock.audit.chain import verify
 from interlock.call.events import Event
 from interlock.core.clock import Clock
 from interlock.store import timekeeping
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests import sample
@@ -77,7 +77,7 @@ async def test_a_key_does_not_run_again_because_the_clock_was_set(home: Path, da
         await lock.maintain()
         assert await send(lock) is None
         assert world.runs == 2
-    assert verify(Home(home)).intact
+    assert verify(home_at(home)).intact
 
 
 async def test_a_key_that_is_used_after_the_step_is_not_in_doubt(home: Path) -> None:
@@ -179,4 +179,4 @@ async def test_whatever_is_done_to_the_clock_a_key_runs_once_in_its_window(
                 assert now >= last
                 last = now
         await lock.close()
-        assert verify(Home(home)).intact
+        assert verify(home_at(home)).intact

@@ -16,7 +16,7 @@ from interlock.contract.declare import Tool, from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.latency import ENOUGH
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.support.calls import admit
 from tests.support.wires import wired
@@ -149,7 +149,7 @@ async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by
 
 
 def _findings(home: Path) -> list[str]:
-    found = examine(Home(home), machine=False)
+    found = examine(home_at(home), machine=False)
     return [finding.what for finding in found if finding.name == "latency"]
 
 

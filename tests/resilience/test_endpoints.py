@@ -15,7 +15,7 @@ from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
 from interlock.resilience.endpoints import Answer, Endpoints, LastGood
 from interlock.resilience.services import Services
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -78,7 +78,7 @@ def time() -> FakeClock:
 
 @pytest_asyncio.fixture
 async def services(tmp_path: Path, time: FakeClock) -> AsyncGenerator[Services]:
-    place = Home(tmp_path)
+    place = home_at(tmp_path)
     place.prepare()
     journal = Journal(place, clock=time.clock, signer=Signer(place.keys))
     made = Services(journal, time.clock)

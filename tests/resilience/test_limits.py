@@ -21,7 +21,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.resilience import limits
 from interlock.resilience.limits import Bucket, LoopWatch
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -35,7 +35,7 @@ IN_THE_STORE = pytest.mark.part_of("RESIL-05", rest="nodes on several machines, 
 
 @asynccontextmanager
 async def opened(home: Path, clock: Clock) -> AsyncGenerator[Journal]:
-    place = Home(home)
+    place = home_at(home)
     place.prepare()
     journal = Journal(place, clock=clock, signer=Signer(place.keys))
     try:
@@ -180,12 +180,12 @@ NODE = """
 import asyncio, sys
 from interlock.core.clock import Clock
 from interlock.resilience.limits import Bucket, admit
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 
 async def main() -> None:
-    home = Home(sys.argv[1])
+    home = home_at(sys.argv[1])
     home.prepare()
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     print("ready", flush=True)

@@ -19,7 +19,7 @@ from interlock.core.errors import Failure
 from interlock.resilience import limits
 from interlock.resilience.services import Services
 from interlock.store.changes import FRESH_S
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -36,7 +36,7 @@ SHARED = pytest.mark.part_of(
 
 @asynccontextmanager
 async def opened(home: Path, time: FakeClock) -> AsyncGenerator[Journal]:
-    place = Home(home)
+    place = home_at(home)
     place.prepare()
     journal = Journal(place, clock=time.clock, signer=Signer(place.keys))
     try:
@@ -344,7 +344,7 @@ async def test_a_journal_that_cannot_be_written_costs_only_the_sharing(
         services = Services(journal, time.clock, listen=fails)
         for _ in range(5):
             assert call(services, DOWN) is None
-        with closing(sqlite3.connect(Home(tmp_path).database)) as database:
+        with closing(sqlite3.connect(home_at(tmp_path).database)) as database:
             database.execute("ALTER TABLE breaker RENAME TO gone")
             await services.settle()
             database.execute("ALTER TABLE gone RENAME TO breaker")
@@ -364,12 +364,12 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience.services import Services
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 
 async def main() -> None:
-    home = Home(sys.argv[1])
+    home = home_at(sys.argv[1])
     home.prepare()
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     services, config = Services(journal, Clock()), CircuitBreakerConfig()

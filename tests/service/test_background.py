@@ -11,7 +11,7 @@ from pathlib import Path
 from interlock import Interlock
 from interlock.api.health import Health
 from interlock.cli.doctor import examine
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
 from tests import sample
 
@@ -44,7 +44,7 @@ async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_p
         assert (alert.name, alert.severity, alert.facts["task"]) == ("BACKGROUND_TASK_FAILED", "critical", "tickets")
         condition, parts = await Health(lock).ready()
         assert (condition, parts["background"]) == ("degraded", "degraded")
-        (finding,) = [one for one in examine(Home(home), machine=False) if one.name == "background"]
+        (finding,) = [one for one in examine(home_at(home), machine=False) if one.name == "background"]
         assert finding.status == "attention"
         assert "tickets" in finding.what
         assert "log" in finding.advice
@@ -56,11 +56,11 @@ async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_p
 
         edit(home, "UPDATE ticket SET chain = ?", chain)
         await until(lambda: not lock.supervisor.failing)
-        assert [one for one in examine(Home(home), machine=False) if one.name == "background"] == []
+        assert [one for one in examine(home_at(home), machine=False) if one.name == "background"] == []
 
 
 async def test_no_sign_of_a_process_is_left_when_it_has_ended(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
+    home = home_at(tmp_path / "home")
     async with Interlock.open(home.path, housekeeping=False) as lock:
         lock.instance.report({"failing": [["tickets", 3, "TypeError"]]})
         assert [told for _, told in home.signs_of_life()] == [{"failing": [["tickets", 3, "TypeError"]]}]

@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support import postgres
+
 LAUNCH = Path(__file__).with_name("launch.py")
 ROOT = Path(__file__).parents[2]
 # What the programs import beside what commands do, loaded once. Each leaves the process with a single thread.
@@ -123,6 +125,7 @@ def _become(door: socket.socket) -> list[str]:
     time.tzset()
     os.chdir(task["directory"])
     sys.path[0] = task["directory"]
+    postgres.use(os.environ)
     os.setsid()
     return task["words"]
 

@@ -1,4 +1,9 @@
-"""A real PostgreSQL server for tests: one per process of a run (the fixture `postgres_server`), a schema per test."""
+"""A real PostgreSQL server for tests: one per process of a run (the fixture `postgres_server`), a schema per test.
+
+With `--store postgres` each data directory that a test opens has its store in a database of its own there (`Stores`),
+whichever process opens it. A database is a copy of an empty one, which takes a quarter of the time that its tables
+would take; the copy of a data directory gets a copy of its database. It is dropped when the data directory is gone.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,30 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlock.store import homes
 from tests.needs import need
+from tests.support import surroundings
 
 if TYPE_CHECKING:
     import psycopg
+
+    from interlock.store.postgres.connection import Connection
+
+# The server that keeps the stores of a run, for the processes that tests start.
+GIVEN = "STORES_OF_TESTS"
+# What processes import to open such a store.
+LOADED = ("psycopg", "interlock.store.postgres.home")
+# Nothing that is kept beyond a run, and nothing that a server does when nobody asks.
+OPTIONS = (
+    "listen_addresses= fsync=off full_page_writes=off wal_level=minimal max_wal_senders=0 max_wal_size=256MB"
+    " checkpoint_timeout=1h autovacuum=off jit=off max_connections=200"
+)
 
 
 class Server:
@@ -23,7 +44,8 @@ class Server:
 
     def __init__(self) -> None:
         self._binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
-        self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-"))  # the path of a socket must be short
+        # In memory, and with a short name: it is a part of the path of a socket.
+        self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=surroundings.memory() or "/tmp"))
         self._data = self.place / "data"
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -38,7 +60,7 @@ class Server:
         return f"postgresql://postgres@/postgres?host={self.place}"
 
     def start(self) -> None:
-        options = f"-k {self.place} -c listen_addresses= -c fsync=off -c max_connections=200"
+        options = " ".join(("-k", str(self.place), *(f"-c {one}" for one in OPTIONS.split())))
         self._run("pg_ctl", "-D", self._data, "-w", "-l", self.place / "log", "-o", options, "start")
 
     def stop(self, how: str = "immediate") -> None:
@@ -70,20 +92,126 @@ class Server:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", **self._user)
 
 
-def adopted(home: Path, address: str) -> str:
-    """Copy what the database of a data directory holds to a new store on PostgreSQL; returns its address."""
-    if (home / "interlock.db").exists():
-        from interlock.store.home import Home
+_EMPTY = "empty"
+# The name of the table that tells a store from an empty database, until the store is made.
+_UNMADE = "not_made_yet"
+_DIRECTORIES = "CREATE TABLE data_directory (place text PRIMARY KEY, database text NOT NULL)"
+_LOCK = "SELECT pg_advisory_xact_lock(1)"
+
+
+class Stores:
+    """The databases of data directories, on the server at an address. Several processes may use one server."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._known: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._opened: psycopg.Connection[Any] | None = None
+
+    def make(self) -> None:
+        """Make the empty store that others are copies of."""
         from interlock.store.postgres import schema
         from interlock.store.postgres.connection import Connection
-        from interlock.store.tables import metadata
 
-        with closing(Connection(address)) as copy, closing(Home(home).reading()) as original:
-            schema.bring_to_head(copy, address, None)
-            for table in metadata.sorted_tables:
-                columns = ", ".join(f'"{column.name}"' for column in table.columns)
-                marks = ", ".join("?" * len(table.columns))
-                for row in original.all(f"SELECT {columns} FROM {table.name}"):
-                    copy.execute(f"INSERT INTO {table.name} ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING", row)
-            copy.execute("SELECT setval('revocation_seq_seq', (SELECT coalesce(max(seq), 0) + 1 FROM revocation))")
-    return address
+        self._server.execute(f"CREATE DATABASE {_EMPTY}".encode())
+        self._server.execute(_DIRECTORIES.encode())
+        with closing(Connection(self.at(_EMPTY))) as connection:
+            schema.bring_to_head(connection, self.at(_EMPTY), None)
+            connection.execute(f"ALTER TABLE alembic_version RENAME TO {_UNMADE}")
+
+    def at(self, database: str) -> str:
+        return self._address.replace("/postgres?", f"/{database}?")
+
+    def of(self, path: str | os.PathLike[str]) -> str:
+        """The address of the store of a data directory."""
+        place = os.path.realpath(path)
+        with self._lock:
+            if place not in self._known:
+                self._known[place] = self.at(self._find(place) or self._copy(place))
+            return self._known[place]
+
+    def sweep(self) -> None:
+        """Drop the databases of data directories that are gone."""
+        for place in [one for one in self._known if not os.path.exists(one)]:
+            del self._known[place]
+        for place, database in self._server.execute(b"SELECT place, database FROM data_directory").fetchall():
+            if not os.path.exists(place):
+                self._server.execute(f"DROP DATABASE {database} WITH (FORCE)".encode())
+                self._server.execute(b"DELETE FROM data_directory WHERE place = %s", (place,))
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
+
+    @property
+    def _server(self) -> psycopg.Connection[Any]:
+        import psycopg
+        from psycopg.pq import TransactionStatus
+
+        if self._opened is not None and self._opened.info.transaction_status is TransactionStatus.ACTIVE:
+            self.close()  # a test ran out of time while the server worked
+        if self._opened is None:
+            self._opened = psycopg.connect(self._address, autocommit=True)
+        return self._opened
+
+    def _find(self, place: str) -> str | None:
+        row = self._server.execute(b"SELECT database FROM data_directory WHERE place = %s", (place,)).fetchone()
+        return row and row[0]
+
+    def _copy(self, place: str) -> str:
+        """Make the database of a data directory: a copy of that of the directory it was copied from, or an empty one.
+
+        One database is copied at a time, and none to which somebody is connected.
+        """
+        name = f"store_{secrets.token_hex(6)}"
+        with closing(Stores(self._address)) as locking, locking._server.transaction():
+            locking._server.execute(_LOCK.encode())
+            found = self._find(place)  # another process may have made it meanwhile
+            if found is not None:
+                return found
+            how = " STRATEGY FILE_COPY" if self._server.info.server_version >= 150_000 else ""
+            self._server.execute(f"CREATE DATABASE {name} TEMPLATE {self._origin(place)}{how}".encode())
+            self._server.execute(b"INSERT INTO data_directory VALUES (%s, %s)", (place, name))
+        return name
+
+    def _origin(self, place: str) -> str:
+        """The database to copy: a directory with the same signing key is the original of this one."""
+        key = _key_of(place)
+        if key is not None:
+            for other, database in self._server.execute(b"SELECT place, database FROM data_directory").fetchall():
+                if _key_of(other) == key:
+                    return database
+        return _EMPTY
+
+
+def _key_of(place: str) -> bytes | None:
+    try:
+        return Path(place, "keys", "journal.pub").read_bytes()
+    except OSError:
+        return None
+
+
+def use(environment: Mapping[str, str]) -> Stores | None:
+    """Keep the stores that this process opens from now on where the run keeps them."""
+    if GIVEN not in environment:
+        return None
+    from interlock.store.postgres import schema
+
+    stores = Stores(environment[GIVEN])
+    create, chosen = schema.create, homes._setting  # pyright: ignore[reportPrivateUsage]
+
+    def setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:
+        address = chosen(name, path, given)
+        return address if address or given == "" or name != "store" else stores.of(path)
+
+    def created(connection: Connection, runtime_role: str | None = None) -> None:
+        """Make the tables of a store, which a copy of the empty store has already."""
+        if connection.one("SELECT 1 FROM pg_tables WHERE tablename = ?", (_UNMADE,)) is None:
+            create(connection, runtime_role)
+        else:
+            connection.execute(f"ALTER TABLE {_UNMADE} RENAME TO alembic_version")
+
+    homes._setting = setting  # pyright: ignore[reportPrivateUsage]
+    schema.create = created
+    return stores

@@ -12,7 +12,7 @@ import pytest
 from interlock import Failure, Interlock, tool
 from interlock.api import background
 from interlock.api.home_health import COUNTED_BYTES, Condition
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert, Alerts
 from interlock.testing import FakeClock
 from tests import sample
@@ -31,7 +31,7 @@ async def test_a_disk_that_is_nearly_full_is_alerted_and_a_large_one_with_room_i
 ) -> None:
     alerts, heard = Alerts(lambda: 0.0), list[Alert]()
     alerts.listeners.append(heard.append)
-    condition = Condition(Home(tmp_path), alerts, lambda *_, **__: None)
+    condition = Condition(home_at(tmp_path), alerts, lambda *_, **__: None)
     for total, free in ((1000 * GIB, 50 * GIB), (10 * GIB, 5 * GIB)):
         _disk(monkeypatch, total=total, free=free)
         await condition.look()
@@ -48,7 +48,7 @@ async def test_a_disk_that_is_nearly_full_is_alerted_and_a_large_one_with_room_i
 
 async def test_a_disk_that_nobody_can_look_at_is_no_alert(tmp_path: Path) -> None:
     alerts = Alerts(lambda: 0.0)
-    await Condition(Home(tmp_path / "gone"), alerts, lambda *_, **__: None).look()
+    await Condition(home_at(tmp_path / "gone"), alerts, lambda *_, **__: None).look()
     assert "disk" not in alerts.levels()
 
 

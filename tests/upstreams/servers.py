@@ -25,7 +25,7 @@ from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.clock import Clock
 from interlock.data.schema import Json
 from interlock.resilience.services import Services
-from interlock.store.home import Home
+from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 
@@ -160,7 +160,7 @@ class HttpServer:
 @asynccontextmanager
 async def services_of(place: Path) -> AsyncGenerator[Services]:
     """Breakers and limits of services, as a server has them."""
-    home = Home(place)
+    home = home_at(place)
     home.prepare()
     journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
     try:

@@ -20,7 +20,7 @@ from interlock.core.errors import Failure
 from interlock.http import connection
 from interlock.http.asgi import App, Message, Receive, Scope, Send, answer, read_body
 from interlock.http.connection import Connection
-from interlock.http.route import Handler, Reply, Route, Stream
+from interlock.http.route import PER_REQUEST, Handler, PerRequest, Reply, Route, Stream
 from tests.thorough import examples
 
 
@@ -463,10 +463,12 @@ class Prepares(Route):
     def __init__(self) -> None:
         self.echo = Echo()
         self.prepared: int = 0
-        self.handled: list[bytes] = []
+        self.handled: list[tuple[bytes, PerRequest]] = []
+        self.heads: list[Scope] = []
 
     async def prepare(self, head: Scope) -> Handler | Reply | Stream:
         self.prepared += 1
+        self.heads.append(head)
         if head["path"] == "/":
             return Stream(self.echo)
         if (b"x-a", b"2") in head["headers"]:
@@ -482,21 +484,22 @@ class Handles:
     def __init__(self, route: Prepares) -> None:
         self._route = route
 
-    async def __call__(self, body: bytes) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
         await asyncio.sleep(0)
-        self._route.handled.append(body)
+        self._route.handled.append((body, sent))
         if body != b"b":
             return Reply(200, body)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            headers = repr(scope["headers"]).encode()
             scope["path"], scope["headers"] = "/elsewhere", []  # its own, whatever comes next
-            await answer(send, 200, body)
+            await answer(send, 200, body + headers)
 
         return Stream(app)
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         status = error.row.http if isinstance(error, Failure) else 503
-        return Reply(status, str(error).encode(), ((b"retry-after", b"1"),))
+        return Reply(status, str(error).encode(), ((b"retry-after", b"1"), *sorted(sent.items())))
 
 
 async def _spoken(kind: type[Connection], app: App, pieces: list[bytes]) -> tuple[bytes, bool]:
@@ -521,8 +524,15 @@ async def _spoken(kind: type[Connection], app: App, pieces: list[bytes]) -> tupl
 
 LINES = st.sampled_from(
     [[], ["x-a: 1"], ["X-A:  1 "], ["x-a: 1", "x-a: 2"], ["x-b: a\tb"], ["connection: close"], ["expect: 100-continue"],
-     ["x-content-length: 1"], ["content-length : 1"]]
+     ["x-content-length: 1"], ["content-length : 1"], ["traceparent: <>"], ["TraceParent:<> ", "x-a: 1"],
+     ["traceparent: <>", "tracestate:\t<>\t"], ["traceparent: <>", "x-a: 1", "Traceparent: <>"],
+     ["idempotency-key: <>", "baggage: <>", "x-request-id: <>"], ["x-traceparent: 1", "traceparent : <>"],
+     ["traceparent: a", " <>"]]
 )  # fmt: skip
+VALUES = st.sampled_from([
+    b"a", b"b", b"a, b", b"traceparent: a", b"00-%b-00f067aa0ba902b7-01" % (b"4b" * 16), b"c" * 511, b"c" * 512, b"",
+    b" a", b"a ", b"a\tb", b"\xe9", b"\x00", b"\x7f", b"a\r\nx-a: 2", b"a\nb", b"a\r\n b", b"a\r", b"a\r\n\r\n",
+])  # fmt: skip
 BODIES = st.sampled_from([b"", b"a", b"b", b"\r\n\r\n", b"a\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"c" * 100])
 TARGETS = st.sampled_from(["POST /echo", "GET /", "POST /a%20b?c=d", "POST http://there/echo"])
 LENGTHS = st.sampled_from(
@@ -537,14 +547,20 @@ LENGTHS = st.sampled_from(
 
 
 class Kind(NamedTuple):
-    """Requests that differ in nothing but their bodies."""
+    """Requests that differ in nothing but their bodies, and in values of headers that belong to one request."""
 
     head: bytes
     length: bytes  # how that of the body is said; b"": in chunks, or not at all
     last: bool  # whether it is said behind the other headers
     bare: bool  # whether a line ends as none should
 
-    def request(self, body: bytes) -> bytes:
+    def request(self, body: bytes, *values: bytes) -> bytes:
+        whole = self._request(body)
+        for value in values:
+            whole = whole.replace(b"<>", value, 1)
+        return whole
+
+    def _request(self, body: bytes) -> bytes:
         if not self.length and body:
             coded = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
             return self.head[:-2] + b"transfer-encoding: chunked\r\n\r\n" + coded
@@ -573,7 +589,7 @@ def _conversations(draw: st.DrawFn) -> list[bytes]:
     kinds = draw(st.lists(KINDS, min_size=1, max_size=3))
     pieces: list[bytes] = []
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=8)):
-        one = kind.request(draw(BODIES))
+        one = kind.request(draw(BODIES), *draw(st.lists(VALUES, min_size=3, max_size=3)))
         how = draw(st.sampled_from(["whole", "whole", "whole", "split", "joined", "spaced"]))
         if how == "joined" and pieces:
             pieces[-1] += one
@@ -614,7 +630,56 @@ async def test_a_head_is_prepared_once_and_its_handler_is_called_with_each_body(
     route, bodies = Prepares(), [b"first", b"a", b"b", b"c"]
     written, _ = await _spoken(Connection, route, [request("POST /echo", body) for body in bodies])
     assert written.count(b"HTTP/1.1 200 OK") == 4
-    assert (route.prepared, route.handled) == (1, bodies)
+    assert (route.prepared, route.handled) == (1, [(body, {}) for body in bodies])
+
+
+TRACED = ("traceparent: {0}", "x-other: 1", "TRACESTATE: s={0}", "Idempotency-Key: key {0}", "traceparent: z{0}")
+
+
+async def test_headers_of_one_request_reach_its_handler_and_no_other() -> None:
+    route, numbers = Prepares(), range(1, 8)
+    asked = [request("POST /echo", b"%d" % one, *(line.format(one) for line in TRACED)) for one in numbers]
+    await _spoken(Connection, route, asked)
+    told = [(b"traceparent", b"%d"), (b"tracestate", b"s=%d"), (b"idempotency-key", b"key %d")]
+    assert route.handled == [(b"%d" % one, {name: value % one for name, value in told}) for one in numbers]
+    assert route.prepared == 1
+    # What a handler is made from has no value of any request.
+    (head,) = route.heads
+    assert [value for name, value in head["headers"] if name in PER_REQUEST] == [b""] * 4
+
+
+async def test_a_refusal_and_an_application_get_the_headers_of_their_own_request() -> None:
+    route, sizes = Prepares(), (1, 100, 101)
+    asked = [request("POST /echo", b"a" * size, f"x-request-id: {size}") for size in sizes]
+    asked += [request("POST /echo", b"b", f"x-request-id: {one}") for one in ("one", "two")]
+    written, _ = await _spoken(Connection, route, asked)
+    assert route.prepared == 1
+    refused = written.split(b"HTTP/1.1 ")[2:4]
+    assert [one[:3] for one in refused] == [b"413", b"413"]
+    assert [re.findall(rb"x-request-id: (\d+)", one) for one in refused] == [[b"100"], [b"101"]]
+    assert re.findall(rb"\(b'x-request-id', b'(.*?)'\)", written) == [b"one", b"two"]
+    assert b"(b'content-length', b'1')" in written
+
+
+async def test_heads_that_all_differ_are_not_kept() -> None:
+    """Whatever a client sends, a connection keeps four heads, each of them short, and none that is written oddly."""
+    config = uvicorn.Config(Prepares(), http=Connection, lifespan="off", proxy_headers=False, log_level="critical")
+    config.load()
+    state = ServerState()
+    one, sink = Connection(config, state, {}), Sink()
+    one.connection_made(sink)
+    odd = [f"x-{number}: 1" for number in range(20)] + [f"traceparent: {'x' * number}" for number in range(500, 530)]
+    odd += [f"tracestate: é{number}" for number in range(5)] + [f"x-long: {'x' * (5000 + n)}" for n in range(3)]
+    odd += [f"idempotency-key: {number}\r\n" * number for number in range(1, 20)]
+    for line in odd:
+        one.data_received(request("POST /echo", b"a", *line.split("\r\n")).replace(b"\r\n\r\n\r\n", b"\r\n\r\n"))
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        kept = one._cached_heads  # pyright: ignore[reportPrivateUsage]
+        assert len(kept) <= connection.MAX_CACHED_HEADS
+        assert all(sum(map(len, part)) < 8192 for head in kept for part in head.scope["headers"])
+    one.connection_lost(None)
+    await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -625,7 +690,7 @@ async def test_a_body_that_is_too_large_for_its_handler_is_refused_by_it(times: 
     )
     assert written.count(b"HTTP/1.1 200 OK") == 1
     assert written.count(b"HTTP/1.1 413") == written.count(b"retry-after: 1\r\n") == times
-    assert (route.prepared, route.handled, closed) == (1, [b"a"], False)
+    assert (route.prepared, route.handled, closed) == (1, [(b"a", {})], False)
 
 
 class Fails(Prepares):
@@ -637,7 +702,7 @@ class Fails(Prepares):
 
 
 class FailsToHandle(Handles):
-    async def __call__(self, body: bytes) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
         raise RuntimeError("not today")
 
 
@@ -653,12 +718,12 @@ async def test_a_handler_that_cannot_even_refuse_ends_in_an_error_and_the_connec
     caplog: pytest.LogCaptureFixture, good: int
 ) -> None:
     class Broken(Handles):
-        async def __call__(self, body: bytes) -> Reply | Stream:
+        async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
             if body == b"b":
                 raise RuntimeError("not today")
-            return await super().__call__(body)
+            return await super().__call__(body, sent)
 
-        def refuse(self, error: Exception) -> Reply:
+        def refuse(self, error: Exception, sent: PerRequest) -> Reply:
             raise error
 
     class Breaks(Prepares):

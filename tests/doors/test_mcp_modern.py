@@ -120,7 +120,7 @@ class Both:
         await self._begin()
         handler = await self.route.prepare(self.scope(sent))
         assert not isinstance(handler, Reply | Stream)
-        return isinstance(await handler(sent.body), Reply)
+        return isinstance(await handler(sent.body, {}), Reply)
 
     def scope(self, sent: Sent) -> Json:
         said = [*sent.headers, ("authorization", f"Bearer {self.token}"), ("content-length", str(len(sent.body)))]

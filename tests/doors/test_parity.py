@@ -213,7 +213,7 @@ async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(w
     told = same(*await through_all(ways, CASES["leaving files"][0]))
     contents = {"a.txt": b"hi", "b/c": b"\xff\x00\xff"}
     assert told.files == tuple((path, hashlib.sha256(held).hexdigest(), len(held)) for path, held in contents.items())
-    async with httpx.AsyncClient(base_url=ways.base, headers=ways.bearer()) as http:
+    async with httpx.AsyncClient(base_url=ways.base, headers=ways.bearer(), timeout=60) as http:
         body = {"tool_id": "file.leave", "parameters": {"files": {"b": "/wD/"}}}
         (one,) = (await http.post("/v1/tools/invoke", json=body)).json()["artifacts"]
         read = await http.get(f"/v1/payloads/{one['ref']}")

@@ -16,8 +16,8 @@ import pytest_asyncio
 from interlock import Failure, Field, Hook, HookResult, tool
 from interlock.call.prepared import Prepared as Tool
 from interlock.doors.server import Gate
+from interlock.http import route
 from interlock.http.asgi import Scope
-from interlock.http.route import Handler, Reply, Stream
 from interlock.store.changes import FRESH_S
 from tests.doors.test_hostile import until
 from tests.sample import Number
@@ -73,11 +73,11 @@ def rpc(here: Place, body: Json | list[Json] | bytes, *lines: str) -> bytes:
     return post(here, "/rpc", body if isinstance(body, bytes) else json.dumps(body).encode(), *lines)
 
 
-def mcp(here: Place, name: str, arguments: Any, **meta: Any) -> bytes:
+def mcp(here: Place, name: str, arguments: Any, *more: str, **meta: Any) -> bytes:
     params = {"_meta": {**META, **meta}, "name": name, "arguments": arguments}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     lines = ("accept: application/json, text/event-stream", "mcp-protocol-version: 2026-07-28")
-    return post(here, "/mcp", body, *lines, "mcp-method: tools/call", f"mcp-name: {name}")
+    return post(here, "/mcp", body, *lines, "mcp-method: tools/call", f"mcp-name: {name}", *more)
 
 
 async def ask(peer: Peer, request: bytes) -> Heard:
@@ -98,7 +98,7 @@ class Prepared:
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
     counted, real = Prepared(), Gate.prepare
 
-    async def prepare(gate: Gate, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(gate: Gate, head: Scope) -> route.Prepared:
         counted.count += 1
         return await real(gate, head)
 
@@ -208,6 +208,76 @@ async def known(here: Place, prepared: Prepared) -> list[tuple[bytes, Peer]]:
 
 def requests(here: Place) -> list[bytes]:
     return [rest(here, ADD), rpc(here, CALL), mcp(here, "demo-add", {"a": 1, "b": 2})]
+
+
+# Headers that belong to one request
+
+TRACES = [f"{number}f" * 16 for number in range(1, 5)]
+PARENT = f"00-{TRACES[0]}-00f067aa0ba902b7-01"
+LINES: list[list[str]] = [
+    [f"traceparent: {PARENT}"], [f"TRACEPARENT:\t{PARENT}"], [f"traceparent: {PARENT}", "tracestate: a=1,b=2"],
+    [f"traceparent: {PARENT}", f"traceparent: {PARENT.replace('1', '2')}"], [f"traceparent: {PARENT.upper()}x"],
+    ["traceparent: 00-0-0-01"], ["traceparent: é"], ["traceparent:"], [f"traceparent: {'0' * 600}"],
+    ["tracestate: a=1", f"traceparent: {PARENT}"], ["x-request-id: 1", "baggage: a=b"], ["idempotency-key: é"],
+    [f"traceparent: ff{PARENT[2:]}"], [f"traceparent: {PARENT}", "tracestate: a=1, b = 2,,"], [],
+]  # fmt: skip
+
+
+def with_lines(here: Place, *lines: str) -> list[bytes]:
+    """A read over each wire, with further headers."""
+    return [rest(here, ADD, *lines), rpc(here, CALL, *lines), mcp(here, "demo-add", {"a": 1, "b": 2}, *lines)]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+async def test_each_request_of_a_connection_is_in_its_own_trace(home: Path, prepared: Prepared, ratio: float) -> None:
+    async with place(home, trace_ratio=ratio) as here:
+        await here.server.warm()
+        for wire in range(3):
+            peer, before = await here.raw(), prepared.count
+            for trace in (*TRACES, *TRACES):
+                span = f"{wire + 1:08x}{trace[-8:]}"
+                heard = await ask(peer, with_lines(here, f"traceparent: 00-{trace}-{span}-01")[wire])
+                said = heard.head + heard.body
+                assert [one for one in TRACES if one.encode() in said] == [trace]
+                rows = here.lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
+                assert orjson.loads(rows[-1][0])["traceId"] == trace
+                tracer = here.lock.gateway.telemetry.tracer
+                assert (tracer is not None) == bool(ratio)
+                if tracer is not None:
+                    spans = tracer.of(trace, here.lock.caller)
+                    assert span in {one["parent_span_id"] for one in spans if one["name"] == "tool.invoke"}
+                    assert {one["trace_id"] for one in spans} == {trace}
+            # None of them has left its trace to a request without one.
+            heard = await ask(peer, with_lines(here)[wire])
+            assert not any(one.encode() in heard.head + heard.body for one in TRACES)
+            assert prepared.count - before == 2
+
+
+async def test_headers_of_one_request_are_understood_as_on_a_new_connection(here: Place, prepared: Prepared) -> None:
+    def own(heard: Heard) -> tuple[object, ...]:
+        head = re.sub(rb"(?<=-)[0-9a-f]{16}(?=-00\r\n)", b"*", heard.settled[0])  # the span of the answer
+        return head, heard.settled[1], [one for one in TRACES if one.encode() in heard.head + heard.body]
+
+    for wire in range(3):
+        peer = await here.raw()
+        for lines in [*LINES, *reversed(LINES), *LINES]:
+            request = with_lines(here, *lines)[wire]
+            assert own(await ask(peer, request)) == own(await ask(await here.raw(), request)), lines
+
+
+async def test_each_request_of_a_connection_has_its_own_idempotency_key(here: Place, prepared: Prepared) -> None:
+    body = {"tool_id": "demo.increment", "parameters": {"name": "a"}}
+    for number, wire in enumerate((rest, mcp)):
+        peer, before = await here.raw(), prepared.count
+        told: list[int] = []
+        for key in ("a", "b", "a", "c", "b"):
+            line = f"Idempotency-Key: {number}{key}"
+            request = rest(here, body, line) if wire is rest else mcp(here, "demo-increment", {"name": "a"}, line)
+            said = (await ask(peer, request)).said
+            told.append(said["result"] if wire is rest else said["result"]["structuredContent"]["result"])
+        first = told[0]
+        assert told == [first, first + 1, first, first + 2, first + 1]
+        assert prepared.count - before == 1
 
 
 def refused(heard: Heard) -> str:

@@ -34,6 +34,7 @@ from interlock.call.prepared import Prepared
 from interlock.core.clock import Clock
 from interlock.executors.function import make
 from interlock.registry import quarantine
+from interlock.telemetry import w3c
 from interlock.testing import FakeClock
 from tests.gateway.test_engines import AGENT
 from tests.support import source
@@ -180,6 +181,7 @@ USES: dict[str, Callable[[Context], Any]] = {
     "a wrong statement": lambda ctx: ctx.attest("so", 1, lambda: 2),
     "a changed conversation": lambda ctx: ctx.modify_context(a=1),
     "its log": lambda ctx: ctx.log.info("said"),
+    "its place in the trace": lambda ctx: ctx.attach("text", text=str(ctx.trace_headers)),
     "what it has not": lambda ctx: ctx.secret("a"),
 }
 
@@ -307,6 +309,13 @@ def nobody_has_changed_the_policy() -> Generator[None]:
 # Calls that take it
 
 
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACES = (
+    None, "mine", PARENT, PARENT[:-1] + "0", f"{PARENT} a=1,b=2", f"{PARENT} =", f"{PARENT}-x", f"cc{PARENT[2:]}-x",
+    f"ff{PARENT[2:]}", PARENT.upper(), "00-0-0-", "", "a b", '"', "x" * 129, "\ud800",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("audit", ["durable", "batched"])
 async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_phases(
     line_home: Path, tmp_path: Path, audit: str
@@ -325,11 +334,30 @@ async def test_a_simple_read_takes_the_fast_path_and_its_record_is_that_of_the_p
         assert told[1]["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
+@pytest.mark.parametrize("trace", TRACES)
+async def test_a_read_in_the_trace_of_its_caller_takes_the_fast_path(lock: Interlock, trace: str | None) -> None:
+    seen = watch(lock)
+    read = await lock.call("line.divide", {"a": 3, "b": 2}, trace_id=trace)
+    placed = await lock.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
+    assert (seen.left, seen.whole, seen.started) == (0, 1, 1)
+    bystander(lock)
+    aside = await lock.call("line.glance", {"use": "its place in the trace"}, trace_id=trace)
+    assert seen.left == 1
+    own = {one.trace_id for one in (read, placed, aside)}
+    assert own == ({PARENT[3:35]} if trace and PARENT[3:35] in trace else {"mine"}) or len(own) == 3
+    told = [ast.literal_eval(one.content[0]["text"]) for one in (placed, aside)]
+    assert [one.get("tracestate") for one in told] == ["a=1,b=2" if trace and "a=1" in trace else None] * 2
+    for result, headers in zip((placed, aside), told, strict=True):
+        at = headers["traceparent"].split("-")
+        assert at[1] == w3c.trace_hex(result.trace_id)
+        assert (at[2:] == PARENT.split("-")[2:]) == (f"{PARENT} " in f"{trace} " or trace == f"cc{PARENT[2:]}-x")
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"session": "s"}, {"task": "t"}, {"timeout_s": 5.0}, {"trace_id": "mine"}, {"dry_run": True}, {"key": "k"},
-        {"on_progress": print}, {"deadline": interlock.Deadline(at=1e12)},
+        {"session": "s"}, {"task": "t"}, {"timeout_s": 5.0}, {"dry_run": True}, {"key": "k"}, {"on_progress": print},
+        {"deadline": interlock.Deadline(at=1e12)},
     ],
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
@@ -391,14 +419,19 @@ arguments_of: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 CALLERS = (None, Caller(id="user:ann", agent="helper", scopes=frozenset({"x"})), Caller(id="user:bob", tenant="other"))
 calls = st.lists(
     st.sampled_from(sorted(arguments_of)).flatmap(
-        lambda name: st.tuples(st.just(name), arguments_of[name], st.sampled_from(CALLERS))
+        lambda name: st.tuples(
+            st.just(name), arguments_of[name], st.sampled_from(CALLERS), st.none() | st.sampled_from(TRACES)
+        )
     ),
     min_size=1,
     max_size=8,
 )
 
 
-async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | None]], *, aside: bool) -> Any:
+Made = list[tuple[str, dict[str, Any], Caller | None, str | None]]
+
+
+async def _history(home: Path, made: Made, *, aside: bool) -> Any:
     """Everything that some calls leave behind: their results, the journal, the metrics."""
     clock = FakeClock(seed="line")
     async with opened(home, clock=clock.clock) as lock:
@@ -408,9 +441,9 @@ async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | No
             bystander(lock)
         seen = watch(lock)
         told: list[Any] = []
-        for name, arguments, caller in made:
+        for name, arguments, caller, trace in made:
             before = repr(arguments)
-            result = await lock.call(f"line.{name}", arguments, caller=caller)
+            result = await lock.call(f"line.{name}", arguments, caller=caller, trace_id=trace)
             assert repr(arguments) == before
             told.append(repr(result.document()))
         await lock.journal.drain()
@@ -425,9 +458,7 @@ async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | No
 
 
 @given(calls)
-def test_no_result_record_metric_or_alert_tells_the_line_from_the_phases(
-    line_home: Path, made: list[tuple[str, dict[str, Any], Caller | None]]
-) -> None:
+def test_no_result_record_metric_or_alert_tells_the_line_from_the_phases(line_home: Path, made: Made) -> None:
     async def both() -> None:
         with TemporaryDirectory() as place:
             homes = [Path(shutil.copytree(line_home, Path(place) / name)) for name in ("line", "phases")]

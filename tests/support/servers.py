@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from interlock import Interlock
 from interlock.api.service import Service
@@ -54,9 +54,9 @@ class Place:
 
 
 @asynccontextmanager
-async def place(home: Path, listening: Listening = LOOPBACK) -> AsyncGenerator[Place]:
+async def place(home: Path, listening: Listening = LOOPBACK, **settings: Any) -> AsyncGenerator[Place]:
     """Serve a data directory with the sample tools."""
-    async with Interlock.open(home, housekeeping=False) as lock:
+    async with Interlock.open(home, housekeeping=False, **settings) as lock:
         for one in TOOLS:
             lock.catalog.attach(one)
         if not lock.issuer_keys.all():

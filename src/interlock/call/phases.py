@@ -405,10 +405,14 @@ class FastRead:
     input_hash: str = ""
     id: str = ""
     trace_id: str = ""
+    # The caller's position in the trace, if the request names it.
+    span: Traced | None = None
 
     def requested(self) -> Requested:
         """Return the call in the regular phases, in the state in which its tool runs."""
         call = Call(self.id, self.trace_id, self.started_ms, self.started, self.request)
+        if self.span is not None:
+            call.extend().span = self.span
         call.tool = tool = self.tool
         call.input = self.arguments
         call.model_input = self.model_input

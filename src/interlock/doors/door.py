@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from interlock.http.asgi import Scope
-from interlock.http.route import Handler, Reply, Route, Stream
+from interlock.http.route import Prepared, Route
 
 # Stands for every method that a path has no route for: the path's own route refuses them (405).
 ANY = "*"
@@ -56,7 +56,7 @@ class Later(Route):
         self._load = load
         self._loading: asyncio.Future[Route] | None = None
 
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> Prepared:
         return await (await self.loaded()).prepare(head)
 
     async def loaded(self) -> Route:

@@ -15,7 +15,7 @@ from interlock.doors.door import ANY
 from interlock.doors.listening import Listening
 from interlock.http.asgi import MAX_BODY, App, Receive, Scope, Send, replay
 from interlock.http.connection_limits import MOST_PER_PEER
-from interlock.http.route import Handler, Reply, Route, Stream, guarded, refused
+from interlock.http.route import PerRequest, Prepared, Reply, Route, Stream, guarded, refused
 
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
@@ -42,7 +42,7 @@ class Gate(Route):
         self._wide_with_body = _CountedBody(wide, most_values)
         self._passed: set[bytes] = set()
 
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> Prepared:
         if head["type"] != "http":
             return _NO_HTTP
         unwelcome = self._unwelcome(head)
@@ -106,7 +106,7 @@ class _CountedBody:
         self._app = app
         self._most_values = most_values
 
-    async def __call__(self, body: bytes) -> Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Stream:
         check_values(body, self._most_values)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +114,7 @@ class _CountedBody:
 
         return Stream(guarded(app))
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         return refused(error)
 
 

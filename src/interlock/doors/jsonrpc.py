@@ -26,9 +26,9 @@ from interlock.data.schema import Json
 from interlock.doors.door import ANY, Door, Key
 from interlock.doors.ids import RULE, usable
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, refusal, text
-from interlock.http.route import Reply, Route, refused
-from interlock.telemetry.w3c import joined
+from interlock.http.asgi import MAX_BODY, Scope, header, read_document, refusal
+from interlock.http.route import PerRequest, Reply, Route, refused
+from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
     from interlock.doors.listening import Listening
@@ -111,7 +111,7 @@ class JsonRpcDoor(Route):
             return Reply(405, encode(refusal(failure, self._trace_id(None))), ((b"allow", b"POST"),))
         return _Handler(self, head)
 
-    async def handle(self, body: bytes, sender: _Handler) -> bytes | None:
+    async def handle(self, body: bytes, sender: _Sender) -> bytes | None:
         """The answer to what was sent; None where the protocol wants none."""
         trace = sender.trace
         try:
@@ -130,7 +130,7 @@ class JsonRpcDoor(Route):
         kept = [one for one in answers if one is not None]
         return b"[%b]" % b",".join(kept) if kept else None
 
-    async def _all(self, batch: list[Any], size: int, sender: _Handler) -> list[bytes | None]:
+    async def _all(self, batch: list[Any], size: int, sender: _Sender) -> list[bytes | None]:
         """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short.
 
         Calls run beside others only where their tools declare it, like those of a batch of the library; so do methods
@@ -157,7 +157,7 @@ class JsonRpcDoor(Route):
                 task.cancel()
             raise
 
-    async def _may_overlap(self, sent: Any, sender: _Handler) -> bool | None:
+    async def _may_overlap(self, sent: Any, sender: _Sender) -> bool | None:
         """Whether a request of a batch may run beside others; None if its tool decides by the input.
 
         What is refused for its form runs nothing.
@@ -178,12 +178,12 @@ class JsonRpcDoor(Route):
         lock, arguments = self._service.lock, cast("Json", given or {})
         return await lock.may_overlap(lock.request(tool, arguments, version=version, caller=caller))
 
-    async def _one(self, sent: Any, sender: _Handler, place: _Place | None = None) -> bytes | None:
+    async def _one(self, sent: Any, sender: _Sender, place: _Place | None = None) -> bytes | None:
         """The answer to one request; None to a notification. `place` is where it stands in a batch."""
         answered = await self._answer(sent, sender, place)
         return encode(answered) if isinstance(answered, dict) else answered
 
-    async def _answer(self, sent: Any, sender: _Handler, place: _Place | None) -> Json | bytes | None:
+    async def _answer(self, sent: Any, sender: _Sender, place: _Place | None) -> Json | bytes | None:
         request_id: Any = None
         trace = sender.trace
         try:
@@ -414,27 +414,34 @@ class JsonRpcDoor(Route):
         return await self._service.approvals.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
 
 
-class _Handler:
-    """Answers requests with one head: one `Authorization`, one trace.
+class _Sender(NamedTuple):
+    """The sender of a body: the `Authorization` with its digest, and the trace.
 
-    Who sends them is asked for each request in a body, because a refusal is answered in the form of the protocol.
+    Who that is, is asked for each request in a body, because a refusal is answered in the form of the protocol.
     """
 
-    __slots__ = ("_door", "authorization", "digest", "trace")
+    authorization: str | None
+    digest: bytes
+    trace: str | None
+
+
+class _Handler:
+    """Answers requests with one head: with one `Authorization`."""
+
+    __slots__ = ("_authorization", "_digest", "_door")
     max_body = MAX_BODY
 
     def __init__(self, door: JsonRpcDoor, head: Scope) -> None:
-        sent = headers(head)
         self._door = door
-        self.authorization = text(sent, b"authorization")
-        self.digest = bearer(self.authorization) or b""
-        self.trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate"))
+        self._authorization = header(head, b"authorization")
+        self._digest = bearer(self._authorization) or b""
 
-    async def __call__(self, body: bytes) -> Reply:
-        answered = await self._door.handle(body, self)
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply:
+        sender = _Sender(self._authorization, self._digest, trace_sent(sent))
+        answered = await self._door.handle(body, sender)
         return Reply(204, b"") if answered is None else Reply(200, answered)
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         return refused(error)
 
 

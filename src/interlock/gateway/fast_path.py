@@ -26,6 +26,7 @@ from interlock.core.clock import Clock, new_ids
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
 from interlock.data.canonical import canonical
 from interlock.gateway.execution.tool_context import Contexts, left_nothing
+from interlock.gateway.open_call import trace_of
 from interlock.store import records
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ class FastPath:
         """
         caller, given = request.caller, request.arguments
         if (
-            request.key is not None or request.trace_id is not None or request.dry_run or request.id is not None
-            or request.deadline is not None or request.timeout_s is not None or request.session
-            or request.on_progress is not None or request.task is not None or request.parent is not None
-            or request.hidden or request.operation != "invoke" or caller is None or not isinstance(given, dict)
+            request.key is not None or request.dry_run or request.id is not None or request.deadline is not None
+            or request.timeout_s is not None or request.session or request.on_progress is not None
+            or request.task is not None or request.parent is not None or request.hidden
+            or request.operation != "invoke" or caller is None or not isinstance(given, dict)
             or self._barred or self._hooks.registered or self._observer.listeners
         ):  # fmt: skip
             return None
@@ -143,6 +144,8 @@ class FastPath:
                 return None
             read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
+            if request.trace_id is not None:
+                read.trace_id, read.span = trace_of(request.trace_id, read.trace_id)
             loop = self._loops.seen(caller, tool.ref, input_hash, now)
             if loop is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)

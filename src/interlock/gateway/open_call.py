@@ -16,18 +16,21 @@ def open_call(request: Request, clock: Clock) -> Call:
     """Make the call of a request. Its trace is the one that the request names, or a new one."""
     now_ms = clock.now_ms()
     call_id, new_trace = new_ids(now_ms, clock.random_bytes(24))
-    trace_id, above = request.trace_id, None
-    if trace_id is not None and w3c.claims(trace_id):
-        above = w3c.read(trace_id)
-        trace_id = None if above is None else above.trace_id
-    if trace_id is None or not _TRACE.match(trace_id):
-        trace_id = new_trace
+    trace_id, above = (new_trace, None) if request.trace_id is None else trace_of(request.trace_id, new_trace)
     call = Call(request.id or call_id, trace_id, now_ms, clock.monotonic(), request)
     if above is not None:
         call.extend().span = above
     if request.hidden:
         call.extend().hidden = request.hidden
     return call
+
+
+def trace_of(said: str, otherwise: str) -> tuple[str, w3c.Position | None]:
+    """Return the trace that a request names, and the caller's position in it. `otherwise` if it cannot be used."""
+    if w3c.claims(said):
+        above = w3c.read(said)
+        return (otherwise, None) if above is None else (above.trace_id, above)
+    return (said if _TRACE.match(said) else otherwise), None
 
 
 def with_id(request: Request, clock: Clock) -> Request:

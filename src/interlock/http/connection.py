@@ -21,7 +21,7 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
@@ -33,7 +33,7 @@ from interlock.http.asgi import App, Scope, refusal
 from interlock.http.connection_limits import MOST_PER_PEER, limits_of
 from interlock.http.exchange import Exchange
 from interlock.http.request_cache import CachedHead, cached_head
-from interlock.http.route import Application, Handler, Route
+from interlock.http.route import Application, Handler, PerRequest, Route
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -53,6 +53,7 @@ BUSY_SLICE = 64
 # Of a body in chunks, the sizes, extensions and trailers may take so many bytes for each byte of the body.
 MAX_FRAMING = 16
 _NEVER = math.inf
+_NONE: PerRequest = {}
 _BAD, _TOO_LONG = b"400 Bad Request", b"431 Request Header Fields Too Large"
 _VERSIONS = frozenset(("1.0", "1.1"))
 _CODING = b"transfer-encoding"
@@ -192,9 +193,9 @@ class Connection(asyncio.Protocol):
         idle = self._answering is None and self._in_head and not self._head
         if idle:
             for head in self._cached_heads:
-                body = head.body(data)
-                if body is not None:
-                    self._answer_cached(head, body)
+                read = head.read(data)
+                if read is not None:
+                    self._answer_cached(head, *read)
                     return
         if len(data) > SLICE:
             self._unparsed = data
@@ -259,17 +260,17 @@ class Connection(asyncio.Protocol):
             if head is not None:
                 self._cached_heads = [head, *self._cached_heads[: MAX_CACHED_HEADS - 1]]
 
-    def _answer_cached(self, head: CachedHead, body: bytes) -> None:
+    def _answer_cached(self, head: CachedHead, body: bytes, sent: PerRequest, values: Sequence[bytes]) -> None:
         """Answer a request whose head is that of an earlier one."""
         self._deadline, self._on_deadline = _NEVER, self._end_idle
         handler = head.handler
         if handler is not None:
             exchange = Exchange(self, head.scope, True, True)
         else:
-            exchange = Exchange(self, head.scope_for(len(body)), True, True)
+            exchange = Exchange(self, head.scope_for(values), True, True)
             exchange.feed(body)
-        exchange.cached = head
-        self._answer(exchange, handler, body)
+        exchange.cached, exchange.values = head, values
+        self._answer(exchange, handler, body, sent)
 
     def _ignore_upgrade(self) -> None:
         """Continue with HTTP although the client offers to switch to another protocol.
@@ -400,10 +401,13 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def _answer(self, exchange: Exchange, handler: Handler | None = None, body: bytes = b"") -> None:
+    def _answer(
+        self, exchange: Exchange, handler: Handler | None = None, body: bytes = b"", sent: PerRequest = _NONE
+    ) -> None:
         self._answering = exchange
+        answering = exchange.run(self._route, handler, body, sent)
         # A fixed name: generating one takes a tenth of the time that creating the task takes.
-        exchange.task = task = asyncio.Task(exchange.run(self._route, handler, body), loop=self._loop, name="request")
+        exchange.task = task = asyncio.Task(answering, loop=self._loop, name="request")
         self.server.tasks.add(task)
 
     def answered(self, exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import http
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import orjson
@@ -18,7 +18,7 @@ import orjson
 from interlock.core.errors import Failure
 from interlock.http.asgi import Disconnected, Message, Scope, refusal, server_ended, too_large
 from interlock.http.request_cache import CachedHead
-from interlock.http.route import NO_BODY, Handler, Reply, Route, respond
+from interlock.http.route import NO_BODY, Handler, PerRequest, Reply, Route, respond
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MOST_UNREAD = 64 << 10
 _STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _STATUS[499] = b"HTTP/1.1 499 Client Closed Request\r\n"  # not registered, but the table of errors has it
+
+_NONE: PerRequest = {}
 
 _log = logging.getLogger("interlock.doors")
 
@@ -54,7 +56,7 @@ class Exchange:
     __slots__ = (
         "_body", "_body_delivered", "_body_requested", "_bytes_left", "_changed", "_chunked", "_connection",
         "_disconnected", "_failure", "_half_closed", "_head", "_timed_out", "_unread", "cached", "complete", "done",
-        "keep_alive", "scope", "started", "task",
+        "keep_alive", "scope", "started", "task", "values",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -75,11 +77,15 @@ class Exchange:
         self._failure: Failure | None = None
         # The request's head, if the connection has cached it.
         self.cached: CachedHead | None = None
+        # The values of that head in this request.
+        self.values: Sequence[bytes] = ()
         # Bytes that are still to be sent of an answer with a stated length.
         self._bytes_left: int | None = 0
 
-    async def run(self, route: Route, handler: Handler | None = None, body: bytes = b"") -> None:
-        """Have the route answer; or the handler that it prepared for the same head, with the complete body."""
+    async def run(
+        self, route: Route, handler: Handler | None = None, body: bytes = b"", sent: PerRequest = _NONE
+    ) -> None:
+        """Have the route answer; or the handler of a cached head, with the body and the headers of this one request."""
         try:
             if handler is None:
                 answer, handler = await respond(route, self.scope, self.receive)
@@ -90,14 +96,14 @@ class Exchange:
                 try:
                     if len(body) > handler.max_body:
                         raise too_large(handler.max_body)  # noqa: TRY301 - refused as one that is still being read
-                    answer = await handler(body)
+                    answer = await handler(body, sent)
                 except Exception as error:  # noqa: BLE001 - an endpoint answers whatever happens
-                    answer = handler.refuse(error)
+                    answer = handler.refuse(error, sent)
             if isinstance(answer, Reply):
                 await self._reply(answer)
             else:
                 if self.cached is not None and self.scope is self.cached.scope:
-                    self.scope = self.cached.scope_for(len(body))
+                    self.scope = self.cached.scope_for(self.values)
                 await answer.app(self.scope, self.receive, self.send)
         except Disconnected:
             pass

@@ -1,17 +1,22 @@
 """Routes: how an endpoint answers requests, in two steps.
 
-    prepare(head) ──► Handler   the head is in order: handler(body) answers the request
-                 ├──► Reply     the head is refused; the body is not read
-                 └──► Stream    an ASGI application reads the body itself and sends the response
+    prepare(head)       ──► Handler   the head is in order: handler(body, sent) answers the request
+                       ├──► Reply     the head is refused; the body is not read
+                       ├──► Refusal   the same, with a reply that depends on the headers of this one request
+                       └──► Stream    an ASGI application reads the body itself and sends the response
 
-    handler(body) ──► Reply     a whole response
-                 └──► Stream    an ASGI application sends the response; the body has been read already
+    handler(body, sent) ──► Reply     a whole response
+                       └──► Stream    an ASGI application sends the response; the body has been read already
 
-`prepare` does everything that depends on the head alone. Keep-alive clients resend identical heads, so a connection
-keeps the handler with the cached head (`request_cache`) and calls it with the body of each further request.
+`prepare` does everything that depends on the head alone. Keep-alive clients resend the same head, so a connection keeps
+the handler with the cached head (`request_cache`) and calls it with the body of each further request. The headers that
+belong to one request (PER_REQUEST) may differ: `sent` has those of the request that is answered.
 
 INVARIANT: a handler checks again, for every body, whatever can change between two requests: the token, the policy, the
 tool.
+
+INVARIANT: `prepare` does not see the values of the headers that belong to one request, only that they are there. So
+nothing of one request can reach the next one through its handler.
 
 A route is also an ASGI application, for servers of others that mount it and for tests: `Route.__call__` is the adapter.
 """
@@ -21,6 +26,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -32,6 +38,12 @@ from interlock.http.asgi import App, Disconnected, Receive, Scope, Send, answer,
 _log = logging.getLogger("interlock.doors")
 
 NO_BODY = frozenset((204, 304))
+# Headers whose values belong to one request. Clients that trace their requests send another value with each.
+PER_REQUEST = frozenset(
+    (b"traceparent", b"tracestate", b"baggage", b"idempotency-key", b"x-request-id", b"x-correlation-id")
+)
+# Their values; of a header that is sent twice, the first.
+PerRequest = Mapping[bytes, bytes]
 
 
 class Reply(NamedTuple):
@@ -49,27 +61,37 @@ class Stream:
     app: App
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The refusal of a head, as a function of the headers that belong to the one request."""
+
+    reply: Callable[[PerRequest], Reply]
+
+
 class Handler(Protocol):
-    """Answers requests that have one head."""
+    """Answers requests whose heads differ only in the length of the body and in headers that belong to one request."""
 
     @property
     def max_body(self) -> int:
         """The most bytes that a body may have."""
         ...
 
-    async def __call__(self, body: bytes) -> Reply | Stream: ...
+    async def __call__(self, body: bytes, sent: PerRequest, /) -> Reply | Stream: ...
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest, /) -> Reply:
         """The response where the body could not be read, or the handler has failed."""
         ...
+
+
+Prepared = Handler | Refusal | Reply | Stream
 
 
 class Route(ABC):
     """Answers the requests of one endpoint."""
 
     @abstractmethod
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
-        """Decide what the head alone decides. The scope is not to be changed."""
+    async def prepare(self, head: Scope) -> Prepared:
+        """Decide what the head alone decides. The scope is not to be changed; headers of one request have no value."""
 
     def is_endless(self, head: Scope) -> bool:
         """Whether a request is answered with events for as long as the client listens. No call depends on it."""
@@ -99,16 +121,29 @@ class Application(Route):
 
 async def respond(route: Route, head: Scope, receive: Receive) -> tuple[Reply | Stream, Handler | None]:
     """The response to one request; and the handler, which further requests with the same head can use."""
-    prepared = await route.prepare(head)
+    sent = per_request(head)
+    prepared = await route.prepare(_without_values(head) if sent else head)
+    if isinstance(prepared, Refusal):
+        return prepared.reply(sent), None
     if isinstance(prepared, Reply | Stream):
         return prepared, None
     try:
         body = await read_body(receive, most=prepared.max_body)
-        return await prepared(body), prepared
+        return await prepared(body, sent), prepared
     except Disconnected:
         raise
     except Exception as error:  # noqa: BLE001 - an endpoint answers whatever happens
-        return prepared.refuse(error), prepared
+        return prepared.refuse(error, sent), prepared
+
+
+def per_request(head: Scope) -> PerRequest:
+    """The headers of a head that belong to one request."""
+    return {name: value for name, value in reversed(head["headers"]) if name in PER_REQUEST}
+
+
+def _without_values(head: Scope) -> Scope:
+    headers = [(name, b"" if name in PER_REQUEST else value) for name, value in head["headers"]]
+    return {**head, "headers": headers}
 
 
 def guarded(app: App) -> App:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ def joined(traceparent: str | None, tracestate: str | None = None) -> str | None
         return None
     state = None if tracestate is None else _state(tracestate)
     return f"{traceparent} {state}" if state else traceparent
+
+
+def sent(headers: Mapping[bytes, bytes]) -> str | None:
+    """Join both headers of a request over HTTP."""
+    if b"traceparent" not in headers:
+        return None
+    state = headers.get(b"tracestate")
+    return joined(headers[b"traceparent"].decode("latin-1"), None if state is None else state.decode("latin-1"))
 
 
 def claims(text: str) -> bool:

@@ -31,7 +31,7 @@ from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.modern import McpRoute
 from interlock.doors.mcp.names import Names
 from interlock.http.asgi import Receive, Scope, Send, answer, header
-from interlock.http.route import Application, Handler, Reply, Route, Stream
+from interlock.http.route import Application, Prepared, Reply, Route
 from interlock.store import epochs
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class McpDoor(Route):
 
     # HTTP
 
-    async def prepare(self, head: Scope) -> Handler | Reply | Stream:
+    async def prepare(self, head: Scope) -> Prepared:
         """Answer requests to `/mcp`, while `lifespan` is entered."""
         return await self.route.prepare(head)
 

@@ -43,9 +43,9 @@ from interlock.doors.mcp.calling import (
 from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
 from interlock.doors.mcp.watched import watched
 from interlock.doors.response_template import REQUEST, Templates
-from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay
-from interlock.http.route import Reply, Route, Stream, guarded, refused
-from interlock.telemetry.w3c import joined
+from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay, text
+from interlock.http.route import PerRequest, Reply, Route, Stream, guarded, refused
+from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.names import Names
@@ -370,8 +370,7 @@ class _Handler:
     """Answers requests with one head. `headers` are None where the SDK answers them."""
 
     __slots__ = (
-        "_authorization", "_counted", "_digest", "_head", "_key", "_method", "_name", "_read", "_recall", "_route",
-        "_trace", "max_body",
+        "_authorization", "_counted", "_digest", "_head", "_method", "_name", "_read", "_recall", "_route", "max_body",
     )  # fmt: skip
 
     def __init__(
@@ -390,13 +389,10 @@ class _Handler:
         self._recall = route.service.lock.tokens.verifier.recall
         self._read = route.recognition.read
         self.max_body = route.max_body
-        sent = headers or {}
         self._method = None if headers is None else _METHODS[headers[b"mcp-method"]]
-        self._name = _latin(sent.get(b"mcp-name"))
-        self._key = _latin(sent.get(b"idempotency-key"))
-        self._trace = joined(_latin(sent.get(b"traceparent")), _latin(sent.get(b"tracestate")))
+        self._name = None if headers is None else text(headers, b"mcp-name")
 
-    async def __call__(self, body: bytes) -> Reply | Stream:
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
         route = self._route
         try:
             caller = self._recall(self._digest) or await route.service.authenticate(self._authorization)
@@ -426,10 +422,11 @@ class _Handler:
         known_as = request_id if request_id.__class__ is int else native_id(request_id)
         ids = {"jsonrpc_request_id": known_as, "mcp_protocol_version": MODERN}
         arguments = params.get("arguments", {})
-        wanted = Wanted(params["name"], arguments, meta, self._trace, None, address, ids, (tool, form), self._key)
+        trace, key = (trace_sent(sent), text(sent, b"idempotency-key")) if sent else (None, None)
+        wanted = Wanted(params["name"], arguments, meta, trace, None, address, ids, (tool, form), key)
         return await route.called(request_id, wanted, caller, tool, form)
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         """The response where the body could not be read."""
         if self._counted and isinstance(error, Failure):
             return self._route.refuse(self._head, error)

@@ -20,8 +20,8 @@ from interlock.doors.response_template import Templates
 from interlock.doors.rest.answers import of_failure, of_result, running, success
 from interlock.doors.rest.progress import EVENTS, streamed
 from interlock.http.asgi import MAX_BODY, Scope, headers, read_document, text
-from interlock.http.route import Reply, Route, Stream
-from interlock.telemetry.w3c import joined
+from interlock.http.route import PerRequest, Refusal, Reply, Route, Stream
+from interlock.telemetry.w3c import sent as trace_sent
 
 PATH = "/v1/tools/invoke"
 DOOR = "rest"
@@ -60,12 +60,12 @@ class Invoke(Route):
     def matches(self, scope: Scope) -> bool:
         return scope["path"] == PATH and scope["method"] == "POST"
 
-    async def prepare(self, head: Scope) -> _Handler | Reply:
+    async def prepare(self, head: Scope) -> _Handler | Refusal:
         handler = _Handler(self, headers(head))
         try:
             await handler.authenticate()
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return handler.refuse(error)
+            return Refusal(partial(handler.refuse, error))
         return handler
 
     def trace_id(self, trace: str | None) -> str:
@@ -82,68 +82,66 @@ class Invoke(Route):
 
 
 class _Handler:
-    """Answers requests with one head: with one token, in one trace."""
+    """Answers requests with one head: with one token."""
 
     __slots__ = (
-        "_authorization", "_calls", "_digest", "_is_json", "_key", "_most_values", "_recall", "_route", "_streams",
-        "_trace", "max_body",
+        "_authorization", "_calls", "_digest", "_is_json", "_most_values", "_recall", "_route", "_streams", "max_body",
     )  # fmt: skip
 
-    def __init__(self, route: Invoke, sent: Mapping[bytes, bytes]) -> None:
+    def __init__(self, route: Invoke, head: Mapping[bytes, bytes]) -> None:
         service = route.service
         self._route = route
         self._calls = service.calls
         self._recall = service.recall
         self.max_body = route.max_body
         self._most_values = service.lock.settings.max_values
-        self._authorization = text(sent, b"authorization")
+        self._authorization = text(head, b"authorization")
         self._digest = bearer(self._authorization) or b""
-        self._key = text(sent, b"idempotency-key")
-        self._is_json = b"json" in sent.get(b"content-type", b"json")
-        self._streams = EVENTS in sent.get(b"accept", b"")
-        self._trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate")) if b"traceparent" in sent else None
+        self._is_json = b"json" in head.get(b"content-type", b"json")
+        self._streams = EVENTS in head.get(b"accept", b"")
 
     async def authenticate(self) -> Caller:
         """The caller whose token the head has, as things stand now."""
         return self._recall(self._digest) or await self._route.service.authenticate(self._authorization)
 
-    async def __call__(self, body: bytes) -> Reply | Stream:
-        trace = self._trace
+    async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
+        trace = trace_sent(sent)
         try:
             caller = self._recall(self._digest) or await self.authenticate()
             if not self._is_json:
                 raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")  # noqa: TRY301
-            sent = await read_document(body, self._most_values)
-            ask, in_background = read(sent, self._key, trace)
+            asked = await read_document(body, self._most_values)
+            ask, in_background = read(asked, text(sent, b"idempotency-key"), trace)
             if in_background:
                 reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
             elif self._streams:
                 refusal = self._route.service.refusal
-                return streamed(partial(self._observed, ask, caller), lambda: refusal(caller) is None)
+                return streamed(partial(self._observed, ask, caller, sent), lambda: refusal(caller) is None)
             else:
                 result = await self._calls.invoke(ask, caller, door=DOOR)
                 reply, trace_id = self._reply(result), result.trace_id
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return self.refuse(error)
+            return self.refuse(error, sent)
         return Reply(reply.status, reply.body, (*reply.headers, *self._route.traced(trace_id, trace)))
 
     def _reply(self, result: Result) -> Reply:
         made = self._route.templates.answer(result, success)
         return of_result(result) if made is None else Reply(200, made)
 
-    async def _observed(self, ask: Ask, caller: Caller, on_progress: Callable[[Json], None]) -> Reply:
+    async def _observed(self, ask: Ask, caller: Caller, sent: PerRequest, on_progress: Callable[[Json], None]) -> Reply:
         """The reply to a call whose progress is told."""
         try:
             return self._reply(await self._calls.invoke(ask, caller, door=DOOR, on_progress=on_progress))
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            return self.refuse(error)
+            return self.refuse(error, sent)
 
-    def refuse(self, error: Exception) -> Reply:
+    def refuse(self, error: Exception, sent: PerRequest) -> Reply:
         """The response to what was refused, or failed, before there was a result."""
-        trace_id = self._route.trace_id(self._trace)
+        trace = trace_sent(sent)
+        trace_id = self._route.trace_id(trace)
         failure = error if isinstance(error, Failure) else unforeseen(error, trace_id)
         made = of_failure(failure, trace_id)
-        return Reply(made.status, made.body, (*made.headers, *self._route.traced(trace_id, self._trace)))
+        return Reply(made.status, made.body, (*made.headers, *self._route.traced(trace_id, trace)))
 
 
 def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:

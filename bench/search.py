@@ -43,11 +43,11 @@ PACKAGE = Path(__file__).parents[1] / "packages" / "search-encoder" / "src" / "i
 async def run(plan: Plan) -> list[Table]:
     folder = plan.folder or sets.HERE
     tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
-    chosen = [_selection(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
+    chosen = [selection_table(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
     return [*tables, *chosen, _speed(plan.quick), _choice()]
 
 
-def _selection(told: sets.Set, most: int) -> Table:
+def selection_table(told: sets.Set, most: int) -> Table:
     """Selections with and without their first stages: the ablation of intent and categories."""
     queries = told.queries[:: max(1, len(told.queries) // most)]
     index = Index(shipped())

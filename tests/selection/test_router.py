@@ -5,23 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import sets
+from bench.search import selection_table
 from interlock import Interlock
 from interlock.api.evaluating import evaluate, evaluate_journal, tasks_of
 from interlock.api.learning import match
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.registry.retirement import deprecate, move
 from interlock.search.index import Entry, Index
 from interlock.search.table import shipped
 from interlock.selection.evaluation import Outcome, report
-from interlock.selection.router import Router, figures, is_held_out, train
+from interlock.selection.intent import softmax
+from interlock.selection.router import Router, features, figures, is_held_out, train
 from interlock.selection.together import Used, recommend, used_together
 from interlock.store.selections import Called, Selected
-from tests.selection.test_select import READING, opened, some_tool
+from tests.selection.test_select import opened, some_tool
 from tests.support.calls import admit
 
 # The words of this house: nobody could guess from the descriptions which tool they mean.
@@ -35,6 +40,7 @@ PAIRS = [
     for what in ("for Anna", "for Bo", "of Monday", "again")
 ]
 CURRENT = frozenset(TOOLS)
+NO_COST = pytest.mark.part_of("SURF-16", rest="cost per task on the shipped data, which does not state what calls cost")
 
 
 def _scores(text: str) -> dict[str, float]:
@@ -43,7 +49,7 @@ def _scores(text: str) -> dict[str, float]:
     return {hit.id: hit.score for hit in index.search(text, 10, index.mask(TEXTS))}
 
 
-@pytest.mark.part_of("SURF-09", rest=READING)
+@pytest.mark.proves("SURF-09")
 def test_training_is_deterministic_and_beats_similarity_on_held_out_requests() -> None:
     learned = [pair for pair in PAIRS if not is_held_out(pair[0])]
     held_out = [pair for pair in PAIRS if is_held_out(pair[0])]
@@ -58,7 +64,25 @@ def test_training_is_deterministic_and_beats_similarity_on_held_out_requests() -
     assert routed.first > 0.9 > searched.first
 
 
-@pytest.mark.part_of("SURF-09", rest=READING)
+@pytest.mark.proves("SURF-09")
+def test_training_minimises_the_cross_entropy_of_the_tools_that_were_called() -> None:
+    router = train(PAIRS)
+    rows = features([text for text, _ in PAIRS])
+    right = [router.tools.index(tool) for _, tool in PAIRS]
+
+    def entropy(weights: Any) -> float:
+        mass = softmax(rows @ weights)[np.arange(len(PAIRS)), right]
+        return float(-np.log(mass).mean() + 0.5e-4 * (weights**2).sum())
+
+    found = entropy(router.weights)
+    assert found < 0.2 * entropy(np.zeros_like(router.weights))
+    draw = np.random.default_rng(7)
+    for _ in range(20):
+        step = draw.standard_normal(router.weights.shape).astype(np.float32)
+        assert found < entropy(router.weights + 0.05 * step)
+
+
+@pytest.mark.proves("SURF-09")
 def test_the_distribution_is_over_current_tools_new_ones_are_reached_and_gone_ones_have_no_mass() -> None:
     router = train(PAIRS)
     scores = {"mail.send": 0.9, "bank.balance": 0.1}
@@ -86,8 +110,8 @@ async def _used(lock: Interlock, pairs: list[tuple[str, str]], caller: Caller) -
         assert (await lock.call(right, {"value": "x"}, caller=caller)).ok
 
 
-@pytest.mark.part_of("SURF-09", rest=READING)
-@pytest.mark.part_of("SURF-16", rest=READING)
+@pytest.mark.proves("SURF-09")
+@NO_COST
 async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getting_worse(home: Path) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
         tools = [
@@ -101,7 +125,10 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
         await _used(lock, PAIRS, me)
         # A stranger of another tenant teaches it nothing, although the words would.
         stranger = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
-        await lock.select("get the blue sheet", caller=stranger)
+        await _used(lock, PAIRS[:5], stranger)
+        # Nor does a call that failed.
+        await lock.select("once more, and wrongly", intent=False)
+        assert not (await lock.call("bank.balance", {"wrong": 1})).ok
         before = await evaluate_journal(lock.selections, me)
         assert (before["router"], before["tasks"]) == (False, len(PAIRS))
         answer = await lock.selections.learning.train(me)
@@ -125,9 +152,17 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
         await lock.catalog.forget()
         new = await lock.select("weather in Rome", intent=False)
         assert "sky.forecast" in [one.tool for one in new.candidates][:3]
+        assert (await lock.select("please fetch the corner", intent=False)).chosen == "desk.book"
+        await lock.journal.commit(deprecate("desk.book", "1.0.0", by="test"))
+        await lock.journal.commit(move("desk.book", "1.0.0", "sunset", by="test"))
+        await lock.catalog.forget()
+        gone = await lock.select("please fetch the corner", intent=False)
+        assert "desk.book" not in [one.tool for one in gone.candidates]
+        assert gone.candidates[0].reason == "router"
+        assert sum(one.score for one in gone.candidates) == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.part_of("SURF-09", rest=READING)
+@pytest.mark.proves("SURF-09")
 async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
         tools = [
@@ -137,6 +172,9 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
         await lock.catalog.forget()
         await _used(lock, PAIRS, lock.caller)
         assert (await lock.selections.learning.train(lock.caller))["replaced"]
+        same = await lock.selections.learning.train(lock.caller)
+        assert same["router"]["first"] == same["before"]["first"]
+        assert same["replaced"]  # it is not worse
         good = await lock.selections.learning.router("local")
         names = sorted(TOOLS)
         turned = dict(zip(names, names[1:] + names[:1], strict=True))
@@ -179,7 +217,7 @@ def test_a_call_belongs_to_the_last_selection_of_its_caller_that_is_not_long_ago
 # Evaluation
 
 
-@pytest.mark.part_of("SURF-16", rest=READING)
+@NO_COST
 async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) -> None:
     trace = tmp_path / "tasks.jsonl"
     lines = [
@@ -193,12 +231,17 @@ async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) ->
         assert answer["tasks"] == 3
         assert answer["wrong_tool_rate"] == pytest.approx(1 / 3, abs=1e-4)
         assert answer["tokens_per_task"] > 0
+        assert answer["cost_per_task"] == 0.0
+        paid = await evaluate(lock.selections, [("run an SQL query", [frozenset({"office.run_query"})])], lock.caller)
+        assert (paid["cost_per_task"], paid["recall"], paid["wrong_tool_rate"]) == (2.0, 1.0, 0.0)
+        assert 0 < paid["precision"] <= 1
         assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'selection'") == (0,)
         trace.write_text('{"query": ""}')
         with pytest.raises(Failure, match="line 1"):
             await tasks_of(trace)
 
 
+@NO_COST
 def test_the_figures_of_a_report() -> None:
     outcomes = [
         Outcome([{"a"}, {"b", "c"}], ["a", "x"], "a", 100, 0.5),
@@ -211,6 +254,18 @@ def test_the_figures_of_a_report() -> None:
         "tokens_per_task": 50.0, "cost_per_task": 0.166667,
     }  # fmt: skip
     assert report([]).tasks == 0
+
+
+@NO_COST
+@pytest.mark.proves("SURF-15")
+def test_the_bench_measures_selections_on_the_shipped_data_with_and_without_each_first_stage() -> None:
+    folders = sets.found()
+    assert len(folders) == 2
+    table = selection_table(sets.load(folders[0]), 20)
+    columns = ("stages", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas")
+    assert table.columns == columns
+    assert [row[0] for row in table.rows] == ["search alone", "with intent", "with categories", "with both"]
+    assert all(0 <= float(figure) <= 100 for row in table.rows for figure in row[1:])
 
 
 # Recommendations

@@ -7,17 +7,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import orjson
 import pytest
 
 from interlock import Field, Interlock, Tool, tool
 from interlock.call.context import Caller
 from interlock.data.schema import Json
+from interlock.selection.router import Router, features
+from interlock.testing import FakeClock
 from tests.support.calls import admit
 from tests.upstreams.servers import Answer as HttpAnswer
 from tests.upstreams.servers import Got, HttpServer, json_answer
 
-READING = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 
 
@@ -57,6 +59,7 @@ def _stages(made: Any) -> dict[str, list[str]]:
     return {one.name: list(one.tools) for one in made.stages}
 
 
+@pytest.mark.proves("SURF-07", "SURF-15")
 async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> None:
     async with opened(home) as lock:
         made = await lock.select("will it rain in Rome tomorrow?")
@@ -70,14 +73,17 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         (body,) = lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection'")
         record: Json = orjson.loads(body)
         assert (record["chosen"], record["gate"]["answer"]) == ("office.forecast", "ALLOW")
-        assert record["intent"] is not None
-        assert record["left"]["rules"] == list(_stages(made)["rules"])
+        assert made.intent is not None
+        assert record["intent"] == {"kind": made.intent.kind, "confidence": round(made.intent.confidence, 4)}
+        assert [one["stage"] for one in record["stages"]] == [one.name for one in made.stages]
+        for stage in ("retrieval", "router", "rules", "allocation", "cost", "model"):
+            assert record["left"][stage] == _stages(made)[stage]
         assert b"Rome" not in body
         (stored,) = lock.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
         assert b"Rome" not in stored
 
 
-@pytest.mark.part_of("SURF-15", rest=READING)
+@pytest.mark.proves("SURF-15")
 async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(home: Path) -> None:
     async with opened(home, selection_requests="never") as lock:
         made = await lock.select("thank you so much")
@@ -87,11 +93,26 @@ async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(h
         without = await lock.select("thank you so much", intent=False)
         assert without.intent is None
         assert set(_stages(made)["intent"]) < set(_stages(without)["intent"])
+        # Whatever the verdict is, it leaves a part of the tools, and no search adds another.
+        for text in (
+            "list the weather of a city",
+            "send a mail to Bo",
+            "delete everything",
+            "invoice",
+            "20 miles in km",
+        ):
+            one = await lock.select(text)
+            assert set(_stages(one)["intent"]) <= set(_stages(without)["intent"])
+            assert set(_stages(one)["retrieval"]) <= set(_stages(one)["intent"])
+            if one.intent is not None and one.intent.kind is None:
+                assert set(_stages(one)["intent"]) == set(_stages(without)["intent"])
         assert lock.journal.reader.one("SELECT count(*) FROM payload") == (0,)
 
 
-@pytest.mark.part_of("SURF-08", rest=READING)
-async def test_a_rule_that_forces_a_forbidden_tool_is_denied(home: Path) -> None:
+@pytest.mark.proves("SURF-08")
+async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_forbids_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}]) as lock:
         text = lock.policy.path.read_text()
         forbid = '@id("no-mail")\nforbid (principal, action, resource == Tool::"office.send_email");\n'
@@ -102,6 +123,17 @@ async def test_a_rule_that_forces_a_forbidden_tool_is_denied(home: Path) -> None
         assert len(_stages(made)["rules"]) <= 3
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "authorization")
+        assert "no-mail" in made.verdict.reason
+        # What a model or the router chose does not pass either.
+        by_model = await lock.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
+        assert by_model.chosen == "office.send_email"
+        assert by_model.verdict is not None
+        assert (by_model.verdict.answer, by_model.verdict.check) == ("DENY", "authorization")
+        monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.send_email"))
+        by_router = await lock.select("weather", intent=False)
+        assert (by_router.chosen, by_router.candidates[0].reason) == ("office.send_email", "router")
+        assert by_router.verdict is not None
+        assert (by_router.verdict.answer, by_router.verdict.check) == ("DENY", "authorization")
         # To somebody who cannot see the tool it does not exist, whatever the rules say.
         hidden = Caller(id="eve", scopes=frozenset())
         await admit(lock, some_tool("payroll", "Salaries of all employees.", scopes=["hr"]))
@@ -118,7 +150,7 @@ def _chooses(tool_name: str | None, **parameters: Any) -> Any:
     return selector
 
 
-@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.proves("SURF-07")
 async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_reaches_the_gate(home: Path) -> None:
     async with opened(home) as lock:
         made = await lock.select("weather in Rome", selector=_chooses("office.forecast", value="Rome"))
@@ -131,12 +163,64 @@ async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_r
         assert (none.chosen, none.refused) == (None, None)
 
 
+def _scripted(*tools: str) -> Any:
+    """Stands for `Learning.router`: a router that always puts these tools first, in this order."""
+    weights = np.zeros((features([""]).shape[1], len(tools)), np.float32)
+    weights[-1] = [60 - 0.3 * place for place in range(len(tools))]  # the feature that is always 1
+
+    async def router(_: str) -> Router:
+        return Router(tools, weights)
+
+    return router
+
+
+@pytest.mark.proves("SURF-07")
+@pytest.mark.parametrize("model", [False, True], ids=["no model", "model"])
+@pytest.mark.parametrize("rule", [False, True], ids=["no rule", "rule"])
+@pytest.mark.parametrize("router", [False, True], ids=["no router", "router"])
+async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
+    home: Path, monkeypatch: pytest.MonkeyPatch, *, router: bool, rule: bool, model: bool
+) -> None:
+    rules = [{"tool": "office.run_query", "words": ["weather"]}] if rule else []
+    async with opened(home, selection_rules=rules) as lock:
+        await admit(lock, *(some_tool(f"weather_{n}", f"Weather of city number {n}, and more.") for n in range(12)))
+        await lock.catalog.forget()
+        if router:
+            monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.translate", "office.send_email"))
+
+        async def last(_: str, offered: Sequence[Json]) -> Json:
+            return {"tool": offered[-1]["name"], "parameters": {"value": "x"}}
+
+        made = await lock.select("weather", intent=False, selector=last if model else None)
+        left = _stages(made)
+        assert len(left["router"]) == 10  # of 17
+        first = left["router"][:2]
+        assert (first == ["office.translate", "office.send_email"]) == router
+        expected = ["office.run_query", *first] if rule else left["router"]
+        assert left["rules"] == left["allocation"] == [one.tool for one in made.candidates] == expected
+        assert made.chosen == (expected[-1] if model else expected[0])
+        assert left["model"] == ([made.chosen] if model else expected)
+        assert made.parameters == ({"value": "x"} if model else None)
+        assert made.verdict is not None
+        assert made.verdict.answer == "ALLOW"
+        # As many as the allocation holds, in their order.
+        sizes = [one.tokens for one in made.candidates]
+        cut = await lock.select(
+            "weather", intent=False, selector=last if model else None, allocation=sizes[0] + sizes[1]
+        )
+        assert [one.tool for one in cut.candidates][:2] == expected[:2]
+        assert cut.tokens["schemas"] <= sizes[0] + sizes[1]
+        record = orjson.loads(lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0])
+        assert record["left"]["allocation"] == [one.tool for one in cut.candidates]
+        assert (record["chosen"], record["gate"]["answer"]) == (cut.chosen, "ALLOW")
+
+
 def _completion(*calls: tuple[str, str]) -> HttpAnswer:
     told = [{"type": "function", "function": {"name": name, "arguments": text}} for name, text in calls]
     return json_answer({"choices": [{"message": {"role": "assistant", "tool_calls": told}}]})
 
 
-@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.proves("SURF-07")
 async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(home: Path) -> None:
     def answer(got: Got) -> HttpAnswer:
         assert got.path == "/v1/chat/completions"
@@ -164,7 +248,7 @@ async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(ho
         assert (none.chosen, none.refused) == (None, None)
 
 
-@pytest.mark.part_of("SURF-08", rest=READING)
+@pytest.mark.proves("SURF-08")
 @pytest.mark.parametrize(
     ("settings", "parameters", "check", "answer"),
     [
@@ -187,10 +271,52 @@ async def test_each_check_of_the_gate_alone_decides(
         assert verdict.answer == answer, verdict
         strict = [one.check for one in verdict.findings if one.answer != "ALLOW"]
         assert strict == ([] if check is None else [check])
-        assert (verdict.timeout_s is not None) == (answer == "REQUIRE_APPROVAL")
+        assert verdict.timeout_s == (lock.settings.approval.timeout_seconds if answer == "REQUIRE_APPROVAL" else None)
+        assert {one.check for one in verdict.findings} == {"authorization", "safety", "cost", "rate"}
+        assert all(one.reason for one in verdict.findings)
+        assert (verdict.reason, verdict.check) in {(one.reason, one.check) for one in verdict.findings}
 
 
-@pytest.mark.part_of("SURF-08", rest=READING)
+@pytest.mark.proves("SURF-08")
+async def test_a_call_that_a_person_must_approve_says_so_with_the_time_they_have(home: Path) -> None:
+    async with opened(home) as lock:
+        ask = '@id("ask-mail")\n@ask("a person agrees to mail")\n'
+        ask += 'forbid (principal, action, resource == Tool::"office.send_email") unless { context.approved };\n'
+        lock.policy.path.write_text(lock.policy.path.read_text() + ask)
+        made = await lock.select("send a mail", selector=_chooses("office.send_email", value="x"), intent=False)
+        assert made.verdict is not None
+        assert (made.verdict.answer, made.verdict.check) == ("REQUIRE_APPROVAL", "authorization")
+        assert made.verdict.timeout_s == lock.settings.approval.timeout_seconds
+        assert made.verdict.reason
+
+
+@pytest.mark.proves("SURF-08")
+async def test_the_window_of_a_rate_slides(home: Path) -> None:
+    clock = FakeClock()
+    rate = {"per": "tool", "limit": 2, "window_s": 60, "tools": "office.forecast"}
+    async with opened(home, clock=clock.clock, rate_limits=[rate]) as lock:
+
+        async def answer() -> str:
+            made = await lock.select("weather in Rome", intent=False)
+            assert made.chosen == "office.forecast"
+            assert made.verdict is not None
+            assert (made.verdict.answer == "ALLOW") == (made.verdict.check != "rate")
+            return made.verdict.answer
+
+        assert (await lock.call("office.forecast", value="Rome")).ok
+        clock.advance(40)
+        assert await answer() == "ALLOW"
+        assert (await lock.call("office.forecast", value="Oslo")).ok
+        clock.advance(19)
+        assert await answer() == "DENY"
+        clock.advance(2)  # the first call is 61 s ago, the second 21
+        assert await answer() == "ALLOW"
+        assert (await lock.call("office.forecast", value="Bern")).ok
+        clock.advance(30)  # a window that began anew after a minute would hold one call
+        assert await answer() == "DENY"
+
+
+@pytest.mark.proves("SURF-08")
 async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: Path) -> None:
     async with opened(
         home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.forecast"}]
@@ -205,16 +331,51 @@ async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: P
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "rate")
 
 
-@pytest.mark.part_of("SURF-10", rest=READING)
+@pytest.mark.proves("SURF-10")
 async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None:
     async with opened(home) as lock:
-        few = await lock.select("weather in Rome")
-        assert few.tokens["categories"] == 0
-        await admit(lock, *(some_tool(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)))
+        papers = [some_tool(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)]
+        # Tools that the caller does not see do not count.
+        hidden = [some_tool(f"secret_{n}", "A secret paper.", scopes=["secret"]) for n in range(60)]
+        await admit(lock, *hidden)
         await lock.catalog.forget()
-        made = await lock.select("what is the weather in Rome", intent=False)
+        eve = Caller(id="eve", scopes=frozenset())
+        few = await lock.select("weather in Rome", caller=eve)
+        assert few.tokens["categories"] == 0
+        missing = 50 - few.stages[0].before
+        await admit(lock, *papers[:missing])
+        await lock.catalog.forget()
+        fifty = await lock.select("weather in Rome", caller=eve)
+        assert fifty.tokens["categories"] == 0
+        assert next(one for one in fifty.stages if one.name == "hierarchy").why == "50 tools are few enough"
+        await admit(lock, papers[missing])
+        await lock.catalog.forget()
+        assert (await lock.select("weather in Rome", caller=eve)).tokens["categories"] > 0
+        await admit(lock, *papers[missing + 1 :])
+        await lock.catalog.forget()
+        made = await lock.select("what is the weather in Rome", intent=False, caller=eve)
         assert made.chosen == "office.forecast"
         stage = next(one for one in made.stages if one.name == "hierarchy")
         assert len(stage.facts["categories"]) >= 1
-        assert len(stage.tools) <= 65
+        assert len(stage.tools) <= 70
+        body = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0]
+        recorded = next(one for one in orjson.loads(body)["stages"] if one["stage"] == "hierarchy")
+        assert recorded["categories"] == stage.facts["categories"]
         assert made.tokens["categories"] > 0
+
+
+@pytest.mark.proves("SURF-16")
+async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_trade_is_stated(home: Path) -> None:
+    async with opened(home) as lock:
+        words = "Parcel tracking for shipments."
+        await admit(lock, some_tool("track_x", words, estimated_cost=0.5, namespace="post"))
+        await admit(lock, some_tool("track_y", words, estimated_cost=0.125, namespace="post"))
+        await lock.catalog.forget()
+        plain = await lock.select("parcel tracking for shipments", intent=False)
+        assert plain.chosen == "post.track_x"
+        made = await lock.select("parcel tracking for shipments", intent=False, cheaper=True)
+        assert made.chosen == "post.track_y"
+        stage = next(one for one in made.stages if one.name == "cost")
+        assert stage.why.startswith(
+            "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, for +0.0"
+        )

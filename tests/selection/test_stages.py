@@ -23,8 +23,6 @@ from interlock.selection.kinds import EVERY, KINDS, Kind, kinds_of
 from interlock.selection.stages import Candidate, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
 from interlock.window.tokens import estimate
 
-READING = "a reading of the clause against these tests, sentence by sentence, by somebody who did not write them"
-
 LABELLED: list[tuple[str, Kind]] = [
     ("List the customer's accounts", "read"),
     ("Show me the weather forecast for Rome", "read"),
@@ -45,7 +43,7 @@ LABELLED: list[tuple[str, Kind]] = [
 # Intent
 
 
-@pytest.mark.part_of("SURF-15", rest=READING)
+@pytest.mark.proves("SURF-15")
 @pytest.mark.parametrize(("request_text", "kind"), LABELLED)
 def test_the_kind_of_help_is_named_with_a_confidence(request_text: str, kind: Kind) -> None:
     found = classifier().classify(request_text)
@@ -54,7 +52,7 @@ def test_the_kind_of_help_is_named_with_a_confidence(request_text: str, kind: Ki
     assert math.isclose(found.confidence, found.probabilities[kind], abs_tol=1e-6)
 
 
-@pytest.mark.part_of("SURF-15", rest=READING)
+@pytest.mark.proves("SURF-15")
 def test_without_a_clear_kind_there_is_no_verdict_and_every_tool_stays() -> None:
     found = classifier().classify("my invoice and the shop")
     assert found.kind is None
@@ -62,7 +60,7 @@ def test_without_a_clear_kind_there_is_no_verdict_and_every_tool_stays() -> None
     assert classifier().classify("delete the file", threshold=1.0).kind is None
 
 
-@pytest.mark.part_of("SURF-15", rest=READING)
+@pytest.mark.proves("SURF-15")
 @given(
     st.sampled_from([None, *KINDS]),
     st.lists(st.floats(0, 1), min_size=len(KINDS), max_size=len(KINDS)),
@@ -101,7 +99,7 @@ def _catalogs(draw: st.DrawFn) -> list[Entry]:
     ]
 
 
-@pytest.mark.part_of("SURF-10", rest=READING)
+@pytest.mark.proves("SURF-10")
 @given(_catalogs(), st.integers(0, 2**32 - 1))
 def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(entries: list[Entry], seed: int) -> None:
     vectors = np.random.default_rng(seed).standard_normal((len(entries), 8)).astype(np.float32)
@@ -114,7 +112,7 @@ def test_every_tool_is_in_exactly_one_category_and_no_category_is_too_large(entr
     assert partition(entries, vectors) == found
 
 
-@pytest.mark.part_of("SURF-10", rest=READING)
+@pytest.mark.proves("SURF-10")
 def test_categories_do_not_depend_on_vectors_that_are_all_alike() -> None:
     entries = [Entry(f"t{n:03}", f"tool_{n}", "") for n in range(200)]
     found = partition(entries, np.zeros((200, 4), np.float32))
@@ -122,11 +120,26 @@ def test_categories_do_not_depend_on_vectors_that_are_all_alike() -> None:
     assert all(len(one.tools) <= LEAST_SIZE for one in found)
 
 
-@pytest.mark.part_of("SURF-10", rest=READING)
+@pytest.mark.proves("SURF-10")
+def test_a_category_is_chosen_by_its_description() -> None:
+    words = {"mail": "letter inbox", "money": "invoice ledger", "sky": "weather rain"}
+    entries = [Entry(f"{name}.t{n}", f"t{n}", f"About {text} {n}.", server=name)
+               for name, text in words.items() for n in range(20)]  # fmt: skip
+    hierarchy = Hierarchy(partition(entries, shipped().documents([one.text() for one in entries])), shipped())
+    assert len(hierarchy.categories) == 3
+    for name, text in words.items():
+        for word in text.split():
+            (chosen,) = hierarchy.choose(f"about the {word}", 1)
+            assert word in chosen.description
+            assert set(chosen.tools) == {one.id for one in entries if one.server == name}
+
+
+@pytest.mark.proves("SURF-10")
 @pytest.mark.parametrize(("name", "most", "every"), [("livemcp", 1000, 2), ("bfcl", 1000, 20)])
 def test_a_choice_by_category_takes_few_tokens_and_finds_as_much(name: str, most: int, every: int) -> None:
     told = sets.load(sets.HERE / name)
     entries = told.entries[:most]
+    assert len(entries) == (1000 if name == "bfcl" else 527)
     ids = {one.id for one in entries}
     index = Index(shipped())
     index.add(entries)
@@ -164,7 +177,7 @@ def _some(*names: str) -> list[Candidate]:
     return [Candidate(name, 0.9 - 0.1 * place, tokens=100) for place, name in enumerate(names)]
 
 
-@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.proves("SURF-07")
 def test_a_rule_that_fires_puts_its_tool_first_and_keeps_two_others() -> None:
     def visible(tool: str) -> Candidate | None:
         return Candidate(tool, 0.0) if tool != "hidden" else None
@@ -184,7 +197,7 @@ def test_a_rule_that_fires_puts_its_tool_first_and_keeps_two_others() -> None:
     assert stage.why == "no rule fired"
 
 
-@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.proves("SURF-07")
 def test_at_most_ten_are_kept_and_only_those_whose_schemas_fit() -> None:
     assert len(keep_best(_some(*"abcdefghijklm"))) == 10
     assert [one.tool for one in keep_best(_some("b", "a"))] == ["b", "a"]
@@ -195,7 +208,7 @@ def test_at_most_ten_are_kept_and_only_those_whose_schemas_fit() -> None:
     assert len(fit(_some("a", "b"), None)[0]) == 2
 
 
-@pytest.mark.part_of("SURF-16", rest=READING)
+@pytest.mark.proves("SURF-16")
 def test_of_two_equal_tools_the_cheaper_is_chosen_and_the_trade_is_stated() -> None:
     dear, cheap = Candidate("a.dear", 0.8, cost=0.5), Candidate("b.cheap", 0.79, cost=0.01)
     kept, stage = prefer_cheaper([dear, cheap], asked=True)
@@ -209,7 +222,7 @@ def test_of_two_equal_tools_the_cheaper_is_chosen_and_the_trade_is_stated() -> N
 # A model's answer
 
 
-@pytest.mark.part_of("SURF-07", rest=READING)
+@pytest.mark.proves("SURF-07")
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -234,7 +247,7 @@ def test_a_model_may_choose_no_tool() -> None:
 # Dangerous operations
 
 
-@pytest.mark.part_of("SURF-08", rest=READING)
+@pytest.mark.proves("SURF-08")
 @pytest.mark.parametrize(
     ("parameters", "found"),
     [

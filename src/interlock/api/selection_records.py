@@ -43,7 +43,7 @@ def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes
         tenant=caller.tenant,
         session=session,
         intent=None if intent is None else {"kind": intent.kind, "confidence": round(intent.confidence, 4)},
-        stages=[{"stage": one.name, "before": one.before, "after": len(one.tools)} for one in made.stages],
+        stages=[{"stage": one.name, "before": one.before, "after": len(one.tools), **one.facts} for one in made.stages],
         candidates=[one.tool for one in made.candidates],
         left={one.name: list(one.tools[:MOST_KEPT]) for one in made.stages if one.name not in ("intent", "hierarchy")},
         chosen=made.chosen,

@@ -38,7 +38,7 @@ import pydantic
 
 import interlock.cli
 from interlock.privacy.redact import RedactionRules, Redactor
-from interlock.store import home
+from interlock.store import migration
 from tests.support import forked, postgres
 
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
@@ -325,7 +325,7 @@ if __name__ == "__main__":
             importlib.import_module(f"interlock.cli.{module.name}")
     _build()
     with tempfile.TemporaryDirectory() as place:
-        home.run_migrations(Path(place) / "empty.db")
+        migration.create(Path(place) / "empty.db")
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"
     _ours += [name for name in sys.modules if name.partition(".")[0] == "tests"]
     gc.freeze()  # or each command would look for garbage in all of this when it ends

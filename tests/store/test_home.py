@@ -23,8 +23,9 @@ from interlock import Failure, Interlock
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
+from interlock.store import migration
 from interlock.store.anchors import ANCHOR_AFTER_S
-from interlock.store.home import Home, Instance, connect, run_migrations
+from interlock.store.home import Home, Instance, connect
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
@@ -258,14 +259,14 @@ async def test_a_home_that_was_half_made_gets_the_policy_it_lacks(tmp_path: Path
 def test_a_new_database_is_in_wal_mode_before_another_process_can_see_it(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare()
-    run_migrations(home.database)
+    migration.create(home.database)
     assert home.database.read_bytes()[18:20] == b"\x02\x02"  # the file format's versions for writing and reading
 
 
 def test_several_that_open_a_database_at_once_all_switch_it_to_wal(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.prepare()
-    run_migrations(home.database)
+    migration.create(home.database)
     with closing(sqlite3.connect(home.database)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")  # as a copy by another program may leave it
     copies = [tmp_path / f"{number}.db" for number in range(50)]

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from interlock import Failure, Field, Interlock, tool
-from interlock.store.home import run_migrations
+from interlock.store import migration
 from interlock.store.tables import metadata
 from tests.support.calls import publish, records
 
@@ -42,7 +42,7 @@ def _indexes(path: Path, table: str) -> set[str]:
 
 
 def test_the_migrations_make_exactly_the_tables_the_program_declares(tmp_path: Path) -> None:
-    run_migrations(tmp_path / "migrated.db")
+    migration.create(tmp_path / "migrated.db")
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}", poolclass=sa.NullPool)
     metadata.create_all(engine)
     engine.dispose()

@@ -116,7 +116,7 @@ class Stores:
         self._server.execute(f"CREATE DATABASE {_EMPTY}".encode())
         self._server.execute(_DIRECTORIES.encode())
         with closing(Connection(self.at(_EMPTY))) as connection:
-            schema.bring_to_head(connection, self.at(_EMPTY), None)
+            schema.make(connection, None)
             connection.execute(f"ALTER TABLE alembic_version RENAME TO {_UNMADE}")
 
     def at(self, database: str) -> str:

@@ -106,6 +106,16 @@ def make(
     return path, copy, verdict
 
 
+def make_before(home: Home, change: str, folder: Path | None, days: int, now: datetime) -> Path:
+    """Make a backup before something is changed: with the scheduled ones, or beside the data directory."""
+    if folder is not None:
+        return make(home, folder, days, now)[0]
+    path = home.path.absolute()
+    path = path.with_name(f"{path.name}-before-{change}-{now.astimezone(UTC).strftime(_TIME)}")
+    copy_verified(home, path)
+    return path
+
+
 def made_in(folder: Path) -> list[Backup]:
     """The backups in a folder, the oldest first. What was not finished does not count."""
     return [one for one in _named(folder) if Home(one.path).database.exists()]

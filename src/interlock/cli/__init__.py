@@ -97,6 +97,7 @@ def _print_envelope(words: str) -> None:
         "audit": "audit:audit",
         "backup": "backup:backup",
         "restore": "backup:restore",
+        "migrate": "migrate:migrate",
         "health": "health:health",
         "doctor": "doctor:doctor",
     },

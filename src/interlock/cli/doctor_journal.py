@@ -21,21 +21,18 @@ STEPS_SHOWN_MS = 30 * 86_400_000
 
 
 def check_journal(home: Home) -> Iterator[Finding]:
-    from interlock.core.errors import Failure
     from interlock.store import inspection, last_head, layout
-    from interlock.store.home import SCHEMA_HEAD, refuse_behind
+    from interlock.store.home import is_known, refuse_behind, schema_of
 
     if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
         return
     anchored, last = home.last_anchor(), last_head.read(home)
     with inspection.opened(home) as reader:
-        schema = str(inspection.schema(reader))
-        if schema > SCHEMA_HEAD:
-            raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
+        known = is_known(reader)
         if not home.near:
             yield _server(reader)
-        yield _schema(home, schema)
+        yield _schema(home, str(schema_of(reader)))
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
@@ -44,7 +41,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
         yield from _unsigned(home, reader)
         yield _clock(reader)
         yield from _open_calls(reader)
-        if schema == SCHEMA_HEAD:
+        if known:
             yield from _tickets(reader)
             yield from _alone(reader)
             yield from _breakers(reader)
@@ -98,6 +95,10 @@ def _schema(home: Home, found: str) -> Finding:
 
     if found == SCHEMA_HEAD:
         return Finding("schema", "good", found)
+    if found > SCHEMA_HEAD:
+        return Finding(
+            "schema", "good", f"{found}, of a newer version; this one knows {SCHEMA_HEAD} and can work on it"
+        )
     what = f"{found}, brought to {SCHEMA_HEAD} at the next start"
     if not (alive := home.alive()):
         return Finding("schema", "good", what)

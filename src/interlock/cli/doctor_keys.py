@@ -30,14 +30,15 @@ def check_issuer(home: Home) -> Iterator[Finding]:
     from interlock.core.clock import Clock
     from interlock.core.errors import Failure
     from interlock.store import facts
-    from interlock.store.inspection import at_head, revoked_keys
+    from interlock.store.home import is_known
+    from interlock.store.inspection import revoked_keys
 
     issuer = IssuerKeys(home.keys / "issuer", clock=Clock())
     names = issuer.names()
     paths = sorted((home.keys / "issuer").glob("*.pem"))
     signed_by, retired = None, set[str]()
     with if_usable(home) as reader:
-        if reader is not None and at_head(reader):
+        if reader is not None and is_known(reader):
             signed_by = facts.get(reader, SIGNED_BY)
             retired = revoked_keys(reader)
     try:
@@ -52,14 +53,14 @@ def check_issuer(home: Home) -> Iterator[Finding]:
 
 def check_secrets(home: Home) -> Iterator[Finding]:
     from interlock.settings import load_settings
-    from interlock.store.inspection import at_head
+    from interlock.store.home import is_known
     from interlock.store.sealing import Box, keys_in_use
 
     where = load_settings(home.settings).secrets_key
     key = home.keys / f"secrets.{'key' if where == 'file' else 'keyring'}"
     in_use = set[str]()
     with if_usable(home) as reader:
-        if reader is not None and at_head(reader):
+        if reader is not None and is_known(reader):
             in_use = keys_in_use(reader)
 
     def check() -> None:

@@ -20,8 +20,8 @@ from interlock.core.errors import Failure
 from interlock.store import facts, idempotency, last_head
 from interlock.store.calls import BEGUN
 from interlock.store.connection import StoreError
-from interlock.store.home import SCHEMA_HEAD, Home, refuse_behind
-from interlock.store.inspection import opened, schema
+from interlock.store.home import Home, is_known, refuse_behind
+from interlock.store.inspection import opened
 from interlock.store.port import Reader
 from interlock.store.signing import Signer
 from interlock.store.tickets import any_due
@@ -36,7 +36,7 @@ def reader_at_rest(home: Home, now_ms: int, within: ExitStack) -> Reader | None:
         if home.new or last is None:
             return None
         reader = within.enter_context(opened(home))
-        if schema(reader) != SCHEMA_HEAD:
+        if not is_known(reader):
             return None
         refuse_behind(reader, anchored)
         ends = last_head.ends(reader, last)

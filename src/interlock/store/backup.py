@@ -24,7 +24,7 @@ from pathlib import Path
 from interlock.core.errors import Failure
 from interlock.store.administration import refuse_server
 from interlock.store.connection import Connection
-from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
+from interlock.store.home import APPLICATION_ID, Home, is_known, store_failure
 from interlock.store.last_head import path_of
 from interlock.store.sealing import Box, keys_in_use
 
@@ -148,16 +148,14 @@ def _open(database: Path) -> Connection:
     )
 
 
-def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | None) -> None:
+def _copy_database(live: Connection, target: Path, progress: Progress | None) -> None:
     # One read transaction for all of it: others write on, and what they write is not in the copy.
     live.execute("BEGIN")
     if live.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise Failure(
             "E3804", "the database to copy was not made by Interlock", resolution="name a data directory or a backup"
         )
-    row = live.execute("SELECT version_num FROM alembic_version").fetchone()
-    if row is not None:
-        refuse_newer(str(row[0]))
+    is_known(live)  # refuses one that is newer
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
 
@@ -211,7 +209,7 @@ def _refuse_lost_keys(home: Home) -> None:
     if not (home.keys / "secrets.key").exists():
         return  # in the operating system's keyring, or not made yet
     with closing(_open(home.database)) as connection:
-        if connection.execute("SELECT version_num FROM alembic_version").fetchone() != (SCHEMA_HEAD,):
+        if not is_known(connection):
             return
         needed = keys_in_use(connection)
     if needed - Box(home.keys).ids():

@@ -14,8 +14,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -209,18 +209,31 @@ class Home:
             raise _unusable(error) from None
 
     def _migrate(self) -> None:
-        if self._current() == SCHEMA_HEAD:
+        if self._known():
             return
-        # Several processes may start at once; one migrates, the others wait and find it done.
-        with open(self.path / "migrate.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            schema = self._current()
-            if schema == SCHEMA_HEAD:
-                return
-            if schema is not None:
-                refuse_newer(schema)
-                self._refuse_in_use(schema)
-            run_migrations(self.database)
+        from interlock.store import migration  # its imports are for a first start and an upgrade
+
+        if not self.new:
+            migration.up(self)
+            return
+        # Several processes may start at once; one makes the database, the others wait and find it done.
+        with self._migrating():
+            if not self._known():
+                migration.create(self.database)
+
+    def _migrating(self) -> IO[str]:
+        """The lock of a process that makes or changes the schema, held until it is closed."""
+        lock = open(self.path / "migrate.lock", "w")  # noqa: SIM115 - the caller closes it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
+    @contextmanager
+    def changing_schema(self) -> Generator[Any]:
+        """A transaction of SQLAlchemy in which the schema may be changed. One process at a time has it."""
+        from interlock.store import migration
+
+        with self._migrating(), migration.transaction(self.database) as connection:
+            yield connection
 
     def still_known(self) -> None:
         """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life."""
@@ -228,9 +241,7 @@ class Home:
         # either it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
         with open(self.path / "migrate.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            schema = self._current()
-        if schema is not None:
-            refuse_newer(schema)
+            self._known()
 
     def runs(self, owner: str) -> bool:
         """Whether the process with this instance id lives."""
@@ -250,35 +261,61 @@ class Home:
             except (OSError, ValueError):
                 continue  # it ended, or is writing just now
 
-    def _refuse_in_use(self, schema: str) -> None:
-        if (count := self.alive()) == 0:
-            return
-        runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
-        raise Failure(
-            "E3804",
-            f"{runs} on this data directory, and this version would change its database under {them}:"
-            f" schema {schema} to {SCHEMA_HEAD}",
-            resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
-        )
+    def refuse_in_use(self, schema: str, target: str, oldest: str) -> None:
+        """Refuse (E3804) to change the schema under processes that run.
 
-    def _current(self) -> str | None:
-        """The schema the file is at, None when it is new; refuses what is not ours (E3804)."""
+        On a server, those may run on that know a schema between `oldest` and `target`.
+        """
+        refuse_running(self.alive(), schema, target)
+
+    def _known(self) -> bool:
+        """Whether this program can work on the database as it is.
+
+        Refuses one that is not ours (E3804), and a newer one that it cannot work on (E3805).
+        """
         if self.new:
-            return None
-        connection = sqlite3.connect(self.database, timeout=10)
-        try:
-            if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            return False
+        with closing(sqlite3.connect(self.database, timeout=10, factory=Connection)) as connection:
+            if not self.is_ours(connection):
                 raise Failure("E3804", "the database in this data directory was not made by Interlock")
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        finally:
-            connection.close()
-        return row[0] if row else None
+            return is_known(connection)
 
 
-def refuse_newer(schema: str) -> None:
-    """Refuse (E3805) a schema that a later version of this program has made."""
-    if schema > SCHEMA_HEAD:
+def refuse_running(count: int, schema: str, target: str) -> None:
+    """Refuse (E3804) to change the schema under so many processes."""
+    if count == 0:
+        return
+    runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
+    raise Failure(
+        "E3804",
+        f"{runs} on this data directory, and this version would change its database under {them}:"
+        f" schema {schema} to {target}",
+        resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
+    )
+
+
+# The fact that names the oldest schema whose program can work on a database. Migrations write it.
+COMPATIBLE_SINCE = "schema_compatible_since"
+
+
+def schema_of(reader: Reader) -> str | None:
+    """The schema that a database is at; None where nobody has made one."""
+    row = reader.one("SELECT version_num FROM alembic_version")
+    return None if row is None else row[0]
+
+
+def is_known(reader: Reader) -> bool:
+    """Whether this program can work on a database: it is at the schema of the program, or at a newer one that says so.
+
+    Refuses (E3805) any other newer schema. An older one has to be migrated first.
+    """
+    schema = schema_of(reader)
+    if schema is None or schema <= SCHEMA_HEAD:
+        return schema == SCHEMA_HEAD
+    row = reader.one("SELECT value FROM fact WHERE name = ?", (COMPATIBLE_SINCE,))
+    if row is None or row[0] > SCHEMA_HEAD:
         raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
+    return True
 
 
 def refuse_behind(reader: Reader, anchored: tuple[int, bytes] | None) -> None:
@@ -379,53 +416,6 @@ def _append_only(action: int, first: str | None, second: str | None, *_: str | N
     else:
         forbidden = action in _REWRITES and first in _LEDGER
     return sqlite3.SQLITE_DENY if forbidden else sqlite3.SQLITE_OK
-
-
-def run_migrations(path: Path) -> None:
-    """Bring the schema to its head: a new file appears whole or not at all, an old one changes in one transaction."""
-    if path.exists() and path.stat().st_size > 0:
-        _upgrade(path)
-        return
-    fresh = path.with_suffix(".new")
-    for suffix in ("", "-journal", "-wal", "-shm"):
-        fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
-    if not _empty:
-        _upgrade(fresh)
-        _empty.append(fresh.read_bytes())
-    fresh.write_bytes(_empty[0])
-    fresh.chmod(0o600)
-    with open(fresh, "rb") as file:
-        os.fsync(file.fileno())
-    fresh.replace(path)
-
-
-# module state: a migrated, empty database; further homes of this process (scratch ones, mostly) open at once with it
-_empty: list[bytes] = []
-
-
-def _upgrade(path: Path) -> None:
-    # Only a first start or an upgrade pays for these imports.
-    import sqlalchemy as sa
-    from alembic import command
-    from alembic.config import Config
-
-    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    with engine.connect() as connection:
-        # For a new file. A record takes about a kilobyte, and of smaller pages a quarter could be left empty.
-        connection.exec_driver_sql("PRAGMA page_size=8192")
-        # Likewise: what is removed can then be given back to the disk a few pages at a time.
-        connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
-        # The driver would commit before each DDL statement; SQLite itself can roll DDL back.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-        connection.exec_driver_sql("COMMIT")
-        # Here no other process can be at it. The mode stays with the file.
-        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    engine.dispose()
 
 
 class Instance:

@@ -15,7 +15,7 @@ import orjson
 from interlock.core.errors import Failure
 from interlock.store.connection import StoreError
 from interlock.store.expressions import member, text_contains
-from interlock.store.home import SCHEMA_HEAD, Home, no_room
+from interlock.store.home import Home, no_room
 from interlock.store.port import Reader
 from interlock.store.tools import manifest
 
@@ -43,17 +43,6 @@ def opened(home: Home) -> Generator[Reader]:
         raise
     finally:
         connection.close()
-
-
-def schema(reader: Reader) -> str | None:
-    """The schema that the database is at."""
-    row = reader.one("SELECT version_num FROM alembic_version")
-    return None if row is None else row[0]
-
-
-def at_head(reader: Reader) -> bool:
-    """Whether the database has the tables that this program knows."""
-    return schema(reader) == SCHEMA_HEAD
 
 
 # The ledger

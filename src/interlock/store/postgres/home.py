@@ -10,8 +10,8 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
 from interlock.store import connection as sqlite
 from interlock.store.connection import StoreError
-from interlock.store.home import RESTORE, SCHEMA_HEAD, Home, refuse_behind, refuse_newer, store_failure
+from interlock.store.home import RESTORE, Home, is_known, refuse_behind, refuse_running, store_failure
 from interlock.store.port import Reader
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import Connection
@@ -187,25 +187,45 @@ class PostgresHome(Home):
 
     def _migrate(self) -> None:
         with closing(self._connect(self.address)) as connection:
-            current = _version(connection)
-        if current == SCHEMA_HEAD:
-            return
-        if current is not None:
-            refuse_newer(current)
-            self._refuse_in_use(current)
-        role = None if self._admin_address == self.address else self._role()
-        with closing(Connection(self._admin_address)) as admin:
-            schema.bring_to_head(admin, self._admin_address, role)
+            there = connection.one(schema.HAS_SCHEMA) is not None
+            if there and is_known(connection):
+                return
+        if there:
+            from interlock.store import migration  # its imports are for an upgrade
 
-    def _role(self) -> str:
+            migration.up(self)
+            return
+        with closing(Connection(self._admin_address)) as admin:
+            schema.make(admin, self._role())
+
+    @contextmanager
+    def changing_schema(self) -> Generator[Any]:
+        try:
+            with schema.changing(self._admin_address, self._role()) as connection:
+                yield connection
+        except StoreError as error:
+            raise store_failure(error) from None
+
+    def refuse_in_use(self, schema: str, target: str, oldest: str) -> None:
+        heads = [orjson.loads(report or b"{}").get("schema", "") for _, report in self._living()]
+        refuse_running(sum(not oldest <= head <= target for head in heads), schema, target)
+
+    def _role(self) -> str | None:
+        """The role of processes, where it is not that of the owner of the tables."""
+        if self._admin_address == self.address:
+            return None
         with closing(self._connect(self.address)) as connection:
             return connection.one("SELECT current_user::text")[0]
 
     def still_known(self) -> None:
+        # INVARIANT: a process that migrates holds this lock from before it looks for others until it has committed. So
+        # either it finds the lease of this process and what it knows, or what it has made is seen here.
         with closing(self._connect(self.address)) as connection:
-            current = _version(connection)
-        if current is not None:
-            refuse_newer(current)
+            connection.execute("SET lock_timeout = 0")
+            connection.execute("BEGIN")
+            connection.execute(f"SELECT pg_advisory_xact_lock_shared({schema.MIGRATING})")
+            is_known(connection)
+            connection.execute("COMMIT")
 
     # Signs of life
 
@@ -233,11 +253,3 @@ class PostgresHome(Home):
                 return connection.all(statement, values)
         except StoreError as error:
             raise store_failure(error, "read") from None
-
-
-def _version(connection: Reader) -> str | None:
-    """The schema that the database is at; None where there is none yet."""
-    if connection.one(schema.HAS_SCHEMA) is None:
-        return None
-    row = connection.one("SELECT version_num FROM alembic_version")
-    return None if row is None else row[0]

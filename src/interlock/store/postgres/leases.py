@@ -20,7 +20,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.store.connection import StoreError
-from interlock.store.home import store_failure
+from interlock.store.home import SCHEMA_HEAD, store_failure
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.schema import LEASE_MS
 
@@ -40,7 +40,9 @@ class Lease:
     def __init__(self, home: PostgresHome, instance_id: str) -> None:
         self.id = instance_id
         self.home = home
-        self._report = b""
+        # Which schema this process knows, so that nobody changes it to one on which this process could not go on.
+        self._known = {"schema": SCHEMA_HEAD}
+        self._report = orjson.dumps(self._known)
         self._sure_until = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -72,7 +74,7 @@ class Lease:
 
     def report(self, document: dict[str, Any]) -> None:
         """Tell others on this store how this process is, with the next renewal."""
-        self._report = orjson.dumps(document)
+        self._report = orjson.dumps({**document, **self._known})
 
     def close(self) -> None:
         """End the lease. Whatever the process still ran is from now on that of a process that has ended."""

@@ -15,15 +15,15 @@ Only here are:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.store.home import SCHEMA_HEAD
-from interlock.store.postgres.connection import ELSEWHERE, FENCED
+from interlock.store.postgres.connection import ELSEWHERE, FENCED, translated
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from sqlalchemy import Table
 
     from interlock.store.postgres.connection import Connection
@@ -49,6 +49,10 @@ _FUNCTIONS = (
 
 # Locks of one store are told from those of others by this number and the name of its schema.
 _LOCK = 0x494C
+# How long a migration waits for those who use a table that it changes.
+PATIENCE_MS = 5000
+# The lock of a process that makes or changes the schema.
+MIGRATING = f"{_LOCK + 1}, hashtext(current_schema())"
 _BEGIN = f"""
 CREATE FUNCTION interlock_begin(instance_id text, OUT now_ms bigint, OUT xid text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -202,26 +206,30 @@ def create(connection: Connection, runtime_role: str | None = None) -> None:
     """Make the schema in the transaction that is open. `runtime_role` gets the rights of a process that serves."""
     for statement in _statements():
         connection.execute(statement)
-    connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (SCHEMA_HEAD,))
+    from interlock.store import migration
+
+    connection.execute("INSERT INTO alembic_version (version_num) VALUES (?)", (migration.head(),))
+    for statement in migration.note(migration.head()):
+        connection.execute(statement)
     if runtime_role is not None:
-        grant(connection, runtime_role)
+        (schema,) = connection.one("SELECT current_schema()")
+        for statement in grants(schema, runtime_role):
+            connection.execute(statement)
 
 
-def grant(connection: Connection, role: str) -> None:
+def grants(schema: str, role: str) -> tuple[str, ...]:
     """Give a role what a process needs that serves: all tables, but of the ledger only to read it and to add to it."""
-    (schema,) = connection.one("SELECT current_schema()")
     named, space = _quoted(role), _quoted(schema)
     everything = f"ALL TABLES IN SCHEMA {space}"
     ledger = ", ".join(LEDGER)
-    for statement in (
+    return (
         f"GRANT USAGE ON SCHEMA {space} TO {named}",
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {everything} TO {named}",
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {space} TO {named}",
         f"REVOKE UPDATE, DELETE, TRUNCATE ON {ledger} FROM {named}",
         f"REVOKE INSERT ON segment FROM {named}",
         f"REVOKE INSERT, UPDATE, DELETE ON alembic_version FROM {named}",
-    ):
-        connection.execute(statement)
+    )
 
 
 def _statements() -> Iterator[str]:
@@ -260,17 +268,13 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def bring_to_head(connection: Connection, address: str, role: str | None) -> None:
-    """Make the schema, or bring it to the current one. Several processes may start at once: one does it."""
+def make(connection: Connection, role: str | None) -> None:
+    """Make the schema where there is none. Several processes may start at once: one does it."""
     connection.execute("BEGIN")
     try:
-        connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK + 1}, hashtext(current_schema()))")
+        connection.execute(f"SELECT pg_advisory_xact_lock({MIGRATING})")
         if connection.one(HAS_SCHEMA) is None:
             create(connection, role)
-        elif connection.one("SELECT version_num FROM alembic_version")[0] != SCHEMA_HEAD:
-            _upgrade(address)
-            if role is not None:
-                grant(connection, role)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -282,21 +286,32 @@ def _type_named(name: str, *_: Any, **__: Any) -> str:
     return name
 
 
-def _upgrade(address: str) -> None:
-    """Run the migrations that are not applied yet, in one transaction."""
+@contextmanager
+def changing(address: str, role: str | None) -> Generator[sa.Connection]:
+    """A transaction in which the schema may be changed, by the owner of the tables. One process at a time has it.
+
+    Other processes go on. Those that use a table when it is changed are waited for, but not for long: everybody who
+    comes later waits as well.
+    """
     import psycopg
     import sqlalchemy as sa
-    from alembic import command
-    from alembic.config import Config
+    from sqlalchemy.exc import DBAPIError
     from sqlalchemy.ext.compiler import compiles
 
     # Migrations name the types that SQLite has; here they are those that `_adapted` gives to new tables.
     for kind, name in ((sa.Integer, "BIGINT"), (sa.Text, 'TEXT COLLATE "C"')):
         compiles(kind, "postgresql")(partial(_type_named, name))
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(address), poolclass=sa.NullPool)
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-    engine.dispose()
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING})")
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {PATIENCE_MS}")
+            yield connection
+            if role is not None:
+                schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
+                for statement in grants(schema, role):
+                    connection.exec_driver_sql(statement)
+    except DBAPIError as error:
+        raise translated(error.orig) if isinstance(error.orig, psycopg.Error) else error from None
+    finally:
+        engine.dispose()

@@ -10,6 +10,7 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
+loses = {"surface": "true", "surface_tool.used_ms": "used_ms IS NOT NULL"}
 
 
 def upgrade() -> None:
@@ -26,3 +27,8 @@ def upgrade() -> None:
         sa.Column("created_ms", sa.Integer, nullable=False),
         sa.Column("changed_ms", sa.Integer, nullable=False),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("surface")
+    op.drop_column("surface_tool", "used_ms")

@@ -35,3 +35,9 @@ def upgrade() -> None:
         _BOARD,
     ):
         op.get_bind().exec_driver_sql(statement)
+
+
+def downgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION interlock_board(text)")
+        op.drop_table("lock_board")

@@ -1,0 +1,197 @@
+"""`interlock migrate`: the schema of the store, brought to that of this version, and one step back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, refuse_token, without_home
+
+if TYPE_CHECKING:
+    from interlock.cli.render import Page
+    from interlock.store.home import Home
+    from interlock.store.migration import Migration
+
+_dry_run = click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+_backup_to = click.option(
+    "--backup",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Where the backup goes that is made first [default: with the scheduled ones, or beside the home].",
+)
+
+
+@click.group()
+def migrate() -> None:
+    """The schema of the store: what it is, and migrations that lead to another.
+
+    A command or server that opens a store of an older version migrates it by itself. These commands show that before,
+    do it at a time of your choice, and go one step back.
+
+    \b
+    interlock migrate status
+    interlock migrate up --dry-run
+    interlock migrate down
+    """
+
+
+@migrate.command()
+@without_home
+def status(out: Output, /) -> int:
+    """List the migrations of this version, and which of them are applied.
+
+    \b
+    interlock migrate status
+    """
+    from interlock.store.homes import home_at
+    from interlock.store.migration import head, migrations, status
+
+    home = home_at(out.session.path)
+    found, known, last = status(home), migrations(), head()
+    running = home.alive()
+    rows = [
+        (one, "applied" if one.revision <= found.schema else "pending", "yes" if one.can_be_undone else "no")
+        for one in known
+    ]
+
+    def show(page: Page) -> None:
+        page.table([(one.revision, state, undo, one.title) for one, state, undo in rows], ("", "", "undo", ""))
+        page.facts(
+            [
+                ("schema", f"{found.schema}, which versions from schema {found.compatible_since} on can use"),
+                ("version", f"{last}, {len(found.pending)} to apply" if found.pending else last),
+                ("running", f"{running:,} processes"),
+            ]
+        )
+        if found.schema > last:
+            page.facts([("next", "it was migrated by a newer version; only that one can undo it")])
+
+    document = {
+        "schema": found.schema,
+        "compatible_since": found.compatible_since,
+        "head": last,
+        "running": running,
+        "loses": found.at_stake,
+        "migrations": [{**_document(one), "applied": state == "applied"} for one, state, _ in rows],
+    }
+    out.answer(document, show)
+    return 0
+
+
+@migrate.command()
+@_dry_run
+@_backup_to
+@without_home
+def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
+    """Bring the store to the schema of this version. A backup is made first.
+
+    The migrations run in one transaction: if one fails, nothing has changed. With a store in a file, no process may
+    run on it. With PostgreSQL, those may run on that can work on the new schema.
+
+    \b
+    interlock migrate up
+    """
+    from interlock.store.homes import home_at
+    from interlock.store.migration import compatible_since, status, up
+
+    refuse_token("migrating the store")
+    home = home_at(out.session.path)
+    found, backup = status(home), None
+    steps = found.pending
+    if steps:
+        target = steps[-1].revision
+        home.refuse_in_use(found.schema, target, compatible_since(target))
+    if steps and not dry_run:
+        backup = _backup(home, target=steps[-1].revision, directory=directory)
+        steps = up(home)
+    schema = steps[-1].revision if steps and not dry_run else found.schema
+    return _answer(out, "applied", steps, schema, dry_run=dry_run, backup=backup, loses={})
+
+
+@migrate.command()
+@_dry_run
+@_backup_to
+@click.option(
+    "--lose", multiple=True, metavar="NAME", help="A table or column that may be lost, as --dry-run names it."
+)
+@without_home
+def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[str, ...]) -> int:
+    """Undo the last migration, to go back to the version before. A backup is made first.
+
+    It is refused where rows would be lost, unless --lose names what goes. Run it with the version that has the
+    migration, and start that version no more afterwards: it would migrate the store again.
+
+    \b
+    interlock migrate down --dry-run
+    interlock migrate down --lose surface
+    """
+    from interlock.store.homes import home_at
+    from interlock.store.migration import compatible_since, down, last_applied, refuse_loss, status
+
+    refuse_token("migrating the store")
+    home = home_at(out.session.path)
+    found, backup = status(home), None
+    last, before = last_applied(found.schema)
+    loses = found.at_stake or {}
+    if not dry_run:
+        refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
+        home.refuse_in_use(found.schema, before, compatible_since(before))
+        backup = _backup(home, target=before, directory=directory)
+        last = down(home, lose)
+    schema = found.schema if dry_run else before
+    return _answer(out, "undone", [last], schema, dry_run=dry_run, backup=backup, loses=loses)
+
+
+def _backup(home: Home, *, target: str, directory: Path | None) -> Path | None:
+    """Make the backup that comes before a change of the schema; None for a store whose server makes backups."""
+    from datetime import UTC, datetime
+
+    from interlock.audit.backups import copy_verified, make_before
+    from interlock.settings import load_settings
+
+    if not home.near:
+        return None
+    if directory is not None:
+        copy_verified(home, directory)
+        return directory
+    settings = load_settings(home.settings)
+    return make_before(home, target, settings.backup_to, settings.backup_days, datetime.now(UTC))
+
+
+def _answer(
+    out: Output,
+    done: str,
+    steps: list[Migration],
+    schema: str,
+    *,
+    dry_run: bool,
+    backup: Path | None,
+    loses: dict[str, int],
+) -> int:
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        if not steps:
+            page.line(GOOD, f" nothing to do: the store is at schema {schema}")
+            return
+        words = "would be " + done if dry_run else done
+        for one in steps:
+            page.line(GOOD, f" {one.revision} {words}: {one.title}")
+        lost = [("would lose" if dry_run else "lost", f"{rows:,} rows of {what}") for what, rows in loses.items()]
+        page.facts([*lost, *([] if backup is None else [("backup", str(backup))]), ("schema", schema)])
+
+    names = [one.revision for one in steps]
+    told = None if backup is None else str(backup)
+    out.answer({"schema": schema, done: names, "dry_run": dry_run, "backup": told, "loses": loses}, show)
+    return 0
+
+
+def _document(one: Migration) -> dict[str, Any]:
+    return {
+        "revision": one.revision,
+        "title": one.title,
+        "compatible_since": one.compatible_since,
+        "can_be_undone": one.can_be_undone,
+    }

@@ -1,0 +1,260 @@
+"""Migrations: the steps between schemas, and the programs that can work on a schema.
+
+A program knows one schema, the last migration it has. It migrates a store of an older schema when it opens it. On a
+newer one it works where that says so: each migration names in `compatible_since` the oldest schema whose program can
+work after it. What this means for all of them together is stored as a fact (`home.COMPATIBLE_SINCE`), because the
+older program has neither the migrations nor what they say.
+
+So a change takes two releases: the first adds (`compatible_since` is the schema before), the second removes what the
+first no longer uses. A migration that adds makes tables, indexes, and columns that may be empty or have a default. It
+leaves the ledger alone, and makes no trigger on a table that was there: an older program would not know it.
+
+A migration that can be undone has `downgrade`, and names in `loses` what is lost by it: a table or a column, with the
+condition that is true for rows which have something to lose. Each step, with its note of the schema, is one
+transaction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
+
+from interlock.core.errors import Failure
+from interlock.store.connection import Rows
+from interlock.store.home import APPLICATION_ID, COMPATIBLE_SINCE, schema_of
+from interlock.store.inspection import opened
+
+if TYPE_CHECKING:
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
+
+SCRIPTS = Path(__file__).parent / "migrations"
+
+
+class Migration(NamedTuple):
+    """One step from the schema before it."""
+
+    revision: str
+    title: str
+    # The oldest schema whose program can work after it.
+    compatible_since: str
+    can_be_undone: bool
+    # What is lost when it is undone: a table, or a column of one, and which of the rows have it.
+    loses: dict[str, str]
+
+
+def migrations() -> list[Migration]:
+    """The migrations of this program, the oldest first."""
+    scripts = ScriptDirectory.from_config(_config())
+    return [
+        Migration(
+            script.revision,
+            script.doc.partition("\n")[0].rstrip("."),
+            getattr(script.module, "compatible_since", script.revision),
+            hasattr(script.module, "downgrade"),
+            getattr(script.module, "loses", {}),
+        )
+        for script in reversed(list(scripts.walk_revisions()))
+    ]
+
+
+def compatible_since(schema: str) -> str:
+    """The oldest schema whose program can work on a database at another one."""
+    chain = [one for one in migrations() if one.revision <= schema]
+    oldest, needed = schema, ""
+    for one, before in zip(chain[:0:-1], chain[-2::-1], strict=True):
+        needed = max(needed, one.compatible_since)
+        if needed > before.revision:
+            break
+        oldest = before.revision
+    return oldest
+
+
+def head() -> str:
+    """The schema of this program."""
+    return migrations()[-1].revision
+
+
+class Status(NamedTuple):
+    """The schema of a database, and what this program has to do with it."""
+
+    schema: str
+    # The oldest schema whose program can work on it.
+    compatible_since: str
+    # Of the migrations of this program, those that are not applied yet.
+    pending: list[Migration]
+    # What undoing the last one would lose, as numbers of rows; None where it cannot be undone.
+    at_stake: dict[str, int] | None
+
+
+def status(home: Home) -> Status:
+    """The schema of a database, without changing it. Refuses (E3804) where there is none, or it is not ours."""
+    if home.new:
+        raise Failure("E3804", "there is no database yet", resolution="it is made by the first command that needs it")
+    with opened(home) as reader:
+        schema = str(schema_of(reader))
+        row = reader.one("SELECT value FROM fact WHERE name = ?", (COMPATIBLE_SINCE,))
+        try:
+            stake = at_stake(reader, last_applied(schema)[0])
+        except Failure:
+            stake = None
+    return Status(schema, schema if row is None else row[0], _pending(schema), stake)
+
+
+def _pending(schema: str) -> list[Migration]:
+    return [one for one in migrations() if one.revision > schema]
+
+
+def create(path: Path) -> None:
+    """Make a database at the schema of this program. It appears whole or not at all."""
+    fresh = path.with_suffix(".new")
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
+    if not _empty:
+        with transaction(fresh) as connection:
+            _upgrade(connection)
+        _empty.append(fresh.read_bytes())
+    fresh.write_bytes(_empty[0])
+    fresh.chmod(0o600)
+    with open(fresh, "rb") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+# module state: a migrated, empty database; further homes of this process (scratch ones, mostly) open at once with it
+_empty: list[bytes] = []
+
+
+@contextmanager
+def transaction(path: Path) -> Generator[sa.Connection]:
+    """A transaction on a SQLite file in which its schema may change; a new file is made."""
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            # For a new file. A record takes about a kilobyte, and of smaller pages a quarter could be left empty.
+            connection.exec_driver_sql("PRAGMA page_size=8192")
+            # Likewise: what is removed can then be given back to the disk a few pages at a time.
+            connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
+            # The driver would commit before each DDL statement; SQLite itself can roll DDL back.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+            yield connection
+            connection.exec_driver_sql("COMMIT")
+            # Here no other process can be at it. The mode stays with the file.
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    except DBAPIError as error:
+        raise (error.orig or error) from None
+    finally:
+        engine.dispose()
+
+
+def up(home: Home) -> list[Migration]:
+    """Bring a database to the schema of this program; returns the migrations that were applied.
+
+    Refuses (E3804) where a process runs that could not go on. A newer schema is left as it is.
+    """
+    with home.changing_schema() as connection:
+        schema = _schema(connection)
+        if pending := _pending(schema):
+            target = pending[-1].revision
+            home.refuse_in_use(schema, target, compatible_since(target))
+            _upgrade(connection)
+    return pending
+
+
+def down(home: Home, lose: Collection[str] = ()) -> Migration:
+    """Undo the last migration; returns it. `lose` names what may be lost by that.
+
+    Refuses (E3411) where it cannot be undone or something would be lost that is not named, and (E3804) where a process
+    runs that could not go on.
+    """
+    with home.changing_schema() as connection:
+        schema = _schema(connection)
+        last, before = last_applied(schema)
+        refuse_loss({what: rows for what, rows in at_stake(_Rows(connection), last).items() if what not in lose})
+        home.refuse_in_use(schema, before, compatible_since(before))
+        command.downgrade(_config(connection), before)
+        _note(connection, before)
+    return last
+
+
+def last_applied(schema: str) -> tuple[Migration, str]:
+    """The migration that led to a schema, if it can be undone (E3411), and the schema before it."""
+    known = migrations()
+    found = [place for place, one in enumerate(known) if one.revision == schema]
+    if not found:
+        words = f"schema {schema} is newer than this version, which cannot undo what it does not know"
+        raise Failure("E3411", words, resolution="run the newer version's interlock migrate down")
+    place = found[0]
+    if place == 0 or not known[place].can_be_undone:
+        advice = "restore the backup that was made before; see the how-to page on upgrades"
+        raise Failure("E3411", f"migration {schema} cannot be undone", resolution=advice)
+    return known[place], known[place - 1].revision
+
+
+class _Rows(Rows):
+    """Reads rows by a connection of SQLAlchemy."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, _: Sequence[Any] = (), /) -> Any:
+        return self._connection.exec_driver_sql(statement)
+
+
+def at_stake(reader: Reader, migration: Migration) -> dict[str, int]:
+    """The number of rows that undoing a migration would lose, of each table and column that has some."""
+    found: dict[str, int] = {}
+    for what, condition in migration.loses.items():
+        table = what.partition(".")[0]
+        query = f'SELECT count(*) FROM "{table}" WHERE {condition}'  # noqa: S608 - constants of a migration
+        if rows := reader.one(query)[0]:
+            found[what] = rows
+    return found
+
+
+def refuse_loss(lost: dict[str, int]) -> None:
+    """Refuse (E3411) to undo a migration where something would be lost."""
+    if lost:
+        words = ", ".join(f"{rows:,} rows of `{what}`" for what, rows in lost.items())
+        flags = " ".join(f"--lose {what}" for what in lost)
+        raise Failure("E3411", f"undoing this migration would lose {words}", resolution=f"to lose them, add {flags}")
+
+
+def _schema(connection: sa.Connection) -> str:
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
+
+
+def _upgrade(connection: sa.Connection) -> None:
+    command.upgrade(_config(connection), "head")
+    _note(connection, head())
+
+
+def _note(connection: sa.Connection, schema: str) -> None:
+    """Note which programs can work on the database now."""
+    for statement in note(schema):
+        connection.exec_driver_sql(statement)
+
+
+def note(schema: str) -> list[str]:
+    """The statements that note which programs can work on a database at a schema."""
+    statements = [f"DELETE FROM fact WHERE name = '{COMPATIBLE_SINCE}'"]  # noqa: S608 - a constant
+    if (oldest := compatible_since(schema)) != schema:
+        statements.append(f"INSERT INTO fact (name, value) VALUES ('{COMPATIBLE_SINCE}', '{oldest}')")  # noqa: S608
+    return statements
+
+
+def _config(connection: sa.Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,319 @@
+"""Migrations on SQLite and on PostgreSQL: up, one step back, under a program of the release before, and interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from interlock import Failure, Interlock
+from interlock.audit.chain import verify
+from interlock.cli.doctor import examine
+from interlock.store import home as homes
+from interlock.store import migration
+from interlock.store.home import SCHEMA_HEAD, Home
+from interlock.store.homes import home_at
+from interlock.store.postgres import leases, schema
+from interlock.store.postgres.home import PostgresHome
+from tests import sample
+from tests.support.postgres import Server
+
+NEXT = "9001"
+# Older ones cannot be undone, and say nothing of the programs before them.
+FIRST_WITH_RULES = "0012"
+TEXT = '''"""What the next release adds.
+
+Revision ID: 9001
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9001"
+down_revision = "{before}"
+compatible_since = "{compatible}"
+loses = {{"parcel": "true", "evidence.note": "note IS NOT NULL"}}
+
+
+def upgrade() -> None:
+    op.create_table("parcel", sa.Column("id", sa.Text, primary_key=True), sa.Column("size", sa.Integer))
+    op.add_column("evidence", sa.Column("note", sa.Text))
+    {then}
+
+
+def downgrade() -> None:
+    op.drop_column("evidence", "note")
+    op.drop_table("parcel")
+'''
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def home(request: pytest.FixtureRequest, postgres_server: Server, tmp_path: Path) -> Home:
+    return home_at(tmp_path / "home", "" if request.param == "sqlite" else postgres_server.new_schema())
+
+
+def address(home: Home) -> str:
+    return home.address if isinstance(home, PostgresHome) else ""
+
+
+@pytest.fixture
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A program with one migration more, for as long as the block lasts."""
+
+    @contextmanager
+    def release(*, compatible: str = SCHEMA_HEAD, then: str = "") -> Generator[None]:
+        scripts = tmp_path / "next"
+        shutil.rmtree(scripts, ignore_errors=True)
+        shutil.copytree(migration.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+        text = TEXT.format(before=SCHEMA_HEAD, compatible=compatible, then=then)
+        (scripts / "versions" / "9001_next.py").write_text(text)
+        with monkeypatch.context() as patch:
+            patch.setattr(migration, "SCRIPTS", scripts)
+            patch.setattr(homes, "SCHEMA_HEAD", NEXT)
+            patch.setattr(leases, "SCHEMA_HEAD", NEXT)
+            yield
+
+    return release
+
+
+async def lived(home: Home) -> None:
+    """A store in which something happened."""
+    sample.reset()
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
+        await lock.add(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="k")).ok
+
+
+async def goes_on(home: Home) -> None:
+    """The program of this release works on the store as it is."""
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
+        lock.catalog.attach(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="k")).replayed
+        assert (await lock.call("demo.increment", name="a", key="another")).ok
+    assert verify(home).faults == ()
+    assert [one for one in examine(home, machine=False) if one.status == "broken"] == []
+
+
+def rows(home: Home) -> dict[str, list[Any]]:
+    """Every row of every table, but of those that say which schema it is and who lives."""
+    with closing(home.reading()) as reader:
+        names = [name for (name,) in reader.all("SELECT name FROM sqlite_master") if not name.startswith("sqlite_")]
+        left_out = {"alembic_version", "instance", "store_clock"}
+        tables = sorted(set(names) & {table.name for table in sa_tables()} - left_out)
+        return {name: sorted(reader.all(f"SELECT * FROM {name}"), key=repr) for name in tables}
+
+
+def sa_tables() -> list[sa.Table]:
+    from interlock.store.tables import metadata
+
+    return metadata.sorted_tables
+
+
+_SHAPE = """
+SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text,
+    collation_name::text FROM information_schema.columns WHERE table_schema = current_schema()
+    ORDER BY table_name, ordinal_position;
+SELECT indexdef FROM pg_indexes WHERE schemaname = current_schema() ORDER BY 1;
+SELECT pg_get_triggerdef(t.oid) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid
+    WHERE relnamespace = current_schema()::regnamespace ORDER BY 1;
+SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace ORDER BY 1;
+SELECT conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE connamespace = current_schema()::regnamespace ORDER BY 1, 2
+"""
+
+
+def shape(home: Home) -> list[Any]:
+    """The whole schema, as the database itself has it."""
+    with closing(home.reading()) as reader:
+        if home.near:
+            return reader.all("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
+        return [reader.all(statement) for statement in _SHAPE.split(";")]
+
+
+def test_the_program_knows_the_last_migration_and_they_follow_each_other_in_order() -> None:
+    known = [one.revision for one in migration.migrations()]
+    assert known[-1] == SCHEMA_HEAD
+    assert known == sorted(known)
+
+
+@pytest.mark.parametrize("one", migration.migrations(), ids=lambda one: one.revision)
+def test_a_migration_can_be_undone_and_says_what_is_lost(one: migration.Migration, tmp_path: Path) -> None:
+    if one.revision < FIRST_WITH_RULES:
+        assert not one.can_be_undone
+        return
+    assert one.can_be_undone
+    before, after = (_tables_at(tmp_path / f"{name}.db", name) for name in (_before(one), one.revision))
+    lost = {name for name in after if name not in before}
+    lost |= {f"{table}.{name}" for table in before for name in after.get(table, {}) if name not in before[table]}
+    assert set(one.loses) == lost
+    if one.compatible_since < one.revision:
+        for table, columns in before.items():
+            assert columns.items() <= after[table].items()
+            added = [column for name, column in after[table].items() if name not in columns]
+            assert all(nullable or default is not None for _, nullable, default in added)
+
+
+def _before(one: migration.Migration) -> str:
+    known = [other.revision for other in migration.migrations()]
+    return known[known.index(one.revision) - 1]
+
+
+def _tables_at(path: Path, revision: str) -> dict[str, dict[str, tuple[str, bool, str | None]]]:
+    from alembic import command
+
+    with migration.transaction(path) as connection:
+        command.upgrade(migration._config(connection), revision)  # pyright: ignore[reportPrivateUsage]
+        inspector = sa.inspect(connection)
+        return {
+            table: {
+                one["name"]: (str(one["type"]), bool(one["nullable"]), one["default"])
+                for one in inspector.get_columns(table)
+            }
+            for table in inspector.get_table_names()
+        }
+
+
+@pytest.mark.part_of("OPS-08", rest="the program of the release before is that of this one, with a migration more")
+async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(home: Home) -> None:
+    await lived(home)
+    made, kept = shape(home), rows(home)
+    undone: list[str] = []
+    while migration.status(home).at_stake is not None:
+        undone.append(migration.down(home).revision)
+    assert undone[-1] == FIRST_WITH_RULES
+    assert shape(home) != made
+    assert [one.revision for one in migration.up(home)] == undone[::-1]
+    assert shape(home) == made
+    assert rows(home) == kept
+    assert migration.up(home) == []
+    await goes_on(home)
+
+
+@pytest.mark.part_of("OPS-08", rest="the program of the release before is that of this one, with a migration more")
+async def test_a_program_works_on_a_schema_that_is_one_migration_newer(
+    home: Home, next_release: Callable[..., Any]
+) -> None:
+    await lived(home)
+    made, kept = shape(home), rows(home)
+    with next_release():
+        (step,) = migration.up(home)
+        assert step.revision == NEXT
+        assert migration.status(home)[:2] == (NEXT, SCHEMA_HEAD)
+        newer = shape(home)
+    assert "can work on it" in next(one.what for one in examine(home, machine=False) if one.name == "schema")
+    await goes_on(home)
+    assert shape(home) == newer
+    with pytest.raises(Failure, match="newer than this version") as unknown:
+        migration.down(home)
+    assert unknown.value.code == "E3411"
+    later = rows(home)
+    with next_release():
+        migration.down(home)
+    assert shape(home) == made
+    assert {name: found for name, found in rows(home).items() if name != "evidence"} == {
+        name: [row for row in found if row[0] != homes.COMPATIBLE_SINCE]
+        for name, found in later.items()
+        if name != "evidence"
+    }
+    assert rows(home)["evidence"] == kept["evidence"]
+    await goes_on(home)
+
+
+async def test_a_newer_schema_that_does_not_name_this_program_is_refused(
+    home: Home, next_release: Callable[..., Any]
+) -> None:
+    await lived(home)
+    with next_release(compatible=NEXT):
+        migration.up(home)
+    with pytest.raises(Failure) as refused:
+        await lived(home)
+    assert refused.value.code == "E3805"
+
+
+async def test_a_migration_is_undone_only_with_the_rows_named_that_go(
+    home: Home, next_release: Callable[..., Any]
+) -> None:
+    await lived(home)
+    with next_release():
+        migration.up(home)
+        with home.changing_schema() as connection:
+            connection.exec_driver_sql("INSERT INTO parcel (id, size) VALUES ('a', 1), ('b', 2)")
+        assert migration.status(home).at_stake == {"parcel": 2}
+        for lose in ((), ("evidence.note",)):
+            with pytest.raises(Failure, match="would lose 2 rows of `parcel`") as refused:
+                migration.down(home, lose)
+            assert "--lose parcel" in str(refused.value.resolution)
+        assert migration.status(home).schema == NEXT
+        migration.down(home, ("parcel",))
+    await goes_on(home)
+
+
+@pytest.mark.part_of("OPS-08", rest="the program of the release before is that of this one, with a migration more")
+async def test_a_migration_that_fails_leaves_the_schema_before_it(home: Home, next_release: Callable[..., Any]) -> None:
+    await lived(home)
+    made, kept = shape(home), rows(home)
+    with next_release(then="op.execute('SELECT nothing FROM nowhere')"), pytest.raises((Failure, sqlite3.Error)):
+        migration.up(home)
+    assert (shape(home), rows(home)) == (made, kept)
+    await goes_on(home)
+
+
+@pytest.mark.part_of("OPS-08", rest="the program of the release before is that of this one, with a migration more")
+async def test_of_programs_that_start_at_once_one_migrates(home: Home, next_release: Callable[..., Any]) -> None:
+    await lived(home)
+    at_once = threading.Barrier(3)
+
+    def start() -> int:
+        at_once.wait()
+        return len(migration.up(home))
+
+    with next_release():
+        applied = await asyncio.gather(*(asyncio.to_thread(start) for _ in range(3)))
+    assert sorted(applied) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("home", ["postgres"], indirect=True)
+async def test_on_a_server_a_node_that_can_work_on_the_new_schema_goes_on(
+    home: Home, next_release: Callable[..., Any]
+) -> None:
+    sample.reset()
+    async with Interlock.open(home.path, store=address(home), housekeeping=False) as lock:
+        await lock.add(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="1")).ok
+        with next_release(compatible=NEXT), pytest.raises(Failure, match="1 process runs") as refused:
+            migration.up(home)
+        assert refused.value.code == "E3804"
+        with next_release():
+            migration.up(home)
+            async with Interlock.open(home.path, store=address(home), housekeeping=False):
+                with pytest.raises(Failure, match="1 process runs"):
+                    migration.down(home)
+        assert (await lock.call("demo.increment", name="a", key="2")).ok
+        assert (await lock.call("demo.increment", name="a", key="1")).replayed
+        with next_release():
+            migration.down(home)
+        assert (await lock.call("demo.increment", name="a", key="3")).ok
+
+
+@pytest.mark.parametrize("home", ["postgres"], indirect=True)
+async def test_on_a_server_a_table_that_stays_in_use_lets_the_migration_give_up(
+    home: Home, next_release: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "PATIENCE_MS", 50)
+    await lived(home)
+    made = shape(home)
+    with closing(home.reading()) as busy, next_release():
+        busy.execute("BEGIN")
+        busy.all("SELECT * FROM evidence")
+        with pytest.raises(Failure) as refused:
+            migration.up(home)
+        assert refused.value.code == "E3803"
+    assert shape(home) == made

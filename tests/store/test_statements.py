@@ -34,6 +34,7 @@ FOR_SQLITE = {
     "home.py": "opens the file and brings it to the current schema",
     "journal.py": "the queue of the writer, and short reads",
     "layout.py": "compares the schema in the file with the one that the migrations make",
+    "migration.py": "makes the file, and changes its schema in one transaction",
     "readers.py": "opens connections for reading",
     "tables.py": "the definitions of the tables",
     "transaction.py": "a transaction of the writer",

@@ -104,7 +104,7 @@ def status(home: Home) -> Status:
         schema = str(schema_of(reader))
         row = reader.one("SELECT value FROM fact WHERE name = ?", (COMPATIBLE_SINCE,))
         try:
-            stake = at_stake(reader, last_applied(schema)[0])
+            stake = at_stake(last_applied(schema)[0], reader)
         except Failure:
             stake = None
     return Status(schema, schema if row is None else row[0], _pending(schema), stake)
@@ -180,7 +180,7 @@ def down(home: Home, lose: Collection[str] = ()) -> Migration:
     with home.changing_schema() as connection:
         schema = _schema(connection)
         last, before = last_applied(schema)
-        refuse_loss({what: rows for what, rows in at_stake(_Rows(connection), last).items() if what not in lose})
+        refuse_loss({what: rows for what, rows in at_stake(last, _Rows(connection)).items() if what not in lose})
         home.refuse_in_use(schema, before, compatible_since(before))
         command.downgrade(_config(connection), before)
         _note(connection, before)
@@ -211,7 +211,7 @@ class _Rows(Rows):
         return self._connection.exec_driver_sql(statement)
 
 
-def at_stake(reader: Reader, migration: Migration) -> dict[str, int]:
+def at_stake(migration: Migration, reader: Reader) -> dict[str, int]:
     """The number of rows that undoing a migration would lose, of each table and column that has some."""
     found: dict[str, int] = {}
     for what, condition in migration.loses.items():

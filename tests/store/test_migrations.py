@@ -40,7 +40,7 @@ from alembic import op
 revision = "9001"
 down_revision = "{before}"
 compatible_since = "{compatible}"
-loses = {{"parcel": "true", "evidence.note": "note IS NOT NULL"}}
+loses = (("parcel", "true"), ("evidence.note", "note IS NOT NULL"))
 
 
 def upgrade() -> None:

@@ -61,7 +61,7 @@ def migrations() -> list[Migration]:
             script.doc.partition("\n")[0].rstrip("."),
             getattr(script.module, "compatible_since", script.revision),
             hasattr(script.module, "downgrade"),
-            getattr(script.module, "loses", {}),
+            dict(getattr(script.module, "loses", ())),
         )
         for script in reversed(list(scripts.walk_revisions()))
     ]

@@ -10,7 +10,7 @@ from alembic import op
 
 revision = "0012"
 down_revision = "0011"
-loses = {"surface": "true", "surface_tool.used_ms": "used_ms IS NOT NULL"}
+loses = (("surface", "true"), ("surface_tool.used_ms", "used_ms IS NOT NULL"))
 
 
 def upgrade() -> None:

@@ -37,7 +37,7 @@ from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.store import notifications, records
 from interlock.store.notifications import DueRow, Undelivered
-from interlock.store.port import Store, Transaction, Unit
+from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.sealing import Box
 
 # Returns the values of a secret, newest first. There are several texts or lines while a secret is being rotated.
@@ -125,8 +125,12 @@ class Courier:
 
     async def _due_channels(self) -> set[str]:
         now_ms = self._clock.now_ms()
-        lanes = await self._journal.read(lambda reader: notifications.lanes(reader, now_ms))
-        return {channel for channel, state, owner in lanes if self._may_take(state, owner)}
+
+        def due(reader: Reader) -> set[str]:
+            lanes = notifications.lanes(reader, now_ms)
+            return {channel for channel, state, owner in lanes if self._may_take(state, owner)}
+
+        return await self._journal.read(due)
 
     def _may_take(self, state: str, owner: str | None) -> bool:
         # A lane claims rows only when it is sending nothing, so a row that is still ours was left behind.

@@ -91,9 +91,7 @@ class Local:
         return ticket.requester == self._lock.caller.acting and not self._alone
 
     def continues(self) -> bool:
-        lock = self._lock
-        others = (path.stem for path in lock.home.instances.glob("*.lock") if path.stem != lock.instance.id)
-        return any(lock.instance.alive(other) for other in others)
+        return self._lock.home.alive() > 1
 
     def told(self) -> list[str]:
         return self._told

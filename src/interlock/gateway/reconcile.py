@@ -64,7 +64,7 @@ def advice(call_id: str) -> str:
 
 async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
     """Block the keys of writes that died with their process, and alert about each. Usually writes nothing."""
-    if all(map(alive, await journal.read(idempotency_rows.executing_owners))):
+    if await journal.read(lambda reader: all(map(alive, idempotency_rows.executing_owners(reader)))):
         return
     for call_id, tool in await journal.commit(idempotency.find_orphans(alive)):
         announce("tool.alert", call_id, tool, alert="OUTCOME_UNKNOWN", reason=advice(call_id))

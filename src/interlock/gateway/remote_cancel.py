@@ -16,7 +16,7 @@ from interlock.call.phases import REASONS, Reason
 from interlock.store import facts, idempotency, ledger
 from interlock.store.calls import BEGUN
 from interlock.store.home import Instance
-from interlock.store.port import Store, Unit
+from interlock.store.port import Reader, Store, Unit
 
 EVERY_S = 0.05
 TRIES = 100
@@ -32,9 +32,13 @@ class RemoteCancel:
 
     async def runs(self, call_id: str) -> str | None:
         """Return the other process that runs a call now, if there is one and it is alive."""
-        runners = await self._journal.read(lambda reader: idempotency.runners(reader, call_id, BEGUN + call_id))
-        others = (owner for owner in runners if owner != self._instance.id and self._instance.alive(owner))
-        return next(others, None)
+        me, alive = self._instance.id, self._instance.alive
+
+        def work(reader: Reader) -> str | None:
+            runners = idempotency.runners(reader, call_id, BEGUN + call_id)
+            return next((owner for owner in runners if owner != me and alive(owner)), None)
+
+        return await self._journal.read(work)
 
     async def ended(self, call_id: str) -> None:
         """Wait until no other process runs the call any more."""

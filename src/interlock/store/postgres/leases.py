@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 RENEW_EVERY_S = 3.0
 # A process is sure of its lease until so long before it runs out: clocks do not go equally fast.
 MARGIN_S = 2.0
+# How long a process that was found to live is not asked about again.
+BELIEVED_S = 0.5
+_MOST_DEAD = 1000
 # A clock that goes on while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -44,6 +47,9 @@ class Lease:
         self._known = {"schema": SCHEMA_HEAD}
         self._report = orjson.dumps(self._known)
         self._sure_until = 0.0
+        # Processes that were found to live, with the time until which that is believed, and some that have died.
+        self._living: dict[str, float] = {}
+        self._dead: dict[str, None] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._connection = Connection(home.address)
@@ -63,10 +69,24 @@ class Lease:
         """Whether the process with this id lives. One whose lease has run out has none any more after this."""
         if owner == self.id:
             return True
+        if owner in self._dead:
+            return False
+        if _now() < self._living.get(owner, 0.0):
+            return True
         try:
-            return bool(self._ask("SELECT interlock_alive(?)", owner))
+            alive = bool(self._ask("SELECT interlock_alive(?)", owner))
         except StoreError as error:
             raise store_failure(error, "read") from None
+        # Units ask for many rows. A process that has died does not come back, and nobody needs to know at once of one
+        # that has died just now.
+        if alive:
+            self._living[owner] = _now() + BELIEVED_S
+        else:
+            self._living.pop(owner, None)
+            self._dead[owner] = None
+            if len(self._dead) > _MOST_DEAD:
+                del self._dead[next(iter(self._dead))]
+        return alive
 
     def sure(self) -> bool:
         """Whether nobody can have taken this process for dead. Needs no server, and counts the sleep of the machine."""

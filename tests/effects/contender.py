@@ -44,4 +44,5 @@ async def main(home: Home, instance: Instance, what: str, rest: list[str]) -> No
 
 if __name__ == "__main__":
     place = home_at(sys.argv[1], sys.argv[2])
+    place.prepare()
     asyncio.run(main(place, place.instance(sys.argv[3]), sys.argv[4], sys.argv[5:]))

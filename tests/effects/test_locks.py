@@ -42,13 +42,13 @@ LONG_S = 30.0
 def processes(path: Path, count: int, store: str | None = None) -> Generator[list[Locks]]:
     """Locks as so many processes have them. Each has its own sign of life and its own open board.
 
-    The board is a file of their data directory or, with `store`, in a database.
+    They share a data directory or, with `store`, a database, and each has a data directory of its own.
     """
-    homes = [home_at(path, store) for _ in range(count)]
+    homes = [home_at(path / str(number) if store else path, store) for number in range(count)]
     for home in homes:
         home.prepare()
-        if store:
-            home.open_database().close()
+    if store:
+        homes[0].open_database().close()
     instances = [home.instance(f"{next(NUMBERS):026d}") for home in homes]  # an id is used once
     opened = [Locks(one.home, clock=CLOCK, instance=one) for one in instances]
     try:
@@ -414,7 +414,7 @@ def test_real_processes_are_never_inside_together(tmp_path: Path, store: str | N
     Home(home).prepare()
     if store:
         home_at(home, store).open_database().close()
-    running = [start(home, store, name, "hammer", str(marker), "40") for name in "ABC"]
+    running = [start(home / name if store else home, store, name, "hammer", str(marker), "40") for name in "ABC"]
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", process.communicate()

@@ -20,12 +20,15 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.api.health import Health
 from interlock.audit.chain import verify
+from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import facts
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
+from interlock.store.node_files import differences
 from interlock.store.port import Transaction
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.home import PostgresHome
@@ -66,6 +69,15 @@ async def journal(home: PostgresHome) -> AsyncGenerator[Journal]:
     made = Journal(home, clock=Clock(), signer=Signer(home.keys))
     yield made
     await made.close()
+
+
+def copied(home: Path, other: Path) -> None:
+    """Copy what another machine needs of a data directory."""
+    for name in ("keys", "manifests"):
+        if (home / name).exists():
+            shutil.copytree(home / name, other / name)
+    for name in ("policy.cedar", "principals.toml"):
+        shutil.copy(home / name, other)
 
 
 def count(transaction: Transaction) -> int:
@@ -221,21 +233,62 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
     assert verdict.intact, verdict.faults
 
 
-async def test_another_data_directory_may_take_over_once_nobody_uses_the_store(tmp_path: Path, address: str) -> None:
-    """Resource locks are files of a data directory: two that were used at once would not see each other's."""
-    standby = tmp_path / "standby"
+async def test_two_data_directories_use_one_store_at_the_same_time(tmp_path: Path, address: str) -> None:
+    sample.reset()
+    other = tmp_path / "other"
     async with Interlock.open(tmp_path / "one", store=address) as one:
         await one.add(sample.increment)
-        shutil.copytree(tmp_path / "one", standby)
-        with pytest.raises(Failure, match="another data directory") as refused:
-            async with Interlock.open(standby, store=address):
-                pass
-        assert refused.value.code == "E3109"
-        assert (await one.call("demo.increment", name="b", key="first")).ok
-    async with Interlock.open(standby, store=address) as two:
-        two.catalog.attach(sample.increment)
-        again = await two.call("demo.increment", name="b", key="first")
-        assert again.replayed
+        copied(tmp_path / "one", other)
+        async with Interlock.open(other, store=address) as two:
+            two.catalog.attach(sample.increment)
+            calls = [lock.call("demo.increment", name="b", key="first") for lock in (one, two) for _ in range(5)]
+            assert {result.unwrap() for result in await asyncio.gather(*calls)} == {1}
+            assert sample.world.runs == 1
+            with pytest.raises(Failure) as refused:
+                await one.secrets.rotate_key(by="x", others=one.home.others)
+            assert refused.value.code == "E3109"
+        assert (await one.call("demo.increment", name="b", key="second")).ok
+    for home in (tmp_path / "one", other):
+        verdict = verify(home_at(home, address))
+        assert verdict.intact, verdict.faults
+
+
+async def test_a_data_directory_with_another_sealing_key_is_refused(tmp_path: Path, address: str) -> None:
+    async with Interlock.open(tmp_path / "one", store=address):
+        pass
+    copied(tmp_path / "one", tmp_path / "other")
+    (tmp_path / "other" / "keys" / "secrets.key").unlink()
+    with pytest.raises(Failure, match="sealing key") as refused:
+        async with Interlock.open(tmp_path / "other", store=address):
+            pass
+    assert refused.value.code == "E3804"
+    assert "copy the directory `keys`" in refused.value.resolution
+    assert not (tmp_path / "other" / "keys" / "secrets.key").exists()
+    async with Interlock.open(tmp_path / "one", store=address) as one:
+        await one.secrets.rotate_key(by="x", others=one.home.others)
+    shutil.copy(tmp_path / "one" / "keys" / "secrets.key", tmp_path / "other" / "keys")
+    async with Interlock.open(tmp_path / "other", store=address):
+        pass
+
+
+async def test_a_file_that_differs_between_machines_is_told(tmp_path: Path, address: str) -> None:
+    other = tmp_path / "other"
+    async with Interlock.open(tmp_path / "one", store=address) as one:
+        copied(tmp_path / "one", other)
+        (other / "settings.toml").write_text('log_level = "warning"\n')  # which concerns that machine alone
+        async with Interlock.open(other, store=address):
+            assert differences(one.home) == []
+        (other / "policy.cedar").write_text((other / "policy.cedar").read_text() + "\n// here only\n")
+        (other / "settings.toml").write_text("token_max_s = 600\n")
+        async with Interlock.open(other, store=address):
+            told = differences(one.home)
+            assert [(found.file, found.directory) for found in told] == [
+                ("policy.cedar", str(other)),
+                ("settings.toml", str(other)),
+            ]
+            findings = [found for found in examine(one.home, machine=False) if found.name == "nodes"]
+            assert ["policy.cedar" in found.what for found in findings] == [True, False]
+            assert (await Health(one).ready())[1]["nodes"] == "degraded"
 
 
 async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: PostgresHome, address: str) -> None:
@@ -274,7 +327,8 @@ async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: Postgres
     async with Interlock.open(home.path, store=address):
         pass
     back = ("DROP TABLE surface", "DROP TABLE surface_tool", "DROP TABLE lock_board",
-            "DROP FUNCTION interlock_board", "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
+            "DROP FUNCTION interlock_board", "CREATE FUNCTION interlock_alone(text) RETURNS void LANGUAGE sql AS ''",
+            "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
     run(address, *back)
     async with Interlock.open(home.path, store=address) as lock:
         assert lock.journal.reader.all("SELECT * FROM surface_tool") == []

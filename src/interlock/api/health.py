@@ -12,6 +12,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import CHECKS
 from interlock.data.schema import Json
 from interlock.store import readiness
+from interlock.store.node_files import differences
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -63,6 +64,8 @@ class Health:
         parts |= {"sinks": await self._sinks(), "upstreams": await self._upstreams(), "background": self._background()}
         if self._parts.settings.backup_to is not None:
             parts["backups"] = await self._backups()
+        if not self._parts.home.near:
+            parts["nodes"] = await self._nodes()
         parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
@@ -97,6 +100,10 @@ class Health:
 
     def _background(self) -> Condition:
         return "degraded" if self._parts.supervisor.failing else "healthy"
+
+    async def _nodes(self) -> Condition:
+        """Whether the files that all machines of the store must share are the same here and there."""
+        return "degraded" if await CHECKS.run(differences, self._parts.home) else "healthy"
 
     async def _backups(self) -> Condition:
         from interlock.audit.backups import failing

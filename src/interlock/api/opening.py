@@ -23,6 +23,7 @@ from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction, Unit
+from interlock.store.sealing import SEALED_BY
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -80,9 +81,8 @@ class Opening(Generic[T]):
             self._home.still_known()
             if settings.secrets_key == "keyring":
                 await _prepare_keys(parts)
-            elif not self._home.near:
-                # Made at once, and not when it is first needed: other nodes need a copy of it.
-                await DISK.run(lambda: parts.box.current)
+            if not self._home.near:
+                await _agree_on_keys(parts)
             await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
             await parts.journal.commit(reconcile.close_abandoned(parts.instance.alive))
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
@@ -128,6 +128,23 @@ async def _prepare_keys(parts: Parts) -> None:
     except (TimeoutError, Failure) as error:
         why = error.message if isinstance(error, Failure) else "it does not answer"
         _log.warning("the operating system's keyring is not ready: %s", why)
+
+
+async def _agree_on_keys(parts: Parts) -> None:
+    """Refuse (E3804) a data directory whose sealing key is not that of its store, which other machines use too.
+
+    Keys that a new store needs are made at once, and not when they are first used: other machines need a copy of them.
+    """
+    sealed_by = await parts.journal.read(lambda reader: facts.get(reader, SEALED_BY))
+    if sealed_by is not None and sealed_by not in await DISK.run(parts.box.ids):
+        raise Failure(
+            "E3804",
+            "the sealing key of this data directory is not that of the store",
+            resolution="copy the directory `keys` from a machine that uses the store to this one, then start again",
+        )
+    current = await DISK.run(lambda: parts.box.current)
+    await DISK.run(parts.cursors.prepare)
+    await parts.journal.commit(lambda transaction: facts.put(transaction, SEALED_BY, current))
 
 
 def _with_key_secret(secret: str) -> Unit[None]:

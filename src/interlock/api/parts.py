@@ -85,6 +85,7 @@ class Parts:
         self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
         self.secrets, self.box = authority.secrets, authority.box
         self._try_out = try_out
+        self.cursors = Cursors(home.keys)
         self.connect: Connect = self._connect_upstream
         outside = Outside(
             journal=self.journal,
@@ -99,7 +100,7 @@ class Parts:
             settings=settings,
             clock=clock,
             instance=self.instance,
-            cursors=Cursors(home.keys),
+            cursors=self.cursors,
             supervisor=self.supervisor,
             connect=lambda name: self.connect(name),
             read_file=read_file,

@@ -510,13 +510,15 @@ class _Witness:
     """The anchors file.
 
     `unread`: the lines that hold no signed head, with their numbers; one that does not end as a crash ends a line keeps
-    its newline. `unreadable`: why there is nothing to read. `missing`: the home has a key and no such file.
+    its newline. `unreadable`: why there is nothing to read. `missing`: the home has a key and no such file. `partial`:
+    the store has several data directories, and each has the anchors that its own processes made.
     """
 
     heads: tuple[SignedHead, ...] = ()
     unread: tuple[tuple[int, bytes], ...] = ()
     unreadable: str | None = None
     missing: bool = False
+    partial: bool = False
 
     @classmethod
     def of(cls, home: Home) -> _Witness:
@@ -535,7 +537,7 @@ class _Witness:
                 # A whole line has a newline of its own, and the next one another in front.
                 cut = number == len(lines) or lines[number]
                 unread.append((number, line if cut else line + b"\n"))
-        return cls(tuple(heads), tuple(unread))
+        return cls(tuple(heads), tuple(unread), partial=not home.near)
 
     def wants(self, stored: list[SignedHead]) -> Iterator[str]:
         """Yield what is missing in this file, given the anchors in the database, in their order.
@@ -549,6 +551,8 @@ class _Witness:
         damaged = list(self._damaged(stored))
         if damaged:
             yield from (f"line {number} of the anchors file is damaged" for number in damaged)
+            return
+        if self.partial:
             return
         held = {head.seq for head in self.heads}
         if self.missing or (len(stored) > 1 and not held):

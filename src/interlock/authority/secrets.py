@@ -27,10 +27,10 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
-from interlock.store import records
+from interlock.store import facts, records
 from interlock.store import secrets as table
 from interlock.store.port import Store, Transaction
-from interlock.store.sealing import LASTING, Box, key_id_of, keys_in_use, seal_again
+from interlock.store.sealing import LASTING, SEALED_BY, Box, key_id_of, keys_in_use, seal_again
 from interlock.telemetry.logs import withhold
 
 _log = logging.getLogger("interlock.secrets")
@@ -313,13 +313,19 @@ class Secrets:
     async def close(self) -> None:
         """Nothing is held open: the journal belongs to another owner."""
 
-    async def rotate_key(self, *, by: str) -> list[StoredCredential]:
+    async def rotate_key(self, *, by: str, others: Callable[[], int] | None = None) -> list[StoredCredential]:
         """Seal everything under a new sealing key and drop the old one. Returns what could not be opened and stays
         unchanged.
 
-        If it is killed at any moment, everything is readable as before; rotating again finishes the work.
+        If it is killed at any moment, everything is readable as before; rotating again finishes the work. `others`
+        tells how many processes use the store with a ring of keys of their own. They have to end first (E3109): they
+        would go on with the old key.
         """
-        await DISK.run(self._box.rotate)
+        await _refuse_others(others)
+        current = await DISK.run(self._box.rotate)
+        if others is not None:
+            await self._journal.commit(lambda transaction: facts.put(transaction, SEALED_BY, current))
+            await _refuse_others(others)  # one that comes from now on is refused
         left = await self.reseal_all(by=by)
         for place in LASTING:
             after: str | bytes | None = place.before
@@ -409,3 +415,14 @@ def _place(name: str, slot: str, created_ms: int, expires_ms: int | None) -> str
 def _note(transaction: Transaction, act: str, by: str, **facts: Any) -> None:
     ref = f"secret:{facts['name']}" if "name" in facts else "secret"
     transaction.append("authority", ref, records.plain("authority", ref, transaction.now_ms, act=act, by=by, **facts))
+
+
+async def _refuse_others(others: Callable[[], int] | None) -> None:
+    """Refuse (E3109) to change the sealing key while processes with another ring of keys use the store."""
+    count = 0 if others is None else await DISK.run(others)
+    if count:
+        advice = (
+            "stop the processes on the other machines, change the key, copy keys/secrets.key there, start them again"
+        )
+        words = f"{count} process{'' if count == 1 else 'es'} of other data directories use this store with the old key"
+        raise Failure("E3109", words, resolution=advice)

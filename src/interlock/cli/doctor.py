@@ -29,6 +29,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "disk": doctor_home.check_disk,
     "journal": doctor_journal.check_journal,
     "background": doctor_home.check_background,
+    "nodes": doctor_home.check_nodes,
     "backups": doctor_home.check_backups,
     "policy": doctor_policy.check_policy,
     "settings": doctor_home.check_settings,

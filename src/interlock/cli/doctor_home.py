@@ -51,6 +51,17 @@ def check_background(home: Home) -> Iterator[Finding]:
             yield Finding("background", "attention", what, advice)
 
 
+def check_nodes(home: Home) -> Iterator[Finding]:
+    """Files that have to be the same on all machines of a store and are not."""
+    if home.near or home.new:
+        return
+    from interlock.store.node_files import differences
+
+    for one in differences(home):
+        what = f"{one.file} is not the same here and in {one.directory} on {one.machine}, which uses the same store"
+        yield Finding("nodes", "attention", what, "copy it from the machine where it is right to the other")
+
+
 def check_backups(home: Home) -> Iterator[Finding]:
     """Where a server makes backups by itself: whether the newest one is as recent as the settings want it."""
     from datetime import UTC, datetime, timedelta

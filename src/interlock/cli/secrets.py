@@ -179,7 +179,8 @@ async def rotate_key(lock: Interlock, out: Output, /) -> int:
     Interrupted, it loses nothing; run it again to finish.
     """
     require(lock.caller, "secrets:admin", "changing the key")
-    left = await lock.secrets.rotate_key(by=lock.caller.acting)
+    others = None if lock.home.near else lock.home.others
+    left = await lock.secrets.rotate_key(by=lock.caller.acting, others=others)
     sealed = len(await lock.secrets.names()) - len(left)
 
     def show(page: Page) -> None:

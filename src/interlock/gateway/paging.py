@@ -37,6 +37,10 @@ class Cursors:
 
         return Fernet(base64.urlsafe_b64encode(own_secret(self._path)))
 
+    def prepare(self) -> None:
+        """Make the key now, unless it is there."""
+        _ = self._box
+
     def restore(self, requested: Requested, given: Json) -> Json:
         """Return the query of a cursor. Any other input is returned as it is."""
         token = given.get("cursor")

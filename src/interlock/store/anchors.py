@@ -57,8 +57,9 @@ class Anchors:
         """
         # The file first: what it names is in the database before.
         ends = last_head.ends(reader, last_head.read(self._home))
-        if ends.anchor is None:
-            # There from the first day, so that a file that is missing later shows.
+        if ends.anchor is None or not self._home.near:
+            # There from the first day, so that a file that is missing later shows. With a shared store, the first day
+            # of a data directory is that of its first process.
             self._home.anchors.touch(mode=0o600)
         self._signer.check(None if ends.signed is None else ends.signed.key_id)
         last_head.refuse_forged(self._signer.public, ends)  # makes the pair where there is none

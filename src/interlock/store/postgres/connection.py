@@ -205,8 +205,6 @@ def translated(error: psycopg.Error) -> Exception:
     words = error.diag.message_primary or ""
     if state == FENCED:
         return Failure("E3801", _FENCED, resolution="end this process and start it again; its calls are closed already")
-    if state == ELSEWHERE:
-        return Failure("E3109", _ELSEWHERE, resolution=_ELSEWHERE_ADVICE)
     if state == _LOCKED:
         return sqlite3.OperationalError("database is locked")
     if state == _FULL:
@@ -229,8 +227,4 @@ def translated(error: psycopg.Error) -> Exception:
 # What `interlock_begin` raises for a process that was taken for dead.
 FENCED = "IL001"
 _FENCED = "this process did not renew its lease in time and was taken for dead; it may not write any more"
-# What `interlock_alone` raises while processes of another data directory live.
-ELSEWHERE = "IL002"
-_ELSEWHERE = "processes of another data directory use this store, and resource locks do not reach across directories"
-_ELSEWHERE_ADVICE = "end those processes, or use their data directory; a machine that died is forgotten after 15 s"
 _NUL = "a text holds a NUL character, which PostgreSQL cannot store"

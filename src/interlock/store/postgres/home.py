@@ -1,7 +1,7 @@
 """A data directory whose store is on PostgreSQL: keys, policy and settings are files, all else is in the database.
 
-Several processes may share one store if they share the data directory as well; see `leases`. A copy of the directory on
-another machine, with the same keys and policy, can take over.
+Processes of several data directories, on several machines, may use one store at the same time. Each directory has the
+same keys, policy and settings (`store.node_files`).
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ class PostgresHome(Home):
             connection = self._connect(self.address)
             try:
                 refuse_behind(connection, anchored)
-                connection.one("SELECT interlock_alone(?)", (self.place,))
                 self._now_ms = connection.one(_NOW)[0]
             except BaseException:
                 connection.close()
@@ -237,6 +236,9 @@ class PostgresHome(Home):
 
     def alive(self) -> int:
         return len(self._living())
+
+    def others(self) -> int:
+        return len(self._living("AND place <> ?", (self.place,)))
 
     def signs_of_life(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for owner, report in self._living():

@@ -5,8 +5,7 @@ clock of the database. A process that asks about one whose time has passed remov
 then on `interlock_begin` refuses every transaction of that process: the id of a process is used once, so it is its
 fencing token. So a process that was only slow cannot write over what others made of its calls.
 
-Processes that live at the same time have the same data directory: resource locks do not reach further. A process of
-another one is refused (E3109) as long as one of them lives.
+With its lease a process tells how it is, and which files its data directory has (`store.node_files`).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.core.errors import Failure
 from interlock.store.connection import StoreError
 from interlock.store.home import SCHEMA_HEAD, store_failure
+from interlock.store.node_files import describe
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.schema import LEASE_MS
 
@@ -44,8 +43,7 @@ class Lease:
         self.id = instance_id
         self.home = home
         # Which schema this process knows, so that nobody changes it to one on which this process could not go on.
-        self._known = {"schema": SCHEMA_HEAD}
-        self._report = orjson.dumps(self._known)
+        self._told: dict[str, Any] = {"schema": SCHEMA_HEAD}
         self._sure_until = 0.0
         # Processes that were found to live, with the time until which that is believed, and some that have died.
         self._living: dict[str, float] = {}
@@ -58,9 +56,6 @@ class Lease:
         except StoreError as error:
             self._connection.close()
             raise store_failure(error) from None
-        except Failure:
-            self._connection.close()
-            raise
         home.lease = instance_id
         self._thread = threading.Thread(target=self._keep, name="interlock-lease", daemon=True)
         self._thread.start()
@@ -94,7 +89,7 @@ class Lease:
 
     def report(self, document: dict[str, Any]) -> None:
         """Tell others on this store how this process is, with the next renewal."""
-        self._report = orjson.dumps({**document, **self._known})
+        self._told = {**document, "schema": SCHEMA_HEAD}
 
     def close(self) -> None:
         """End the lease. Whatever the process still ran is from now on that of a process that has ended."""
@@ -112,8 +107,9 @@ class Lease:
 
     def _renew(self, *, anew: bool = False) -> None:
         statement = "SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN), ?)"
+        report = orjson.dumps({**self._told, **describe(self.home)})
         began = _now()
-        if self._ask(statement, self.id, self._report, "t" if anew else "f", self.home.place):
+        if self._ask(statement, self.id, report, "t" if anew else "f", self.home.place):
             self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
 
     def _ask(self, statement: str, *parameters: Any) -> Any:

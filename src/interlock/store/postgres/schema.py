@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from interlock.store.postgres.connection import ELSEWHERE, FENCED, translated
+from interlock.store.postgres.connection import FENCED, translated
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -89,27 +89,12 @@ BEGIN
     RETURN EXISTS (SELECT 1 FROM instance WHERE id = instance_id);
 END $$
 """  # noqa: S608 - constants
-# Refuses as long as a process of another data directory lives: each directory has its own resource locks
-# (`locks.board`), so calls of two of them could change one resource at the same time.
-_ALONE = f"""
-CREATE FUNCTION interlock_alone(directory text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE now bigint;
-BEGIN
-    PERFORM pg_advisory_xact_lock({_LOCK + 2}, hashtext(current_schema()));
-    now := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
-    IF EXISTS (SELECT 1 FROM instance WHERE place <> directory AND until_ms >= now) THEN
-        RAISE EXCEPTION 'another data directory uses this store' USING ERRCODE = '{ELSEWHERE}';
-    END IF;
-    DELETE FROM instance WHERE place <> directory;  -- they may not write again, should they still be there
-END $$
-"""  # noqa: S608 - constants
 _RENEW = f"""
 CREATE FUNCTION interlock_renew(instance_id text, told bytea, anew boolean, directory text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE until bigint := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint + {LEASE_MS};
 BEGIN
     IF anew THEN
-        PERFORM interlock_alone(directory);
         INSERT INTO instance (id, until_ms, report, place) VALUES (instance_id, until, told, directory);
     ELSE
         UPDATE instance SET until_ms = until, report = told WHERE id = instance_id;
@@ -198,7 +183,7 @@ TRIGGERS = {
 }
 SOURCES = {
     text.split("FUNCTION ", 1)[1].split("(", 1)[0]: text.split("$$")[1]
-    for text in (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _BOARD, _NEVER, _KEEPS)
+    for text in (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS)
 }
 
 
@@ -245,7 +230,7 @@ def _statements() -> Iterator[str]:
         for index in sorted(table.indexes, key=lambda one: str(one.name)):
             yield str(CreateIndex(index).compile(dialect=dialect))
     yield from _OWN_TABLES
-    yield from (_BEGIN, _OUTCOME, _ALIVE, _ALONE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)
+    yield from (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)
     yield from _TRIGGERS
 
 

@@ -1,0 +1,276 @@
+"""Three servers with data directories of their own on one PostgreSQL store: nothing is weaker than on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psycopg
+import pytest
+
+from interlock import Interlock
+from interlock.registry import quarantine
+from tests import warm
+from tests.cli.conftest import Cli
+from tests.support.postgres import Server
+from tests.thorough import THOROUGH
+
+KEYS = 1000 if THOROUGH else 100
+PATIENCE_S = 120.0
+NODES = 3
+PAID = 10
+NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
+
+TOOLS = '''
+import asyncio
+import os
+from functools import partial
+from typing import Annotated
+
+from interlock import Context, Effect, Field, Preview, tool
+
+PLACE = {place!r}
+write = partial(tool, version="1.0.0", mutation_class="write_reversible", namespace="nodes")
+Name = Annotated[str, Field(description="a name", examples=["a"])]
+
+
+def note(file: str, line: str) -> None:
+    """Add a line to a file that all nodes share, in one write."""
+    descriptor = os.open(os.path.join(PLACE, file), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, (line + "\\n").encode())
+    os.close(descriptor)
+
+
+@write(effects=[Effect("entry:{{name}}", "CREATE")])
+async def post(name: Name) -> str:
+    """Make an entry."""
+    note("entries", name)
+    return name
+
+
+@write(effects=[Effect("account:cash", "UPDATE")])
+async def inside(name: Name) -> str:
+    """Be alone with the account for a moment."""
+    marker = os.path.join(PLACE, "inside")
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        note("met", name)
+        return name
+    await asyncio.sleep(0.002)
+    os.unlink(marker)
+    note("entered", name)
+    return name
+
+
+@write(effects=[Effect("bill:{{name}}", "CREATE")], estimated_cost=1.0)
+async def pay(context: Context, name: Name) -> str:
+    """Spend one unit."""
+    context.cost(external_api=1.0)
+    note("paid", name)
+    return name
+
+
+@write(effects=[Effect("slow:{{name}}", "CREATE")], timeout_s=600)
+async def hang(name: Name) -> str:
+    """Make an entry and never return."""
+    note("hung", name)
+    await asyncio.sleep(3600)
+    return name
+
+
+for one in (post, inside, pay, hang):
+    one.preview(lambda name: Preview(impact="an entry"))
+    one.compensate(lambda name: None)
+'''
+
+
+class Node(NamedTuple):
+    """A server, and the command line on its data directory."""
+
+    cli: Cli
+    process: warm.Started
+    rest: str
+
+
+class Nodes:
+    """Servers on one store."""
+
+    def __init__(self, place: Path, address: str, running: list[Node], token: str) -> None:
+        self.place = place
+        self.address = address
+        self.running = running
+        self.token = token
+
+    def lines(self, file: str) -> list[str]:
+        path = self.place / file
+        return path.read_text().splitlines() if path.exists() else []
+
+    async def call(self, client: httpx.AsyncClient, node: Node, tool: str, name: str, key: str, token: str = "") -> Any:
+        """Call a tool at one node. Returns its status and its answer."""
+        sent = {"tool_id": f"nodes.{tool}", "parameters": {"name": name}, "idempotency_key": key}
+        headers = {"authorization": f"Bearer {token or self.token}"}
+        answer = await client.post(f"{node.rest}/tools/invoke", json=sent, headers=headers)
+        return answer.status_code, answer.json()
+
+
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=60))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory, postgres_server: Server) -> Generator[Nodes]:
+    place = tmp_path_factory.mktemp("nodes")
+    address = postgres_server.new_schema()
+    (place / "node_tools.py").write_text(TOOLS.format(place=str(place)))
+    settings = f'[[budgets]]\nper = "tenant"\nlimit = {PAID}\ntools = "nodes.pay"\n'
+    clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(NODES)]
+    first = clis[0]
+    first.home.mkdir(parents=True)
+    (first.home / "settings.toml").write_text(settings)
+    added = first("tools", "add", str(place / "node_tools.py"))
+    assert added.code == 0, added.err
+    issued = first("token", "issue", "--agent", "tester", "--tool", "nodes.*", "--ttl", "1h")
+    assert issued.code == 0, issued.err
+    for other in clis[1:]:
+        shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
+    with ExitStack() as stack:
+        started = [stack.enter_context(_started(cli)) for cli in clis]
+        yield Nodes(place, address, started, issued.out.strip())
+
+
+@contextmanager
+def _started(cli: Cli) -> Generator[Node]:
+    words = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
+    with warm.start(words, cli.environment, cli.path) as process:
+        said = ""
+        while not said.endswith("}\n"):
+            line = process.stdout.readline().decode()
+            assert line, process.communicate()[1].decode()
+            said += line
+        yield Node(cli, process, json.loads(said)["rest"])
+
+
+async def until(reached: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for something that another process does, and print how long it took."""
+    began = time.monotonic()
+    while not await reached():
+        assert time.monotonic() - began < PATIENCE_S, what
+        await asyncio.sleep(0.02)
+    print(f"{what}: {time.monotonic() - began:.2f} s")
+
+
+async def test_a_key_that_all_nodes_get_at_once_has_one_effect(nodes: Nodes) -> None:
+    async with client() as web:
+        names = [f"key-{number}" for number in range(KEYS)]
+        calls = [nodes.call(web, node, "post", name, name) for name in names for node in nodes.running]
+        answers = await asyncio.gather(*calls)
+    assert Counter(status for status, _ in answers) == {200: KEYS * NODES}
+    assert Counter(nodes.lines("entries")) == Counter(names)
+
+
+@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+async def test_calls_of_several_nodes_are_never_inside_together(nodes: Nodes) -> None:
+    count = 30 if THOROUGH else 10
+    async with client() as web:
+        names = [f"{number}-{at}" for number in range(count) for at in range(NODES)]
+        calls = [nodes.call(web, nodes.running[int(name[-1])], "inside", name, name) for name in names]
+        answers = await asyncio.gather(*calls)
+    assert nodes.lines("met") == []
+    # One that waited too long for its turn was refused, and did nothing.
+    assert len(nodes.lines("entered")) == sum(status == 200 for status, _ in answers) > 0
+
+
+async def test_a_budget_is_not_overshot_by_all_nodes_together(nodes: Nodes) -> None:
+    async with client() as web:
+        names = [f"{number}-{at}" for number in range(PAID) for at in range(NODES)]
+        calls = [nodes.call(web, nodes.running[int(name[-1])], "pay", name, name) for name in names]
+        answers = await asyncio.gather(*calls)
+    paid = [status for status, _ in answers if status == 200]
+    assert 0 < len(paid) <= PAID
+    assert len(nodes.lines("paid")) == len(paid)
+
+
+async def test_a_revoked_token_is_refused_by_every_node(nodes: Nodes) -> None:
+    first = nodes.running[0].cli
+    token = first("token", "issue", "--agent", "leaver", "--tool", "nodes.*", "--ttl", "1h").out.strip()
+    async with client() as web:
+        for node in nodes.running:
+            assert (await nodes.call(web, node, "post", "before", "before", token))[0] == 200
+        assert (await asyncio.to_thread(first, "token", "revoke", token, "--reason", "it left")).code == 0
+        for number, node in enumerate(nodes.running):
+
+            async def refused(node: Node = node) -> bool:
+                return (await nodes.call(web, node, "post", "before", "before", token))[0] == 401
+
+            await until(refused, f"the revocation at node {number}")
+
+
+async def test_a_tool_in_quarantine_is_refused_by_every_node(nodes: Nodes, tmp_path: Path) -> None:
+    shutil.copytree(nodes.running[0].cli.home, tmp_path / "home", ignore=NOT_COPIED)
+    async with Interlock.open(tmp_path / "home", store=nodes.address, housekeeping=False) as fourth, client() as web:
+        (version,) = (await fourth.catalog.versions("nodes.post")).values()
+        await fourth.journal.commit(quarantine.impose(version.row.digest, "nodes.post@1.0.0", "", "a test"))
+        for number, node in enumerate(nodes.running):
+
+            async def refused(node: Node = node) -> bool:
+                return (await nodes.call(web, node, "post", "before", f"q-{secrets.token_hex(8)}"))[0] != 200
+
+            await until(refused, f"the quarantine at node {number}")
+        await fourth.lift_quarantine("nodes.post@1.0.0", reason="a test")
+        for number, node in enumerate(nodes.running):
+
+            async def allowed(node: Node = node) -> bool:
+                return (await nodes.call(web, node, "post", "after", f"q-{secrets.token_hex(8)}"))[0] == 200
+
+            await until(allowed, f"the end of the quarantine at node {number}")
+
+
+async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nodes) -> None:
+    """The last test: one node less."""
+    first, last = nodes.running[0], nodes.running[-1]
+    names = [f"killed-{number}" for number in range(30)]
+    async with client() as web:
+        hanging = asyncio.ensure_future(nodes.call(web, last, "hang", "killed", "killed"))
+
+        async def hung() -> bool:
+            return nodes.lines("hung") == ["killed"]
+
+        await until(hung, "a call that hangs")
+        posts = [asyncio.ensure_future(nodes.call(web, last, "post", name, name)) for name in names]
+        await asyncio.wait(posts, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(last.process.pid, signal.SIGKILL)
+        ended = await asyncio.gather(hanging, *posts, return_exceptions=True)
+        assert isinstance(ended[0], httpx.HTTPError)
+        acknowledged = [name for name, one in zip(names, ended[1:], strict=True) if not isinstance(one, BaseException)]
+        with closing(psycopg.connect(nodes.address, autocommit=True)) as connection:  # 15 seconds later
+            connection.execute(
+                "UPDATE instance SET until_ms = 1 WHERE position(%s IN convert_from(report, 'UTF8')) > 0",
+                (f'"{last.cli.home}"',),
+            )
+
+        async def reported() -> bool:
+            unknown = await asyncio.to_thread(first.cli.ask, "calls", "reconcile")
+            return "nodes.hang" in json.dumps(unknown)
+
+        await until(reported, "the calls of the node that was killed")
+        again = await asyncio.gather(*(nodes.call(web, first, "post", name, name) for name in names))
+    made = Counter(nodes.lines("entries"))
+    assert all(made[name] == 1 for name in acknowledged)
+    assert all(made[name] <= 1 for name in names)
+    # What was not refused as unknown was replayed or is made now, once.
+    assert all(made[name] == 1 for name, (status, _) in zip(names, again, strict=True) if status == 200)
+    for node in nodes.running:
+        verified = await asyncio.to_thread(node.cli, "audit", "verify")
+        assert verified.code == 0, verified.out + verified.err

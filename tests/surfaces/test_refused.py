@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import orjson
@@ -14,7 +15,7 @@ from tests.support.calls import records
 from tests.support.wires import wired
 
 
-@pytest.mark.part_of("LIFE-02", rest="that the input of a tool which is not loaded is parsed before it is refused")
+@pytest.mark.proves("LIFE-02")
 @pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
 @pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
 async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(home: Path, modern: bool) -> None:
@@ -36,4 +37,27 @@ async def test_a_call_of_a_deferred_tool_is_one_result_one_record_and_one_event(
         ends = [one for one in heard if one.type == "tool.result.created"]
         assert [one.invocation_id for one in ends] == [closed["call"]]
         assert "tool.invocation.started" not in {one.type for one in heard if one.invocation_id != closed["call"]}
+        assert hooked == []
+
+
+@pytest.mark.proves("LIFE-02")
+async def test_the_input_of_a_deferred_tool_is_parsed_before_it_is_refused(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, surface="search", surface_doors=("mcp", "rest")) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        hooked: list[str] = []
+        lock.hook(Hook(id="seen", when="pre", tools="*", run=lambda call: hooked.append(str(call))))
+        async with wired(lock) as wires:
+            caller = await wires.service.surfaces.attach(lock.caller, "mcp")
+            for arguments, code, state in (
+                ({"a": float("nan")}, "E3004", "schema_parse_failed"),
+                ({"a": "\ud800"}, "E3004", "schema_parse_failed"),
+                ({"a": "many"}, "E3107", "blocked"),
+            ):
+                result = await lock.call("demo.add", arguments, caller=caller)
+                assert (result.error and result.error.code, result.state) == (code, state)
+                (closed,) = records(lock, result.invocation_id)
+                assert closed["states"][-1] == state
+                assert "selected" not in closed["states"]
+            assert closed["inputHash"] == hashlib.sha256(b'{"a":"many"}').hexdigest()
         assert hooked == []

@@ -238,7 +238,7 @@ async def test_an_upstream_that_does_not_answer_is_not_asked_until_it_does(tmp_p
         assert (await upstreams.get("far")).discovered_ms == since
 
 
-@pytest.mark.part_of("REG-12", rest="a tool whose schema changed; a cached result of a tool that was removed")
+@pytest.mark.supports("REG-12")
 async def test_a_reader_sees_the_old_set_or_the_new_one(tmp_path: Path) -> None:
     server = Scripted()
     old = [definition(f"old_{n}") for n in range(50)]

@@ -203,7 +203,7 @@ async def test_a_server_that_ends_at_the_first_unknown_word_is_greeted_the_old_w
         assert len((await one.discover()).tools) == 6
 
 
-@pytest.mark.part_of("REG-12", rest="a tool whose schema changed; a cached result of a tool that was removed")
+@pytest.mark.supports("REG-12")
 @ERAS
 async def test_a_change_of_the_list_is_announced_and_then_found(era: tuple[str, ...]) -> None:
     changes = Changes()

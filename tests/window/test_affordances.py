@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from bench.search import choice_table
 from interlock import Failure, Field, Interlock, demo_tools, tool
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
@@ -49,10 +50,7 @@ def fitted(names: list[str], utilities: dict[str, float], budget: int, count: Co
 items = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 60)), max_size=20)
 
 
-@pytest.mark.part_of(
-    "SURF-06",
-    rest="that affordances use it; the order by utility per token; the 10 ms (bench)",
-)
+@pytest.mark.proves("SURF-06")
 @given(items, st.integers(0, 200))
 def test_the_greedy_choice_fits_and_is_at_least_half_as_useful_as_the_best_one(
     given_items: list[tuple[float, int]], capacity: int
@@ -76,6 +74,38 @@ def test_the_exact_solver_of_the_property_agrees_with_trying_every_choice() -> N
     assert sum(few[place][0] for place in knapsack(few, 10)) >= best / 2
     # A small item that is worth more per token does not keep out a large one that is worth far more.
     assert knapsack([(2.0, 1), (100.0, 100)], 100) == [1]
+
+
+@pytest.mark.proves("SURF-06")
+def test_schemas_are_taken_by_utility_per_token() -> None:
+    # Each has the highest utility per token of those that are left, until one does not fit.
+    assert knapsack([(6.0, 6), (3.0, 1), (8.0, 4), (1.0, 4)], 5) == [1, 2]
+    assert knapsack([(1.0, 1), (1.0, 2), (1.0, 3), (1.0, 4)], 6) == [0, 1, 2]
+
+
+@pytest.mark.proves("SURF-06")
+@given(st.data())
+def test_affordances_load_what_the_knapsack_chooses(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=12))
+    names.sort(key=NAMES.index)
+    utilities = {name: data.draw(st.floats(0.1, 10)) for name in names}
+    budget = data.draw(st.integers(200, 6000))
+    found = fitted(names, utilities, budget)
+    ranked = sorted(names, key=lambda name: -utilities[name])
+    offers = [offer(name, "1.0.0", CATALOG[name], estimate) for name in ranked]
+    room = budget - fitted(names, {}, budget).tokens
+    chosen = knapsack([(utilities[one.id], one.schema_tokens) for one in offers], room)
+    wanted = {offers[place].id for place in chosen}
+    assert {one["name"] for one in found.loaded} == wanted
+
+
+@pytest.mark.proves("SURF-06")
+def test_the_bench_measures_the_choice_among_500_against_10_ms() -> None:
+    table = choice_table(rounds=20)
+    (row,) = table.rows
+    assert row[0] == "500 tools"
+    assert row[3] == "10"
+    assert float(row[2]) > 0
 
 
 def doubling(text: str) -> int:

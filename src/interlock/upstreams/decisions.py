@@ -56,7 +56,8 @@ async def judge(
 ) -> Sequence[Offered]:
     """Decide on each definition: a first version, a next one, or unchanged. They are read apart from the loop."""
     overlay = parse_overlay(known.overlay)
-    if faults := overlay.faults(one.name for one in discovered.tools):
+    # What was offered before may be gone by now. That must not keep the change from being read.
+    if faults := overlay.faults((*(one.name for one in discovered.tools), *page.tools)):
         listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
         raise Failure("E3105", f"overlay refused: {listing}")
     offered = await DEFINITIONS.run(_imported, known, discovered, page, overlay)

@@ -7,6 +7,10 @@
 INVARIANT: a block contains exactly two `<`, those of its own delimiters. Every other one is escaped, in the content and
 in the attributes, as are characters that are invisible, change direction or control a terminal. So content can neither
 close its block nor open another, whatever it says; `read_blocks` gives back exactly what went in.
+
+Text that looks like the frame of a conversation (`[INST]`, `System:` at the start of a line) or like an order to drop
+instructions is escaped at its first character, so it cannot be taken for the template of a chat. What cannot be
+recognised by its form stays as it is: a model must treat all content of a block as data.
 """
 
 from __future__ import annotations
@@ -21,6 +25,20 @@ _SPECIAL = re.compile(
     "[<>&＜＞﹤﹥\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
+_ROLES: Final = "(?:system|assistant|human|user|developer|tool)(?: message| prompt)?"
+_ORDERS: Final = "(?:ignore|disregard|forget|override)"
+# The first character of text that looks like an instruction, and the characters above.
+_SUSPECT = re.compile(
+    f"{_SPECIAL.pattern}"
+    r"|\[(?=/?(?:INST|SYS|SYSTEM)\])"
+    rf"|(?<![^\n])(?={_ROLES}\s{{0,9}}:)\w"
+    r"|(?<![^\n])#(?=#{0,5} {0,9}(?:system|assistant|human|user|instructions?|response)\b)"
+    rf"|\b(?={_ORDERS}(?:\s{{1,9}}\w{{1,12}}){{0,4}}?\s{{1,9}}(?:instructions?|prompts?|rules|messages)\b)\w",
+    re.IGNORECASE,
+)
+# Without one of these there is no such text. That is found out much faster.
+_SIGN = re.compile(rf"^(?:#|{_ROLES}\s{{0,9}}:)", re.IGNORECASE | re.MULTILINE)
+_SIGNS: Final = ("ignore", "disregard", "forget", "override", "[inst", "[/inst", "[sys", "[/sys")
 _IN_ATTRIBUTE = re.compile(f'{_SPECIAL.pattern[:-1]}"\t\n]')
 _NAMES: Final = {"<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;"}
 _VALUES: Final = {name: character for character, name in _NAMES.items()}
@@ -45,7 +63,13 @@ class Block:
         attributes = "".join(
             f' {one.name}="{_IN_ATTRIBUTE.sub(_escaped, getattr(self, one.name))}"' for one in fields(self)[:-1]
         )
-        return f"<tool_result{attributes}>\n{_SPECIAL.sub(_escaped, self.content)}\n</tool_result>\n"
+        return f"<tool_result{attributes}>\n{_inert(self.content)}\n</tool_result>\n"
+
+
+def _inert(content: str) -> str:
+    lowered = content.lower()
+    suspect = any(sign in lowered for sign in _SIGNS) or _SIGN.search(content) is not None
+    return (_SUSPECT if suspect else _SPECIAL).sub(_escaped, content)
 
 
 def read_blocks(text: str) -> Iterator[Block]:

@@ -30,6 +30,7 @@ FOR_SQLITE = {
     "administration.py": "gives pages back to the disk, and deletes what retention removes",
     "backup.py": "copies the file",
     "connection.py": "the driver",
+    "copying.py": "writes the rows of a copy into a file",
     "expressions.py": "expressions that databases write in different ways",
     "home.py": "opens the file and brings it to the current schema",
     "journal.py": "the queue of the writer, and short reads",

@@ -21,7 +21,10 @@ from interlock.audit.chain import Verdict, verify
 from interlock.core.errors import Failure
 from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
+from interlock.store.copying import Contents, filled
 from interlock.store.home import Home
+from interlock.store.inspection import opened
+from interlock.store.last_head import ends
 
 if TYPE_CHECKING:
     from interlock.store.port import Reader, Transaction
@@ -58,6 +61,38 @@ def copy_verified(
             advice = "see more with interlock audit verify; keep what is there as evidence, with cp -a"
             raise Failure("E3804", words, resolution=advice)
     return copy, verdict
+
+
+def copy_store(
+    source: Home, target: Home, rows: Progress | None = None, records: Callable[[int], None] | None = None
+) -> tuple[Contents, Verdict]:
+    """Copy a store into an empty database, compare both and verify the copy, which cannot be opened before that.
+
+    Refuses (E3804) where processes use the store, before or meanwhile.
+    """
+    _refuse_used(source)
+    before = _head(source)
+    with filled(source, target, rows) as (unfinished, contents_):
+        verdict = verify(unfinished, progress=records)
+        if not verdict.intact:
+            words = f"the copy does not verify, and is not used: {verdict.faults[0].what}"
+            raise Failure("E3804", words, resolution="see whether the store itself does: interlock audit verify")
+        _refuse_used(source)
+        if _head(source) != before:
+            words = "the store was written to while it was copied; the copy is not used"
+            raise Failure("E3804", words, resolution="stop what uses it, then run this again")
+    return contents_, verdict
+
+
+def _refuse_used(home: Home) -> None:
+    if (count := home.alive()) > 0:
+        words = "1 process uses this store" if count == 1 else f"{count} processes use this store"
+        raise Failure("E3804", words, resolution="stop them, so that nothing is written meanwhile, then run this again")
+
+
+def _head(home: Home) -> tuple[int, bytes]:
+    with opened(home) as reader:
+        return ends(reader, None).head
 
 
 def due(transaction: Transaction, every_ms: int) -> bool:

@@ -98,6 +98,7 @@ def _print_envelope(words: str) -> None:
         "backup": "backup:backup",
         "restore": "backup:restore",
         "migrate": "migrate:migrate",
+        "store": "store:store",
         "health": "health:health",
         "doctor": "doctor:doctor",
     },

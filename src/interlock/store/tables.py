@@ -6,6 +6,9 @@ import sqlalchemy as sa
 
 metadata = sa.MetaData()
 
+# Columns of texts that hold sealed values. SQLite stores in any column what it is given; elsewhere they are binary.
+SEALED = frozenset({("session", "state"), ("ticket", "params"), ("ticket", "preview"), ("ticket", "changed")})
+
 # The append-only, hash-chained ledger. `kind` and `call` repeat what the body says so that they can be looked up; the
 # verifier checks that they agree.
 journal = sa.Table(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -165,6 +165,16 @@ class Connection(Rows):
                 cursor.itersize = _ROWS_AT_ONCE
                 cursor.execute(statement, parameters or None)
                 yield from cursor
+        except psycopg.Error as error:
+            raise translated(error) from None
+
+    def copy_in(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Insert many rows, in the transaction that is open."""
+        names = ", ".join(f'"{name}"' for name in columns)
+        try:
+            with self._driver.cursor() as cursor, cursor.copy(f'COPY "{table}" ({names}) FROM STDIN'.encode()) as copy:
+                for row in rows:
+                    copy.write_row(row)
         except psycopg.Error as error:
             raise translated(error) from None
 

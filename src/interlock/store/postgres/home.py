@@ -118,6 +118,10 @@ class PostgresHome(Home):
         # It has the methods of the other that the store uses.
         return cast("sqlite.Connection", Connection(address, reading=reading, text_as_bytes=text_as_bytes))
 
+    def administrator(self) -> Connection:
+        """A connection of the owner of the tables, who may change the schema and remove what is past its term."""
+        return Connection(self._admin_address)
+
     def is_ours(self, connection: Reader) -> bool:
         return connection.one(schema.HAS_SCHEMA) is not None
 
@@ -187,6 +191,9 @@ class PostgresHome(Home):
     def _migrate(self) -> None:
         with closing(self._connect(self.address)) as connection:
             there = connection.one(schema.HAS_SCHEMA) is not None
+            if connection.one(schema.UNFINISHED) is not None:
+                advice = "run interlock store copy again: it begins anew"
+                raise Failure("E3804", "the copy into this store was not finished", resolution=advice)
             if there and is_known(connection):
                 return
         if there:
@@ -194,13 +201,13 @@ class PostgresHome(Home):
 
             migration.up(self)
             return
-        with closing(Connection(self._admin_address)) as admin:
-            schema.make(admin, self._role())
+        with closing(self.administrator()) as admin:
+            schema.make(admin, self.role())
 
     @contextmanager
     def changing_schema(self) -> Generator[Any]:
         try:
-            with schema.changing(self._admin_address, self._role()) as connection:
+            with schema.changing(self._admin_address, self.role()) as connection:
                 yield connection
         except StoreError as error:
             raise store_failure(error) from None
@@ -209,7 +216,7 @@ class PostgresHome(Home):
         heads = [orjson.loads(report or b"{}").get("schema", "") for _, report in self._living()]
         refuse_running(sum(not oldest <= head <= target for head in heads), schema, target)
 
-    def _role(self) -> str | None:
+    def role(self) -> str | None:
         """The role of processes, where it is not that of the owner of the tables."""
         if self._admin_address == self.address:
             return None

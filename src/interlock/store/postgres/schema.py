@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
     from interlock.store.postgres.connection import Connection
 
-# Columns of texts that hold sealed values. SQLite stores in any column what it is given.
-_SEALED = {("session", "state"), ("ticket", "params"), ("ticket", "preview"), ("ticket", "changed")}
 HAS_SCHEMA = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'alembic_version'"
 LEDGER = ("journal", "anchor", "segment")
+# A table that is there as long as a copy into this schema is not finished.
+UNFINISHED_TABLE = "unfinished_copy"
+UNFINISHED = f"SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = '{UNFINISHED_TABLE}'"  # noqa: S608
 
 _FUNCTIONS = (
     """CREATE FUNCTION instr(bytea, bytea) RETURNS integer IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql
@@ -238,9 +239,11 @@ def _adapted(table: Table) -> Any:
     """A table with the types that its columns have on PostgreSQL."""
     import sqlalchemy as sa
 
+    from interlock.store.tables import SEALED
+
     copy = table.to_metadata(sa.MetaData())
     for column in copy.columns:
-        if (table.name, column.name) in _SEALED:
+        if (table.name, column.name) in SEALED:
             column.type = sa.LargeBinary()
         elif isinstance(column.type, sa.Integer) and column.autoincrement is not True:
             column.type = sa.BigInteger()
@@ -251,6 +254,24 @@ def _adapted(table: Table) -> Any:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def remove(connection: Connection) -> None:
+    """Remove everything that `create` has made, in the transaction that is open."""
+    words = [statement.split() for statement in _statements()]
+    tables = [each[2].strip("(") for each in words if each[:2] == ["CREATE", "TABLE"]]
+    for table in (*tables, UNFINISHED_TABLE):
+        connection.execute(f'DROP TABLE IF EXISTS "{table}" CASCADE')
+    functions = {each[2].partition("(")[0] for each in words if each[:2] == ["CREATE", "FUNCTION"]}
+    for name, function in connection.all(_FUNCTIONS_THERE):
+        if name in functions:
+            connection.execute(f"DROP FUNCTION {function} CASCADE")
+    connection.execute("DROP DOMAIN IF EXISTS blob CASCADE")
+
+
+_FUNCTIONS_THERE = """
+SELECT proname::text, oid::regprocedure::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+"""
 
 
 def make(connection: Connection, role: str | None) -> None:

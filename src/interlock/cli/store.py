@@ -1,0 +1,74 @@
+"""`interlock store`: the database of the home, moved from a file to PostgreSQL and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from interlock.cli.command import Output, refuse_token, without_home
+
+if TYPE_CHECKING:
+    from interlock.cli.render import Page
+
+_FILE = "file"
+
+
+@click.group()
+def store() -> None:
+    """The database of the home: a file, or a schema on a PostgreSQL server.
+
+    \b
+    interlock store copy --to postgresql://interlock@db.example.com/interlock
+    """
+
+
+@store.command()
+@click.option(
+    "--to", "address", required=True, metavar="ADDRESS", help="postgresql://…, or `file` for one in the home."
+)
+@click.option("--admin", metavar="ADDRESS", help="The same store for the owner of its tables, as in store_admin.")
+@without_home
+def copy(out: Output, /, *, address: str, admin: str | None) -> int:
+    """Copy the store to ADDRESS, compare both row by row, and verify the copy. Stop every process of the home first.
+
+    Keys, anchors, policy and settings stay in the home and serve both. The store that was copied stays as it is. To use
+    the copy, change the setting `store` and start the servers again; what is written to the old store until then is not
+    in the copy, which is refused then.
+
+    A copy that was not finished is not opened. Run the command again: it begins anew.
+
+    \b
+    interlock store copy --to postgresql://interlock@db.example.com/interlock
+    interlock store copy --to file
+    """
+    from interlock.audit.backups import copy_store
+    from interlock.store.homes import home_at
+
+    refuse_token("copying the store")
+    to_file = address == _FILE
+    if not to_file and not address.startswith(("postgresql://", "postgres://")):
+        raise click.UsageError("--to is an address that begins with postgresql://, or `file`")
+    source = home_at(out.session.path)
+    target = home_at(out.session.path, "" if to_file else address, admin or "")
+
+    def rows(done: int, total: int) -> None:
+        out.progress(f"copying: {100 * done // max(total, 1)} %")
+
+    try:
+        contents, verdict = copy_store(source, target, rows, lambda done: out.progress(f"verifying: {done:,} records"))
+    finally:
+        out.progress("")
+    total = sum(number for number, _ in contents.values())
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD, Text
+
+        told = f" {total:,} rows of {len(contents)} tables copied and compared · {verdict.records:,} records · "
+        page.line(GOOD, told, Text("intact", "bold green"))
+        change = "remove the setting store" if to_file else "set store to that address"
+        page.facts([("next", f"{change}, in settings.toml or INTERLOCK_STORE, then interlock doctor")])
+
+    tables = {name: {"rows": number, "digest": digest} for name, (number, digest) in contents.items()}
+    out.answer({"home": str(out.session.path), "tables": tables, "verdict": verdict.document()}, show)
+    return 0

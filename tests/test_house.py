@@ -15,10 +15,11 @@ ODD_WORDS = (
 )  # fmt: skip
 # Modules above `store` that read the store synchronously, how often, and why. A number here may only fall.
 SYNCHRONOUS = {
-    "interlock.gateway.persistence.storage": (
-        4,
-        "the code of a tool reads the state of its session without await; the other reads are still to be converted",
+    "interlock.gateway.persistence.sessions": (
+        1,
+        "the code of a tool reads the state of its session without await; that of a write is read before it runs",
     ),
+    "interlock.gateway.persistence.storage": (1, "the session that recorded changes replay to, for auditors"),
 }
 
 

@@ -94,7 +94,7 @@ class CallRecords:
         E3702 if the call is not on record. Values are as they were, private ones too: callers redact them.
         """
         parts = self._parts
-        stored = parts.gateway.storage.inputs.find(call_id)
+        stored = await parts.gateway.storage.inputs.find(call_id)
         if stored is not None:
             return lambda: inputs.read(stored())
         closed = await self._closed(call_id)

@@ -25,15 +25,15 @@ def evidence(told: Sequence[Json]) -> Json:
     return {"invocation": invocation_of(told), "permission_decisions": decisions_of(told)}
 
 
-def persistence_of(facts: Json, payloads: PayloadStore) -> Json | None:
+async def persistence_of(facts: Json, payloads: PayloadStore) -> Json | None:
     """The state of the payload of a call that succeeded, with the reason if it was removed."""
     if facts.get("status") != "SUCCESS":
         return None
     decided: Json = facts.get("persistence") or {"decision": "inline"}
     ref = decided.get("ref")
-    if ref is None or payloads.has(ref):
+    if ref is None or await payloads.has(ref):
         return decided
-    return {**decided, "decision": "link", "reason": payloads.why_gone(ref)}
+    return {**decided, "decision": "link", "reason": await payloads.why_gone(ref)}
 
 
 async def inputs_for_auditors(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:

@@ -185,7 +185,7 @@ class Calls:
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
-            "persistence": persistence_of(facts, self._parts.gateway.storage.payloads),
+            "persistence": await persistence_of(facts, self._parts.gateway.storage.payloads),
             **evidence(told),
         }
 

@@ -199,6 +199,7 @@ class Locks:
         self._tickets: dict[Held, None] = {}
         self._calls: dict[str, Held] = {}
         board = home.lock_board(instance)
+        self._near = board.near
         self._sharing = (Sharing if board.near else RemoteSharing)(board, self._tickets)
 
     async def hold(
@@ -218,7 +219,8 @@ class Locks:
                 reaches[where] = mode == "write"
         ticket = Held(self, call, above, reaches)
         self._queue(ticket, requests)
-        if ticket.granted and self._sharing.decides:
+        sharing = self._sharing
+        if ticket.granted and sharing.alone and (self._near or sharing.decides):
             ticket.held = True
             return ticket
         try:
@@ -304,7 +306,8 @@ class Locks:
                 other.granted = True
                 if other.waiter is not None and not other.waiter.done():
                     other.waiter.set_result(None)
-        self._sharing.dropped(ticket)
+        if ticket.number is not None or not self._near:
+            self._sharing.dropped(ticket)
 
     # Between processes
 

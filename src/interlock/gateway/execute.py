@@ -87,7 +87,10 @@ class Execution:
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         wanted = wanted and (tool.writes or self._runner.uses_context(tool))
-        context = self._contexts.make(granted) if wanted else None
+        context = None
+        if wanted:
+            contexts = self._contexts
+            context = contexts.make(granted) if contexts.near else await contexts.prepare(granted)
         call.move("running")
         if self._observer.audience:
             self._observer.emit("tool.invocation.started", call)

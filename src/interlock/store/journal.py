@@ -114,8 +114,8 @@ class Journal:
         max_stale_s: float = MAX_STALE_S,
     ) -> None:
         self._home = home
-        # Whether the loop may wait for a commit.
-        self._near = home.near
+        # Whether the loop may wait for a commit or a short read.
+        self.near = home.near
         self.writer = Writer(home, clock=clock, signer=signer)
         self._reader = _Reader(home)
         # For repositories that only read. Short reads only: they run where they are called.
@@ -220,7 +220,7 @@ class Journal:
             return
         self._idle.clear()
         alone = not self._company and not self._on_the_spot
-        if alone and self._near and waiting.future is not None and not callable(waiting.work):
+        if alone and self.near and waiting.future is not None and not callable(waiting.work):
             self._on_the_spot.append(waiting)
             self._loop.call_soon(self._on_the_spot.clear)
             self._flush()
@@ -244,7 +244,7 @@ class Journal:
             return
         self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
         self._usual = max(len(batch), self._usual - self._usual // 8)
-        alone = len(batch) == 1 and self._near and not batch[0].large
+        alone = len(batch) == 1 and self.near and not batch[0].large
         if alone and self.writer.commit_s < INLINE_BELOW_S and self._commit_inline(batch):
             return
         self._committing = True
@@ -331,7 +331,7 @@ class Journal:
     @property
     def leaves_pages(self) -> bool:
         """Whether what is removed leaves empty pages in a file, which can be given back to the disk."""
-        return self._near
+        return self.near
 
     def anchor(self) -> None:
         """Sign and anchor the head now."""
@@ -341,7 +341,7 @@ class Journal:
 
     async def read(self, work: Callable[[Reader], T]) -> T:
         """What a function finds that only reads. From a file it reads on the event loop, so it must be short."""
-        return work(self.reader) if self._near else await DISK.run(work, self.reader)
+        return work(self.reader) if self.near else await DISK.run(work, self.reader)
 
     async def close(self) -> None:
         """Write what is queued, anchor the head, let go of the file. A second call waits for the same end."""

@@ -173,6 +173,11 @@ class Store(Protocol):
         ...
 
     @property
+    def near(self) -> bool:
+        """Whether a short read takes so little time that the event loop may wait for it."""
+        ...
+
+    @property
     def changes(self) -> Changes:
         """Feeds every cache of what the store holds."""
         ...

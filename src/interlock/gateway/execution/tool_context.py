@@ -46,18 +46,28 @@ class Contexts:
         self._progress = progress
         self._outputs = outputs
         self._sessions = sessions
+        # Whether `make` may be called on the event loop. Otherwise `prepare` is, where the caller can wait.
+        self.near = sessions.near
         self._checkpoints = checkpoints
         self._invoke = invoke
         self._running = running
 
-    def make(self, granted: Granted) -> Context:
-        """Return the context of a granted call."""
+    async def prepare(self, granted: Granted) -> Context:
+        """The same as `make`, for a store that the event loop must not wait for: a session that is needed is read."""
+        stored = None
+        if granted.tool.writes or not granted.tool.bound.is_async:
+            assert granted.request.caller is not None
+            stored = await self._sessions.read_far(granted.request.caller, granted.request.session)
+        return self.make(granted, stored)
+
+    def make(self, granted: Granted, stored: tuple[int, str] | None = None) -> Context:
+        """Return the context of a granted call. `stored` is its session, if it has been read."""
         call, request = granted, granted.request
         assert request.caller is not None
         # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
         now = granted.tool.writes or not granted.tool.bound.is_async
         read = partial(self._sessions.read, request.caller, request.session)
-        session = SessionState(None, *read()) if now else SessionState(read)
+        session = SessionState(None, *(stored or read())) if now else SessionState(read)
         caller, deadline = narrowed(granted), Deadline(at=granted.deadline)
         progress, part = self._progress, self._outputs.shown_part
         return Context(

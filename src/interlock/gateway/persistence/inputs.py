@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from interlock.call.phases import Call
 from interlock.core.threads import WALKS
@@ -16,7 +16,7 @@ from interlock.gateway.persistence.payloads import PayloadStore, insert, owner_o
 from interlock.gateway.persistence.pieces import Pieces, Sealed
 from interlock.settings import Settings
 from interlock.store import payloads
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import Reader, Store, Transaction
 from interlock.store.sealing import Box
 
 
@@ -32,8 +32,8 @@ class SentInputs(NamedTuple):
 class InputStore:
     """Stores and reads the inputs of calls."""
 
-    def __init__(self, reader: Reader, settings: Settings, box: Box, payloads: PayloadStore, pieces: Pieces) -> None:
-        self._reader = reader
+    def __init__(self, journal: Store, settings: Settings, box: Box, payloads: PayloadStore, pieces: Pieces) -> None:
+        self._journal = journal
         self._settings = settings
         self._box = box
         self._payloads = payloads
@@ -103,8 +103,12 @@ class InputStore:
         if sent is not None and sent.sealed is not None and sent.sealed.pieces:
             self._pieces.abandon(sent.ref)
 
-    def find(self, call: str) -> Callable[[], Json] | None:
+    async def find(self, call: str) -> Callable[[], Json] | None:
         """Return a function that decrypts the stored inputs of a call, on any thread; None if there are none."""
-        ref = payloads.inputs_of(self._reader, call)
-        body = None if ref is None else payloads.whole(self._reader, ref)
-        return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=cast("str", ref)))
+
+        def work(reader: Reader) -> tuple[str, bytes | None] | None:
+            ref = payloads.inputs_of(reader, call)
+            return None if ref is None else (ref, payloads.whole(reader, ref))
+
+        ref, body = await self._journal.read(work) or ("", None)
+        return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=ref))

@@ -15,7 +15,7 @@ from interlock.settings import Settings
 from interlock.store import idempotency as idempotency_rows
 from interlock.store import payloads
 from interlock.store.payloads import Payload
-from interlock.store.port import Reader, Transaction, Unit
+from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.sealing import Box
 
 _DAY_MS = 86_400_000
@@ -33,8 +33,8 @@ def owner_of(caller: Caller) -> str:
 class PayloadStore:
     """Stores and reads the payloads of calls, within the quotas."""
 
-    def __init__(self, reader: Reader, settings: Settings, box: Box, pieces: Pieces) -> None:
-        self._reader = reader
+    def __init__(self, journal: Store, settings: Settings, box: Box, pieces: Pieces) -> None:
+        self._journal = journal
         self._settings = settings
         self._box = box
         self._pieces = pieces
@@ -45,15 +45,15 @@ class PayloadStore:
         A payload in clear text is as long as its row says. Pieces are read one per turn of the event loop, and a large
         payload is decrypted in a thread.
         """
-        found = payloads.content(self._reader, ref)
+        found = await self._journal.read(lambda reader: payloads.content(reader, ref))
         if found is None or found.body is None or len(found.body) == found.size:
             return None if found is None else found.body
         parts = [found.body]
         for number in range(1, found.pieces + 1):
             await asyncio.sleep(0)
-            piece = payloads.piece(self._reader, ref, number)
+            piece = await self._journal.read(partial(payloads.piece, ref=ref, number=number))
             if piece is None:
-                if payloads.has_body(self._reader, ref):
+                if await self.has(ref):
                     raise Failure(
                         "E3604", f"a part of the payload `{ref}` is missing; restore the data directory from a backup"
                     )
@@ -66,9 +66,9 @@ class PayloadStore:
         sealed = parts[0] if len(parts) == 1 else b"".join(parts)
         return self._box.open(sealed, purpose="payload", about=ref)
 
-    def has(self, ref: str) -> bool:
+    async def has(self, ref: str) -> bool:
         """Whether anything is stored under a reference now."""
-        return payloads.has_body(self._reader, ref)
+        return await self._journal.read(lambda reader: payloads.has_body(reader, ref))
 
     def quotas(self, caller: Caller) -> tuple[tuple[str, int], ...]:
         """Return how many bytes may be stored for the caller, the tenant and the data directory."""
@@ -118,7 +118,7 @@ class PayloadStore:
         if size < _LARGE:
             return {}
         try:
-            self.check_room(self._reader, caller, size)
+            await self._journal.read(partial(self.check_room, caller=caller, size=size))
         except Failure:
             if strict:
                 raise
@@ -159,9 +159,9 @@ class PayloadStore:
             its_end_ms = _end_of_key(transaction, call) if ref == for_the_key else until_ms
             _insert_until(transaction, ref, call.id, owner, stored, len(body), its_end_ms, withheld)
 
-    def why_gone(self, ref: str) -> str:
+    async def why_gone(self, ref: str) -> str:
         """Return the reason why nothing is stored under a reference."""
-        reason = payloads.reason(self._reader, ref) or ""
+        reason = await self._journal.read(lambda reader: payloads.reason(reader, ref)) or ""
         return reason if reason.startswith(("withheld", "discarded")) else "the payload is no longer kept"
 
     def discard(self, call: str) -> Unit[None]:

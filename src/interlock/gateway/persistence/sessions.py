@@ -11,21 +11,26 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import sealed_digest
 from interlock.effects.session import SessionState
 from interlock.store import sessions
-from interlock.store.port import Reader, Transaction
+from interlock.store.port import Reader, Store, Transaction
 from interlock.store.sealing import Box
 
 
 class SessionStore:
     """Reads and writes the sessions of one data directory."""
 
-    def __init__(self, reader: Reader, box: Box) -> None:
-        self._reader = reader
+    def __init__(self, journal: Store, box: Box) -> None:
+        self._journal = journal
         self._box = box
+        self.near = journal.near
 
-    def read(self, caller: Caller, name: str) -> tuple[int, str]:
+    async def read_far(self, caller: Caller, name: str) -> tuple[int, str]:
+        """The same as `read`, from a store that the event loop must not wait for."""
+        return await self._journal.read(lambda reader: self.read(caller, name, reader))
+
+    def read(self, caller: Caller, name: str, reader: Reader | None = None) -> tuple[int, str]:
         """Return the version of a caller's session and its values as JSON."""
         row_id = _session_id(caller.tenant, caller.id, name)
-        row = sessions.find(self._reader, row_id)
+        row = sessions.find(self._journal.reader if reader is None else reader, row_id)
         if row is None:
             return 0, "{}"
         version, state = row

@@ -19,10 +19,10 @@ class CallStorage:
     """The stores of one data directory. `writer` is the id of this process."""
 
     def __init__(self, journal: Store, redaction: CallRedaction, settings: Settings, box: Box, writer: str) -> None:
-        self.sessions = SessionStore(journal.reader, box)
+        self.sessions = SessionStore(journal, box)
         self.pieces = Pieces(journal, box, writer)
-        self.payloads = PayloadStore(journal.reader, settings, box, self.pieces)
-        self.inputs = InputStore(journal.reader, settings, box, self.payloads, self.pieces)
+        self.payloads = PayloadStore(journal, settings, box, self.pieces)
+        self.inputs = InputStore(journal, settings, box, self.payloads, self.pieces)
         self.outcomes = OutcomeStore(box)
         self.changes = ChangeValues(journal.reader, settings, box)
         self.undo = UndoStore(journal, redaction, settings, box)

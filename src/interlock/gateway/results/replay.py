@@ -103,7 +103,7 @@ class Replays:
         outcome = self._storage.outcomes.open(found)
         decision, ref, size, reason = outcome["persistence"]
         if ref is not None and verified.value is None:
-            decision, reason = "link", self._storage.payloads.why_gone(ref)
+            decision, reason = "link", await self._storage.payloads.why_gone(ref)
         elif decision in ("inline", "redact"):
             ref = None  # the payload exists for the key alone
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}

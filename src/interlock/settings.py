@@ -455,7 +455,7 @@ class Settings(pydantic.BaseModel):
         "", max_length=200, description="the name of the stored credential that it receives as its bearer"
     )
     recommend_callers: int = pydantic.Field(
-        3, ge=1, le=1000, description="how many different callers must have used a tool for it to be recommended"
+        3, ge=1, le=1000, description="how many other callers must have used a tool for it to be recommended"
     )
     selection_dangers: Literal["deny", "ask"] = pydantic.Field(
         "deny",

@@ -284,6 +284,9 @@ def test_tools_that_enough_callers_used_together_are_recommended() -> None:
         return [(one.tool, one.callers) for one in recommend(calls, caller, tool=tool, **options)]
 
     assert named("dan", "a") == [("b", 3)]
+    # Those who ask are not among the three: what two others do stays unknown.
+    assert named("ann", "a") == []
+    assert named("ann", "a", least=2) == [("b", 2)]
     assert named("dan", "a", visible={"a"}) == []
     assert named("dan", "a", least=4) == []
     assert named("dan", peers={"ann": {"sales"}, "bob": {"sales"}, "cy": {"sales"}}) == [("a", 3), ("b", 3)]
@@ -304,7 +307,7 @@ def test_a_recommendation_names_visible_tools_that_enough_callers_used(
     for one in recommend(calls, "a", tool=tool, peers=peers, visible=visible, least=least):
         assert one.tool in visible
         assert one.callers >= least
-        assert len({call.caller for call in calls if call.tool == one.tool}) >= least
+        assert len({call.caller for call in calls if call.tool == one.tool and call.caller != "a"}) >= least
 
 
 async def test_no_tenant_learns_what_another_one_uses(home: Path) -> None:

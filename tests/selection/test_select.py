@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 import pytest
 
-from interlock import Field, Interlock, Tool, tool
+from interlock import Failure, Field, Interlock, Tool, tool
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.data.schema import Json
 from interlock.selection.router import Router, features
@@ -81,6 +82,8 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         assert b"Rome" not in body
         (stored,) = lock.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
         assert b"Rome" not in stored
+        # Requests leave the quota to the results of their caller.
+        assert sum(size for (size,) in lock.journal.reader.all("SELECT bytes FROM payload_use")) == 0
 
 
 @pytest.mark.proves("SURF-15")
@@ -379,3 +382,24 @@ async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_tr
         assert stage.why.startswith(
             "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, for +0.0"
         )
+
+
+@pytest.mark.parametrize("name", ["office.\ud800x", "\udfff"])
+async def test_half_a_character_in_a_name_or_a_request_is_refused(home: Path, name: str) -> None:
+    async with opened(home) as lock:
+        service = Service(lock)
+        for ask in (
+            lock.select(name),
+            lock.recommend(name),
+            lock.tools.find(name, None, lock.caller),
+            lock.tools.negotiate({name: {}}, lock.caller),
+            service.surfaces.load([name], lock.caller),
+            service.surface_views.show(by=lock.caller, who=name),
+        ):
+            with pytest.raises(Failure, match="valid Unicode") as refused:
+                await ask
+            assert refused.value.code == "E3004"
+        result = await lock.call(name, {})
+        assert result.error is not None
+        assert result.error.code == "E3004"
+        await service.close()

@@ -14,7 +14,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Interlock
+from interlock import Caller, Interlock
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.contract.standard.declarations import ToolSurface
@@ -27,6 +28,7 @@ from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
 from interlock.store.port import Transaction
+from interlock.testing import FakeClock
 from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
 from tests.support.wires import Wires, typed_refusal, wired
@@ -312,6 +314,34 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     told = (await wires.http.get("/v1/surface")).json()
     assert told["reasons"]["office.send_email"] == "recent"
     assert told["surface"]["loaded_tools"] == ["office.translate", "office.forecast", "office.send_email"]
+
+
+async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of_pins_alone(home: Path) -> None:
+    clock = FakeClock()
+    pinned = ({"tools": ["office.translate"]},)
+    async with Interlock.open(
+        home, clock=clock.clock, housekeeping=False, surface="search", surface_pinned=pinned
+    ) as lock:
+        await admit(lock, *TOOLS)
+        service = Service(lock)
+        await service.surfaces.attach(lock.caller)  # it has pins alone
+        eve = Caller(id="eve", scopes=lock.caller.scopes)
+        await service.surfaces.attach(eve)
+        clock.advance(20 * 86_400)
+        await service.surfaces.load(["office.forecast"], eve)
+        holders = "SELECT holder FROM surface ORDER BY holder"
+        assert lock.journal.reader.all(holders) == [("local:eve",), (f"local:{lock.caller.id}",)]
+        clock.advance(20 * 86_400)
+        await lock.background.maintain()
+        assert lock.journal.reader.all(holders) == [("local:eve",)]
+        # It is made anew when its holder comes back.
+        await service.surfaces.attach(lock.caller)
+        assert len(lock.journal.reader.all(holders)) == 2
+        clock.advance(40 * 86_400)
+        await lock.background.maintain()
+        assert lock.journal.reader.all(holders) == []
+        assert lock.journal.reader.all("SELECT holder FROM surface_tool") == []
+        await service.close()
 
 
 async def test_the_tool_that_was_used_last_is_forgotten_last(wires: Wires) -> None:

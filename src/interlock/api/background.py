@@ -17,7 +17,7 @@ from interlock.core.threads import DISK
 from interlock.gateway import idempotency
 from interlock.gateway.reconcile import block_orphans
 from interlock.resilience import limits
-from interlock.store import facts
+from interlock.store import facts, surfaces
 from interlock.store.inspection import has_sandboxed_tools
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class BackgroundTasks:
         for evict, at_once in _EVICTIONS:
             while await self._journal.commit(evict) == at_once:
                 pass
+        await self._journal.commit(surfaces.sweep)
         await self._release_pieces(self._alive)
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.threads import WALKS
 from interlock.data.canonical import canonical, encode
 from interlock.store import payloads
 from interlock.store.payloads import Payload
@@ -75,7 +76,8 @@ class Memory:
             return [row for one in prefixes for row in payloads.lasting(reader, one, now_ms, MOST_RECALLED)]
 
         found = sorted(await self._parts.readers.read(read), key=lambda row: row[2])[-MOST_RECALLED:]
-        return [self._opened(ref, body) for ref, body, _ in found]
+        # Up to 64 MB are decrypted and parsed.
+        return await WALKS.run(lambda: [self._opened(ref, body) for ref, body, _ in found])
 
     def _opened(self, ref: str, body: bytes) -> MemoryRecord:
         document: Any = orjson.loads(self._parts.box.open(body, purpose="payload", about=ref))

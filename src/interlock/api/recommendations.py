@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from interlock.core.threads import WALKS
 from interlock.selection.together import Recommendation, Used, recommend
 from interlock.store.selections import Called, successes
 
@@ -33,7 +34,9 @@ async def recommended(parts: Parts, tools: Tools, caller: Caller, tool: str | No
             groups = parts.policy.principal(name).groups if parts.policy.knows(name) else frozenset[str]()
         peers[name] = groups & caller.groups
     least = parts.settings.recommend_callers
-    return recommend(found, caller.id, tool=anchor, peers=peers, visible=visible, least=least)
+    # Up to 20,000 calls are looked through.
+    work = partial(recommend, found, caller.id, tool=anchor, peers=peers, visible=visible, least=least)
+    return await WALKS.run(work)
 
 
 def _used(tenant: str, reader: Reader) -> Sequence[Used]:

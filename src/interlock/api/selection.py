@@ -23,6 +23,7 @@ from interlock.api.selection_records import store, sums
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
+from interlock.data.bounds import check_unicode
 from interlock.selection.stages import (
     MOST_REQUEST,
     Candidate,
@@ -125,6 +126,7 @@ class Selections:
         if not request.strip():
             raise Failure("E3004", "say what is to be done", resolution="select a tool for words, such as: send mail")
         request = request[:MOST_REQUEST]
+        check_unicode("a request", request)
         visible = await self._tools.index.surface(caller)
         stages: list[Stage] = []
         intent = await self._narrowing.intent(request) if options.get("intent", True) else None

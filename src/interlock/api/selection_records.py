@@ -28,7 +28,8 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
     if parts.settings.selection_requests == "sealed":
         ref, text = f"{REQUEST}{made.id}", made.request.encode()
         sealed = parts.box.seal(text, purpose=PURPOSE, about=ref, within=transaction)
-        insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), len(text), parts.settings.payload_days)
+        # A size of 0: requests are short, and do not use up the quota for the results of their caller.
+        insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
 
 
 def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes:

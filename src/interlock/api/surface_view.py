@@ -29,6 +29,7 @@ from interlock.call.context import Caller
 from interlock.contract.permissions import permissions_of
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.data.bounds import check_unicode
 from interlock.data.schema import Json
 from interlock.store import surfaces as stored
 
@@ -202,6 +203,7 @@ class SurfaceViews:
         """A caller by name or id, as their surface was made last; as they are known if it never was."""
         from interlock.api.policy import somebody
 
+        check_unicode("the name of a caller", who)
         identity = await self._parts.identities.find(who)
         did = who if identity is None else identity.did
         row = await self._parts.journal.read(lambda reader: stored.of_caller(reader, did))

@@ -40,7 +40,6 @@ MOST_AT_ONCE: Final = 20
 MOST_QUERIES: Final = 10
 MOST_PER_QUERY: Final = 20
 _KEPT: Final = 1000
-_FORGOTTEN_AFTER_MS: Final = 30 * 86_400_000
 # How often it is stored which tools were used.
 _STORE_USES_S: Final = 30.0
 
@@ -283,7 +282,6 @@ class Surfaces:
         def unit(transaction: Transaction) -> tuple[surfaces.Row | None, set[str]]:
             known = {one.address for one in surfaces.loaded(transaction, holder)}
             surfaces.load(transaction, holder, addresses, MOST_LOADED)
-            surfaces.forget_before(transaction, transaction.now_ms - _FORGOTTEN_AFTER_MS)
             offered = self._reasons(caller, surfaces.loaded(transaction, holder))
             return surfaces.offer(transaction, holder, id_of(holder), facts_of(caller), offered), known
 

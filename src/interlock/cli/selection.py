@@ -146,7 +146,7 @@ async def evaluate(
 async def recommend(lock: Interlock, out: Output, /, tool: str | None, token: str | None) -> int:
     """Tools that are used together with TOOL, or that others of your groups use.
 
-    They come from the calls of your own tenant. What fewer than recommend_callers callers did is left out.
+    They come from the calls of your own tenant. What fewer than recommend_callers others did is left out.
 
     \b
     interlock tools recommend demo.balance

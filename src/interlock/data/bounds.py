@@ -299,3 +299,14 @@ class Shortener:
                 break
             short.append(self.shorten(item, level))
         return short
+
+
+def check_unicode(what: str, *texts: str) -> None:
+    """Refuse (E3004) texts that cannot be encoded: half of a character (a lone surrogate) is none."""
+    for text in texts:
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                words = "send valid Unicode: one character is written as half of a pair (a lone surrogate)"
+                raise Failure("E3004", f"{what} must be valid Unicode", resolution=words) from None

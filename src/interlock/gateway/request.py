@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +11,15 @@ from interlock.call.phases import Call, Request, Requested
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, INPUTS
-from interlock.data.bounds import LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
+from interlock.data.bounds import (
+    LARGE_INPUT,
+    LONGEST_NAME,
+    LONGEST_NUMBER,
+    SMALL_INPUT,
+    check_unicode,
+    check_values,
+    size_of,
+)
 from interlock.data.canonical import canonical, plain_form, private_copy
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
@@ -77,7 +84,7 @@ class Requests:
                 details={"mostCharacters": LONGEST_NAME},
             )
         if not joint.isascii():
-            _refuse_unwritable(names)
+            check_unicode("names, versions, sessions and keys", *names)
         if self._observer.audience:
             self._observer.emit("tool.invocation.planned", call)
         if request.operation == "compensate":
@@ -210,15 +217,6 @@ def _with_short_names(request: Request) -> Request:
     return replace(
         request, tool=short(request.tool), session=short(request.session), key=key, version=version, task=task
     )
-
-
-def _refuse_unwritable(names: Sequence[str]) -> None:
-    """Refuse (E3004) names and ids that cannot be encoded, since they go into records and keys."""
-    for text in names:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None
 
 
 def _not_loaded(address: str) -> Failure:

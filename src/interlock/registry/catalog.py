@@ -24,6 +24,7 @@ from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.data.bounds import check_unicode
 from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
@@ -396,6 +397,7 @@ class Catalog:
         """
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
+        check_unicode("the name of a tool", name)
         if "." in name:
             return await self._journal.read(lambda reader: tools.aliased(reader, name)) or name
         candidates = await self._journal.read(lambda reader: tools.with_bare_name(reader, name))

@@ -1,6 +1,7 @@
 """Recommendations from calls: tools that are used together, and tools that others of the same group use.
 
-What fewer than so many different callers did, the one who asks included, is left out.
+What fewer than so many other callers did is left out. Those who ask do not count: they know what they did themselves,
+so with them a minimum of three would tell of two.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def recommend(
     anchors = {tool} if tool is not None else mine & set(visible)
     known = anchors if tool is not None else mine
     found: dict[str, Recommendation] = {}
-    for (first, second), callers in sorted(used_together(calls).items()):
+    for (first, second), users in sorted(used_together(calls).items()):
+        callers = users - {caller}
         for anchor, other in ((first, second), (second, first)):
             if anchor in anchors and other in visible and other not in known and len(callers) >= least:
                 _keep(found, Recommendation(other, "together", len(callers), f"used together with {anchor}"))

@@ -17,6 +17,7 @@ from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "holder, id, caller, agent, facts, offered, revision, created_ms, changed_ms"
 _SELECT = f"SELECT {_COLUMNS} FROM surface"  # noqa: S608 - constants
+_FORGOTTEN_AFTER_MS = 30 * 86_400_000
 _LAST = "CASE WHEN used_ms > loaded_ms THEN used_ms ELSE loaded_ms END"
 
 
@@ -121,9 +122,14 @@ def offer(
     return row
 
 
-def forget_before(transaction: Transaction, at_ms: int) -> None:
-    """Forget what nobody has loaded or used since a moment, and surfaces that have nothing loaded."""
+def sweep(transaction: Transaction) -> None:
+    """Forget tools that were last loaded or used a month ago, and surfaces that have none and did not change since.
+
+    A surface of pinned tools alone is made anew when its holder comes back.
+    """
+    at_ms = transaction.now_ms - _FORGOTTEN_AFTER_MS
     transaction.execute(f"DELETE FROM surface_tool WHERE {_LAST} < ?", (at_ms,))  # noqa: S608 - constant
     transaction.execute(
         "DELETE FROM surface WHERE changed_ms < ? AND holder NOT IN (SELECT holder FROM surface_tool)", (at_ms,)
     )
+    epochs.advance(transaction, epochs.SURFACES)

@@ -217,11 +217,13 @@ class Metrics:
             name = metric.name.replace(".", "_")
             lines += (f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.type}")
             for values, value in samples[metric.name]:
-                labels = list(zip(metric.labels, values, strict=True))
+                labels = ",".join(
+                    f'{label}="{_escaped(one)}"' for label, one in zip(metric.labels, values, strict=True)
+                )
                 if isinstance(value, _Histogram):
                     lines += _buckets(name, labels, value)
                 else:
-                    lines.append(f"{name}{_labels(labels)} {value}")
+                    lines.append(f"{name}{{{labels}}} {value}")
         lines.append("")
         return "\n".join(lines).encode()
 
@@ -275,18 +277,13 @@ def _share(some: int, every: int) -> float:
     return some / every if every else 0.0
 
 
-def _buckets(name: str, labels: list[tuple[str, str]], histogram: _Histogram) -> list[str]:
+def _buckets(name: str, labels: str, histogram: _Histogram) -> list[str]:
     lines: list[str] = []
     total = 0
     for bound, count in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
         total += count
-        lines.append(f"{name}_bucket{_labels([*labels, ('le', str(bound))])} {total}")
-    plain = _labels(labels)
-    return [*lines, f"{name}_sum{plain} {histogram.sum}", f"{name}_count{plain} {total}"]
-
-
-def _labels(labels: Sequence[tuple[str, str]]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+        lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+    return [*lines, f"{name}_sum{{{labels}}} {histogram.sum}", f"{name}_count{{{labels}}} {total}"]
 
 
 def _escaped(value: str) -> str:

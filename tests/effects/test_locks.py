@@ -414,7 +414,8 @@ def test_real_processes_are_never_inside_together(tmp_path: Path, store: str | N
     Home(home).prepare()
     if store:
         home_at(home, store).open_database().close()
-    running = [start(home / name if store else home, store, name, "hammer", str(marker), "40") for name in "ABC"]
+    rounds = "10" if store else "40"
+    running = [start(home / name if store else home, store, name, "hammer", str(marker), rounds) for name in "ABC"]
     for process in running:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n", process.communicate()

@@ -126,7 +126,7 @@ class Nodes:
 
 
 def client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=PATIENCE_S, limits=httpx.Limits(max_connections=60))
+    return httpx.AsyncClient(timeout=httpx.Timeout(PATIENCE_S, pool=None), limits=httpx.Limits(max_connections=60))
 
 
 @pytest.fixture(scope="module")
@@ -162,21 +162,29 @@ def _started(cli: Cli) -> Generator[Node]:
         yield Node(cli, process, json.loads(said)["rest"])
 
 
-async def until(reached: Callable[[], Awaitable[bool]], what: str) -> None:
+async def until(reached: Callable[[], Awaitable[bool]], what: str = "") -> None:
     """Wait for something that another process does, and print how long it took."""
     began = time.monotonic()
     while not await reached():
         assert time.monotonic() - began < PATIENCE_S, what
         await asyncio.sleep(0.02)
-    print(f"{what}: {time.monotonic() - began:.2f} s")
+    if what:
+        print(f"{what}: {time.monotonic() - began:.2f} s")
 
 
 async def test_a_key_that_all_nodes_get_at_once_has_one_effect(nodes: Nodes) -> None:
     async with client() as web:
         names = [f"key-{number}" for number in range(KEYS)]
-        calls = [nodes.call(web, node, "post", name, name) for name in names for node in nodes.running]
-        answers = await asyncio.gather(*calls)
-    assert Counter(status for status, _ in answers) == {200: KEYS * NODES}
+
+        async def post(node: Node, name: str) -> None:
+            async def answered() -> bool:
+                status, told = await nodes.call(web, node, "post", name, name)
+                assert status == 200 or told["error"]["error_code"] == "E3408", told  # it runs elsewhere, for long
+                return status == 200
+
+            await until(answered)
+
+        await asyncio.gather(*(post(node, name) for name in names for node in nodes.running))
     assert Counter(nodes.lines("entries")) == Counter(names)
 
 
@@ -253,7 +261,8 @@ async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nod
         os.kill(last.process.pid, signal.SIGKILL)
         ended = await asyncio.gather(hanging, *posts, return_exceptions=True)
         assert isinstance(ended[0], httpx.HTTPError)
-        acknowledged = [name for name, one in zip(names, ended[1:], strict=True) if not isinstance(one, BaseException)]
+        answers = [one for one in ended[1:] if not isinstance(one, BaseException)]
+        acknowledged = [told["result"] for status, told in answers if status == 200]
         with closing(psycopg.connect(nodes.address, autocommit=True)) as connection:  # 15 seconds later
             connection.execute(
                 "UPDATE instance SET until_ms = 1 WHERE position(%s IN convert_from(report, 'UTF8')) > 0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -82,7 +82,7 @@ class Opening(Generic[T]):
             if settings.secrets_key == "keyring":
                 await _prepare_keys(parts)
             if not self._home.near:
-                await _agree_on_keys(parts)
+                await _within_patience(_agree_on_keys(parts))
             await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
             await parts.journal.commit(reconcile.close_abandoned(parts.instance.alive))
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
@@ -128,6 +128,17 @@ async def _prepare_keys(parts: Parts) -> None:
     except (TimeoutError, Failure) as error:
         why = error.message if isinstance(error, Failure) else "it does not answer"
         _log.warning("the operating system's keyring is not ready: %s", why)
+
+
+async def _within_patience(agreeing: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(KEYRING_S):
+            await agreeing
+    except TimeoutError:
+        words = (
+            "the operating system's keyring does not answer, so its sealing key cannot be compared with the store's"
+        )
+        raise Failure("E3601", words, resolution="unlock the keyring, then start again") from None
 
 
 async def _agree_on_keys(parts: Parts) -> None:

@@ -135,9 +135,7 @@ async def _within_patience(agreeing: Awaitable[None]) -> None:
         async with asyncio.timeout(KEYRING_S):
             await agreeing
     except TimeoutError:
-        words = (
-            "the operating system's keyring does not answer, so its sealing key cannot be compared with the store's"
-        )
+        words = "the operating system's keyring does not answer, so its sealing key cannot be compared with the store's"
         raise Failure("E3601", words, resolution="unlock the keyring, then start again") from None
 
 

@@ -32,6 +32,7 @@ from interlock.store.node_files import differences
 from interlock.store.port import Transaction
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.home import PostgresHome
+from interlock.store.postgres.layout import departures
 from interlock.store.signing import Signer
 from tests import sample
 from tests.support.postgres import Server
@@ -312,6 +313,39 @@ async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: 
     run(address, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("DROP TRIGGER anchor_stays ON anchor", "anchor_stays"),
+        (("CREATE OR REPLACE TRIGGER journal_never_changes BEFORE INSERT ON journal FOR EACH ROW"
+         " EXECUTE FUNCTION interlock_never()"), "journal_never_changes"),
+        (("CREATE OR REPLACE TRIGGER journal_never_changes BEFORE UPDATE ON journal FOR EACH ROW WHEN (false)"
+         " EXECUTE FUNCTION interlock_never()"), "journal_never_changes"),
+        (("CREATE OR REPLACE TRIGGER journal_never_changes BEFORE UPDATE ON journal FOR EACH ROW"
+         " EXECUTE FUNCTION interlock_payload_use()"), "journal_never_changes"),
+        (("CREATE OR REPLACE TRIGGER journal_never_changes BEFORE UPDATE OF kind ON journal FOR EACH ROW"
+         " EXECUTE FUNCTION interlock_never()"), "journal_never_changes"),
+        ("ALTER FUNCTION interlock_begin(text) SECURITY DEFINER", "interlock_begin"),
+        ("ALTER FUNCTION interlock_never() SET search_path = elsewhere", "interlock_never"),
+        ("CREATE OR REPLACE FUNCTION interlock_never() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+         "interlock_never"),
+        ("CREATE FUNCTION interlock_outcome(integer) RETURNS text LANGUAGE sql AS $$SELECT 'committed'$$",
+         "interlock_outcome"),
+    ],
+)  # fmt: skip
+async def test_a_trigger_or_function_that_was_changed_under_its_name_shows(
+    home: PostgresHome, address: str, statement: str, named: str
+) -> None:
+    home.prepare()
+    home.open_database().close()
+    with closing(home.reading()) as reader:
+        assert list(departures(reader)) == []
+    run(address, statement)
+    with closing(home.reading()) as reader:
+        (fault,) = departures(reader)
+    assert f"`{named}`" in fault
+
+
 async def test_a_store_that_is_gone_though_the_data_directory_had_one_is_refused(
     home: PostgresHome, postgres_server: Server
 ) -> None:
@@ -362,7 +396,7 @@ def test_the_command_line_works_on_it(tmp_path: Path, address: str, said_in: str
     assert "demo.add" in interlock("calls", "list")
     assert "intact" in interlock("audit", "verify")
     assert "PostgreSQL" in interlock("doctor")
-    assert "E3109" in interlock("backup", str(tmp_path / "copy"), status=1)
+    assert "intact" in interlock("backup", str(tmp_path / "copy"))
     assert not (tmp_path / "home" / "interlock.db").exists()
 
 

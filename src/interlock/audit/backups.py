@@ -95,6 +95,27 @@ def _head(home: Home) -> tuple[int, bytes]:
         return ends(reader, None).head
 
 
+def restore_store(
+    backup: Home,
+    target: Home,
+    rows: Progress | None = None,
+    records: Callable[[int], None] | None = None,
+) -> tuple[Copy, Verdict]:
+    """Restore a backup to a data directory whose store is on a server: the files there, the rows in the database.
+
+    Both must be empty (E3411). The store can be opened when the files are in place and everything has verified.
+    """
+    with filled(backup, target, rows), copied(backup, target.path) as copy:
+        copy.size -= copy.home.database.stat().st_size
+        copy.files -= 1
+        for path in copy.home.path.glob(f"{copy.home.database.name}*"):
+            path.unlink()
+        verdict = verify(target.beside(copy.home.path), progress=records)
+        if not verdict.intact:
+            raise Failure("E3804", f"the restored store does not verify: {verdict.faults[0].what}")
+    return copy, verdict
+
+
 def due(transaction: Transaction, every_ms: int) -> bool:
     """Whether the next scheduled backup is due; if so, it is the turn of this process to make it."""
     now_ms = transaction.now_ms

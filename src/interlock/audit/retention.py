@@ -25,6 +25,7 @@ from interlock.settings import Settings
 from interlock.store import administration, payloads, records
 from interlock.store.administration import Administration, administered, anchor_head, give_back
 from interlock.store.home import Home
+from interlock.store.inspection import opened
 from interlock.store.last_head import SignedHead, note_anchor
 from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.signing import Signer
@@ -73,11 +74,11 @@ def due(
     home: Home, settings: Settings, *, now_ms: int, through: int | None = None, before_ms: int | None = None
 ) -> tuple[Segment, ...]:
     """Return the segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
-    with administered(home) as connection:
-        purged = administration.purged_through(connection)
-        limit = through or administration.last_record(connection)
+    with opened(home) as reader:
+        purged = administration.purged_through(reader)
+        limit = through or administration.last_record(reader)
         cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
-        return tuple(_due(connection, cutoffs, purged, limit))
+        return tuple(_due(reader, cutoffs, purged, limit))
 
 
 def purge(
@@ -107,7 +108,8 @@ def purge(
     with administered(home) as connection:
         limit = verdict.head[0] if through is None else through
         cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
-        segments = list(_due(connection, cutoffs, verdict.purged_through, limit))
+        with opened(home) as reader:
+            segments = list(_due(reader, cutoffs, verdict.purged_through, limit))
         last = segments[-1].last_seq if segments else verdict.purged_through
         if through is not None and last < through:
             raise Failure("E3411", f"nothing was purged: record {last + 1} is still in its term or does not exist")
@@ -127,6 +129,8 @@ def shrink(home: Home, *, rewrite: bool = False) -> int:
     for that, which blocks every writer: only with `rewrite`, when no other process runs on the home. Otherwise the file
     keeps its size, and its empty pages are reused.
     """
+    if not home.near:
+        return 0  # a server uses them again by itself
     before = home.database.stat().st_size
     with administered(home) as connection:
         if administration.can_give_back(connection):

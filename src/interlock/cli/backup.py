@@ -66,6 +66,9 @@ def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
     The home knows nothing of what happened after the backup was made: a call made since then runs again if it is sent
     again, and what was revoked since is good again. Calls that were running then have an unknown outcome.
 
+    Where the settings of the backup, or INTERLOCK_STORE, name a PostgreSQL database, the store is restored there. It
+    must be empty.
+
     With --drill the backup is restored in a temporary directory, verified, compared row by row, opened, and removed
     again. Without DIRECTORY it is the newest scheduled backup (the setting backup_to).
 
@@ -73,17 +76,22 @@ def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
     interlock --home /srv/interlock restore /srv/backups/monday
     interlock restore --drill
     """
-    from interlock.audit.backups import copy_verified
+    from interlock.audit.backups import copy_verified, restore_store
     from interlock.store.home import Home
+    from interlock.store.homes import restored_home
 
     refuse_token("restoring a home")
     if drill:
         return _drill(out, directory or _newest(Home(out.session.path)))
     if directory is None:
         raise click.UsageError("name the backup to restore; without one, only --drill is possible")
+    target = restored_home(out.session.path, directory)
     with _progress(out) as told:
-        copy, verdict = copy_verified(Home(directory), out.session.path, *told)
-    running, approved = _open_calls(Home(out.session.path))
+        if target.near:
+            copy, verdict = copy_verified(Home(directory), out.session.path, *told)
+        else:
+            copy, verdict = restore_store(Home(directory), target, *told)
+    running, approved = _open_calls(target)
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"restored to {out.session.path}")

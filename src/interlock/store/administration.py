@@ -31,9 +31,20 @@ _INCREMENTAL = 2
 
 
 class Administration(Connection):
-    """A connection that may delete. It takes turns with the processes that write to the same home."""
+    """A connection that may delete. It takes turns with the processes that write to the same home.
+
+    `postgres.administration` has that of a server: a connection of the owner of the tables.
+    """
 
     turns: Turns
+
+    def begin(self) -> bool:
+        """Begin a transaction when it is this process's turn; False when that took too long."""
+        self.execute("PRAGMA busy_timeout=0")
+        try:
+            return self.turns.begin(self.execute, _LOCK_PATIENCE_S)
+        finally:
+            self.execute(f"PRAGMA busy_timeout={_LOCK_PATIENCE_S * 1000}")
 
     def close(self) -> None:
         super().close()
@@ -46,7 +57,6 @@ def administered(home: Home) -> Generator[Administration]:
 
     Errors of the database are raised as failures, as of any other access.
     """
-    refuse_server(home, "removing records")
     try:
         with closing(_connect(home)) as connection:
             yield connection
@@ -54,14 +64,11 @@ def administered(home: Home) -> Generator[Administration]:
         raise store_failure(error) from None
 
 
-def refuse_server(home: Home, what: str) -> None:
-    """Refuse (E3109) something that is done to the file of a database, where a server has it."""
-    if not home.near:
-        advice = "use the tools of PostgreSQL for it; see the how-to page on PostgreSQL"
-        raise Failure("E3109", f"{what} is not offered for a store on PostgreSQL yet", resolution=advice)
-
-
 def _connect(home: Home) -> Administration:
+    if not home.near:
+        from interlock.store.postgres.administration import connect
+
+        return connect(home)
     patience_s = _LOCK_PATIENCE_S
     connection = sqlite3.connect(home.database, timeout=patience_s, isolation_level=None, factory=Administration)
     connection.turns = Turns(home.turns)
@@ -73,12 +80,7 @@ def _connect(home: Home) -> Administration:
 @contextmanager
 def in_turn(connection: Administration) -> Generator[None]:
     """A transaction that writes, begun when it is this process's turn; committed, or rolled back when it raises."""
-    connection.execute("PRAGMA busy_timeout=0")
-    try:
-        begun = connection.turns.begin(connection.execute, _LOCK_PATIENCE_S)
-    finally:
-        connection.execute(f"PRAGMA busy_timeout={_LOCK_PATIENCE_S * 1000}")
-    if not begun:
+    if not connection.begin():
         raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
     try:
         yield

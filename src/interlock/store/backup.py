@@ -22,15 +22,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.core.errors import Failure
-from interlock.store.administration import refuse_server
 from interlock.store.connection import Connection
-from interlock.store.home import APPLICATION_ID, Home, is_known, store_failure
+from interlock.store.copying import filled
+from interlock.store.home import APPLICATION_ID, MARK, Home, is_known, store_failure
 from interlock.store.last_head import path_of
 from interlock.store.sealing import Box, keys_in_use
 
+# In a copy of a store on a server, whose settings name that server.
+_MARKED = "The store of this copy is the file interlock.db, whatever settings.toml names.\n"
 # Who is alive now, and what upstreams have printed.
 _LEFT_OUT = frozenset(
-    {"instances", "migrate.lock", "locks.board", "logs", "sandbox.lock", "secrets.lock", "turns.lock", ".incomplete"}
+    {
+        MARK,
+        "instances",
+        "migrate.lock",
+        "locks.board",
+        "logs",
+        "sandbox.lock",
+        "secrets.lock",
+        "turns.lock",
+        ".incomplete",
+    }
 )
 _PAGES_AT_A_TIME = 1024
 
@@ -53,8 +65,7 @@ def copied(source: Home, target: Path, progress: Progress | None = None) -> Gene
     E3411 when the target is there and not empty, lies in the home or cannot be written; E3804 when there is no readable
     database to copy, E3805 when it is of a newer version. `progress` hears how many pages of how many were copied.
     """
-    refuse_server(source, "a copy of the data directory")
-    if not source.database.exists():
+    if not source.made:
         raise Failure("E3804", f"there is no database in `{source.path}`", resolution="name a data directory")
     try:
         with _staged(source, target) as staged:
@@ -123,8 +134,13 @@ def _copy(copy: Copy, source: Home, progress: Progress | None) -> None:
     if path_of(source).exists():
         copy.home.keys.mkdir(mode=0o700)
         _copy_file(copy, path_of(source), path_of(copy.home))
-    with closing(_open(source.database)) as live:
-        _copy_database(live, copy.home.database, progress)
+    if source.near:
+        with closing(_open(source.database)) as live:
+            _copy_database(live, copy.home.database, progress)
+    else:
+        with filled(source, copy.home, progress):
+            pass
+        (copy.home.path / MARK).write_text(_MARKED)
     _count(copy, copy.home.database)
     for path in _others(source):
         _copy_entry(copy, path, copy.home.path / path.name)
@@ -224,7 +240,8 @@ def _put_in_place(staged: Path, target: Path) -> None:
         raise Failure("E3411", words, resolution="choose a directory that nobody else uses")
     moved: list[Path] = []
     try:
-        for path in (*(path for path in sorted(staged.iterdir()) if path != database), database):
+        others = [path for path in sorted(staged.iterdir()) if path != database]
+        for path in (*others, database) if database.exists() else others:
             path.rename(target / path.name)
             moved.append(target / path.name)
         staged.rmdir()

@@ -38,6 +38,8 @@ _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 _TAIL = 8192
 # The number of signs of life of dead processes that a starting process removes.
 _SWEPT_AT_ONCE = 10_000
+# The file that says of a data directory that it is a copy of one whose store is on a server.
+MARK = ".backup"
 RESTORE = (
     "restore the whole data directory from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing"
     " that calls made before can then run again, move this data directory away or choose another"
@@ -96,6 +98,10 @@ class Home:
                 resolution=RESTORE,
             )
         return True
+
+    def beside(self, path: Path) -> Home:
+        """The same store, with the files of another directory."""
+        return Home(path)
 
     @property
     def made(self) -> bool:

@@ -6,17 +6,23 @@ import os
 import tomllib
 from pathlib import Path
 
-from interlock.store.home import Home
+from interlock.store.home import MARK, Home
 
 
 def home_at(path: str | os.PathLike[str], store: str | None = None, store_admin: str | None = None) -> Home:
     """The home of a data directory. `store` and `store_admin` are settings that the program was given."""
-    address = _setting("store", path, store)
+    # A backup is read as it is. Its settings may name a server, which has gone on since.
+    address = "" if store is None and Path(path, MARK).exists() else _setting("store", path, store)
     if not address:
         return Home(path)
     from interlock.store.postgres.home import PostgresHome  # the driver takes a tenth of a second to load
 
     return PostgresHome(path, address, _setting("store_admin", path, store_admin))
+
+
+def restored_home(path: str | os.PathLike[str], backup: Path) -> Home:
+    """The home of a data directory that is restored from a backup: with the store that the backup's settings name."""
+    return home_at(path, _setting("store", backup, None), _setting("store_admin", backup, None))
 
 
 def _setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:

@@ -30,6 +30,7 @@ from interlock.store.postgres.lock_board import PostgresBoard
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from interlock.store.home import Instance
     from interlock.store.lock_board import Board
@@ -69,7 +70,7 @@ class PostgresHome(Home):
     def __init__(self, path: str | os.PathLike[str], address: str, admin_address: str = "") -> None:
         super().__init__(path)
         self.address = address
-        self._admin_address = admin_address or address
+        self.admin_address = admin_address or address
         # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
         self.lease = ""
         self._now_ms = 0
@@ -93,6 +94,9 @@ class PostgresHome(Home):
         """Which data directory on which machine this is. A copy is another one."""
         there = self.path.stat()
         return f"{boot_id() or platform.node()}:{there.st_dev}:{there.st_ino}"
+
+    def beside(self, path: Path) -> PostgresHome:
+        return PostgresHome(path, self.address, self.admin_address)
 
     @property
     def made(self) -> bool:
@@ -120,7 +124,7 @@ class PostgresHome(Home):
 
     def administrator(self) -> Connection:
         """A connection of the owner of the tables, who may change the schema and remove what is past its term."""
-        return Connection(self._admin_address)
+        return Connection(self.admin_address)
 
     def is_ours(self, connection: Reader) -> bool:
         return connection.one(schema.HAS_SCHEMA) is not None
@@ -207,7 +211,7 @@ class PostgresHome(Home):
     @contextmanager
     def changing_schema(self) -> Generator[Any]:
         try:
-            with schema.changing(self._admin_address, self.role()) as connection:
+            with schema.changing(self.admin_address, self.role()) as connection:
                 yield connection
         except StoreError as error:
             raise store_failure(error) from None
@@ -218,7 +222,7 @@ class PostgresHome(Home):
 
     def role(self) -> str | None:
         """The role of processes, where it is not that of the owner of the tables."""
-        if self._admin_address == self.address:
+        if self.admin_address == self.address:
             return None
         with closing(self._connect(self.address)) as connection:
             return connection.one("SELECT current_user::text")[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from interlock.store.port import Reader
-from interlock.store.postgres.schema import LEDGER, SOURCES, TRIGGERS
+from interlock.store.postgres.schema import FUNCTIONS, LEDGER, TRIGGERS, Function, Trigger
 
 _TABLES = """
 SELECT relname::text, relkind::text, relrowsecurity, (SELECT count(*) FROM pg_rewrite WHERE ev_class = c.oid),
@@ -15,12 +15,16 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
 WHERE nspname = current_schema() AND relname IN (?, ?, ?)
 """
 _TRIGGERS = """
-SELECT tgname::text, tgenabled::text, relname::text FROM pg_trigger
+SELECT tgname::text, relname::text, tgtype, tgfoid::regproc::text, tgenabled::text,
+    tgqual IS NULL AND tgnargs = 0 AND cardinality(tgattr::int2[]) = 0 FROM pg_trigger
 JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = relnamespace
 WHERE NOT tgisinternal AND nspname = current_schema() AND relname IN (?, ?, ?)
 """
 _FUNCTIONS = """
-SELECT proname::text, prosrc FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace WHERE nspname = current_schema()
+SELECT proname::text, pg_get_function_arguments(p.oid), prosrc,
+    lanname = 'plpgsql' AND NOT prosecdef AND proconfig IS NULL AND provolatile = 'v'
+FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace JOIN pg_language l ON l.oid = prolang
+WHERE nspname = current_schema()
 """
 _GRANTS = (
     "SELECT table_name::text, grantee::text, privilege_type::text FROM information_schema.table_privileges"
@@ -55,17 +59,24 @@ def departures(reader: Reader) -> Iterator[str]:
             yield f"the table `{name}` is not as it was made"
         if broken:
             yield f"an index of the table `{name}` is not complete"
-    triggers = {_text(name): (_text(state), _text(table)) for name, state, table in reader.all(_TRIGGERS, LEDGER)}
-    for name, table in TRIGGERS.items():
-        if name not in triggers:
-            yield f"the trigger `{name}` on `{table}` is missing"
-        elif triggers[name] != ("O", table):
-            yield f"the trigger `{name}` on `{table}` is not as it was made"
-    for name in sorted(triggers.keys() - TRIGGERS.keys()):
-        yield f"the trigger `{name}` on `{triggers[name][1]}` was not made by Interlock"
-    sources = {_text(name): _text(source) for name, source in reader.all(_FUNCTIONS)}
-    for name, source in SOURCES.items():
-        if sources.get(name, "").split() != source.split():
+    found: dict[str, list[Trigger | None]] = {}
+    for name, table, events, function, state, plain in reader.all(_TRIGGERS, LEDGER):
+        # A function that is named with its schema is not that of this one.
+        one = Trigger(_text(table), int(events), _text(function))
+        if _text(name) not in TRIGGERS:
+            yield f"the trigger `{_text(name)}` on `{one.table}` was not made by Interlock"
+        found.setdefault(_text(name), []).append(one if _text(state) == "O" and plain else None)
+    for name, expected in TRIGGERS.items():
+        if name not in found:
+            yield f"the trigger `{name}` on `{expected.table}` is missing"
+        elif found[name] != [expected]:
+            yield f"the trigger `{name}` on `{expected.table}` is not as it was made"
+    functions: dict[str, list[Function | None]] = {}
+    for name, arguments, source, plain in reader.all(_FUNCTIONS):
+        one = Function(_text(arguments), " ".join(_text(source).split()))
+        functions.setdefault(_text(name), []).append(one if plain else None)
+    for name, made in FUNCTIONS.items():
+        if functions.get(name) != [made]:
             yield f"the function `{name}` is not as it was made"
     for table, role, right in reader.all(_GRANTS, LEDGER):
         yield f"the role `{_text(role)}` has the right {_text(right)} on the table `{_text(table)}`"

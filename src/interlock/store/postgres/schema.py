@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.store.postgres.connection import FENCED, translated
 
@@ -176,16 +176,39 @@ _TRIGGERS = (
 )
 
 
-# Of the ledger's triggers the tables, and of the functions that they and writers run the sources, for those who check.
-TRIGGERS = {
-    words[2]: words[words.index("ON") + 1]
-    for words in map(str.split, _TRIGGERS)
-    if words[words.index("ON") + 1] in LEDGER
-}
-SOURCES = {
-    text.split("FUNCTION ", 1)[1].split("(", 1)[0]: text.split("$$")[1]
-    for text in (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS)
-}
+# The triggers of the ledger and the functions that they and writers run, for those who check them.
+_EVENTS = (("EACH ROW", 1), ("BEFORE", 2), ("INSERT", 4), ("DELETE", 8), ("UPDATE", 16), ("TRUNCATE", 32))
+
+
+class Trigger(NamedTuple):
+    """A trigger as the server describes it: its table, when it runs (`pg_trigger.tgtype`), and its function."""
+
+    table: str
+    events: int
+    function: str
+
+
+class Function(NamedTuple):
+    """A function as the server describes it: its arguments, and its body with single spaces."""
+
+    arguments: str
+    source: str
+
+
+def _trigger(text: str) -> tuple[str, Trigger]:
+    words = text.split()
+    head = text[: text.index(" ON ")]
+    events = sum(bit for word, bit in _EVENTS if word in (text if word == "EACH ROW" else head.partition(words[2])[2]))
+    return words[2], Trigger(words[words.index("ON") + 1], events, words[-1].removesuffix("()"))
+
+
+def _function(text: str) -> tuple[str, Function]:
+    name, _, rest = text.split("FUNCTION ", 1)[1].partition("(")
+    return name, Function(" ".join(rest.partition(")")[0].split()), " ".join(text.split("$$")[1].split()))
+
+
+TRIGGERS = {name: one for name, one in map(_trigger, _TRIGGERS) if one.table in LEDGER}
+FUNCTIONS = dict(map(_function, (_BEGIN, _OUTCOME, _ALIVE, _RENEW, _BOARD, _NEVER, _KEEPS, _USE)))
 
 
 def create(connection: Connection, runtime_role: str | None = None) -> None:

@@ -25,9 +25,7 @@ def rehearse(unit: Unit[Any], transaction: Transaction) -> Any:
     mark, around = transaction.mark(), _around(unit)
     transaction.execute("SAVEPOINT rehearsal")
     first = _run(unit, transaction)
-    if not transaction._connection.in_transaction:  # pyright: ignore[reportPrivateUsage]
-        assert isinstance(first, _Raised)
-        raise first.error  # the disk is full, and SQLite has rolled everything back
+    _raise_if_over(first, transaction)
     appended = [row[:4] for row in transaction.rows[mark[0] :]]
     transaction.execute("ROLLBACK TO rehearsal")
     transaction.execute("RELEASE rehearsal")
@@ -35,6 +33,7 @@ def rehearse(unit: Unit[Any], transaction: Transaction) -> Any:
     if _around(unit) != around:
         _break(unit, f"it changes what is around it: {around} became {_around(unit)}")
     second = _run(unit, transaction)
+    _raise_if_over(second, transaction)
     if [row[:4] for row in transaction.rows[mark[0] :]] != appended:
         _break(unit, f"its second run appends other records: {appended} and {transaction.rows[mark[0] :]}")
     if not _same(first, second):
@@ -47,6 +46,13 @@ def rehearse(unit: Unit[Any], transaction: Transaction) -> Any:
 @dataclasses.dataclass(slots=True)
 class _Raised:
     error: Exception
+
+
+def _raise_if_over(run: object, transaction: Transaction) -> None:
+    """Raise what ended the transaction: the disk is full, or the connection is lost. There is nothing to compare."""
+    if not transaction._connection.in_transaction:  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(run, _Raised)
+        raise run.error
 
 
 def _run(unit: Unit[Any], transaction: Transaction) -> Any:

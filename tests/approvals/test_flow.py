@@ -50,6 +50,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.support.calls import admit
 from tests.support.identities import AGENT, USER
+from tests.support.stores import first_inserted
 
 Json = dict[str, Any]
 Text = Annotated[str, Field(description="any text", examples=["hello"])]
@@ -573,7 +574,8 @@ async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: 
         async with opened(home, clock, **settings) as lock:  # opening sweeps, and a sweep more changes nothing
             assert await lock.approvals.sweep() == []
             assert await lock.approvals.sweep() == []
-            told = lock.journal.reader.all("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket,))
+            by = first_inserted(lock.home)
+            told = lock.journal.reader.all(f"SELECT step FROM notification WHERE ticket = ? ORDER BY {by}", (ticket,))
             reached = sum(moment > at for at in due[1:]) + 1
             assert [step for (step,) in told] == list(range(reached)), moment
             assert (await lock.approvals.show(ticket)).state == ("PENDING" if moment < lasts_s else "AUTO_DENIED")
@@ -892,7 +894,7 @@ async def test_whoever_goes_on_at_the_same_time_runs_it_once(lock: Interlock) ->
     assert len(outbox.sent) == 1
     answers = [one for one in results if isinstance(one, Result)]
     assert len(answers) >= 9
-    assert all(one.ok for one in answers)
+    assert [one.error for one in answers if not one.ok] == []
     assert sum(not one.replayed for one in answers) <= 1
 
 

@@ -17,6 +17,7 @@ from tests import sample
 from tests.approvals.test_flow import ANN, BEN, DAY, code, opened, outbox, ticket_of
 from tests.gateway.test_inputs import CANARY
 from tests.support.calls import records
+from tests.support.stores import contents
 
 Json = dict[str, Any]
 SENT: Json = {"to": "carl"}
@@ -141,7 +142,7 @@ async def test_in_mode_always_a_call_that_ends_while_it_waits_for_a_person_keeps
         assert lock.journal.reader.all(
             "SELECT count(*) FROM payload WHERE ref LIKE ? AND body IS NOT NULL", (f"inputs:{pending.invocation_id}%",)
         ) == [(1,)]
-    at_rest = b"".join(path.read_bytes() for path in (tmp_path / "home").rglob("*.db*"))
+    at_rest = contents(home_at(tmp_path / "home"))
     assert at_rest
     assert CANARY.encode() not in at_rest
     assert verify(home_at(tmp_path / "home")).faults == ()

@@ -22,6 +22,7 @@ from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ADA, ANN, ANYTHING, BEN, BOT, CHANNELS, EVE, MAY, Text
 from tests.support.calls import admit
+from tests.support.stores import first_inserted
 
 T = TypeVar("T")
 ZOE = "local:zoe"
@@ -280,7 +281,9 @@ class Approvals(RuleBasedStateMachine):
     @invariant()
     def each_step_is_told_once_and_in_order(self) -> None:
         told: dict[str, list[int]] = {}
-        for ticket, step in self.lock.journal.reader.all("SELECT ticket, step FROM notification ORDER BY rowid"):
+        for ticket, step in self.lock.journal.reader.all(
+            f"SELECT ticket, step FROM notification ORDER BY {first_inserted(self.lock.home)}"
+        ):
             told.setdefault(ticket, []).append(step)
         for ticket in self._tickets():
             assert told[ticket.id] == list(range(ticket.step + 1))

@@ -33,6 +33,7 @@ from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import warm
 from tests.approvals.test_webhook import OLDER, SECRET, Answer, Names, Receiver
+from tests.support.stores import bury
 
 TOLD = pytest.mark.supports("HITL-06")
 ONCE = pytest.mark.supports("HITL-05")
@@ -95,8 +96,11 @@ class Post:
                 for column in tables.ticket.columns
                 if not column.nullable
             } | {"id": ticket, "state": "PENDING", "step": step, "expires_ms": START_MS + lives_ms}
+            row |= {"params": b"", "preview": b""}  # sealed values
             places = ", ".join("?" * len(row))
-            transaction.execute(f"INSERT OR IGNORE INTO ticket ({', '.join(row)}) VALUES ({places})", [*row.values()])
+            transaction.execute(
+                f"INSERT INTO ticket ({', '.join(row)}) VALUES ({places}) ON CONFLICT DO NOTHING", [*row.values()]
+            )
             transaction.execute(
                 "INSERT INTO notification (id, ticket, step, channel, body, state, attempts, next_ms)"
                 " VALUES (?, ?, ?, ?, ?, 'due', 0, ?)",
@@ -363,6 +367,7 @@ async def test_what_a_killed_process_had_claimed_is_taken_over(post: Post, recei
         assert process.stdout.readline() == b"held\n"
         await post.set("UPDATE notification SET state = 'sending', owner = ?, attempts = 1", "K" * 26)
         assert await courier.deliver_due() == 0, "its owner lives"
+    bury(post.home, "K" * 26)
     assert await courier.deliver_due() == 1
     assert [(act["act"], act["attempts"]) for act in post.acts()] == [("notified", 2)]
 

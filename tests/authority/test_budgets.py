@@ -35,6 +35,7 @@ from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import warm
+from tests.support.stores import bury
 
 ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
@@ -343,10 +344,10 @@ def start_holding(home: Path, instance: str) -> warm.Started:
 async def test_what_a_killed_process_held_is_spent_where_it_may_have_run_and_free_where_not(tmp_path: Path) -> None:
     dead, ours = "0" * 25 + "D", "0" * 25 + "A"
     with start_holding(tmp_path, dead) as holder:
-        await _take_over(tmp_path, ours, holder)
+        await _take_over(tmp_path, ours, dead, holder)
 
 
-async def _take_over(path: Path, ours: str, holder: warm.Started) -> None:
+async def _take_over(path: Path, ours: str, dead: str, holder: warm.Started) -> None:
     async with opened(path, Clock()) as journal:
         instance = home_at(path).instance(ours)
         assert await journal.commit(budgets.release_orphans(instance.alive)) == []
@@ -355,6 +356,7 @@ async def _take_over(path: Path, ours: str, holder: warm.Started) -> None:
         await journal.commit(lambda transaction: budgets.hold(transaction, "mine", ours, purse, 100_000))
         holder.send_signal(signal.SIGKILL)
         await asyncio.to_thread(holder.communicate)
+        bury(home_at(path), dead)
         assert await journal.commit(budgets.release_orphans(instance.alive)) == ["began", "waiting"]
         assert books(journal) == [(300_000, 100_000)]
         assert await journal.commit(budgets.release_orphans(instance.alive)) == []

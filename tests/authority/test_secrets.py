@@ -12,7 +12,6 @@ import pickle
 import pty
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -42,9 +41,11 @@ from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
+from interlock.store.tables import metadata
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.support import forked
+from tests.support.stores import address_of, contents, opened
 
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
 
@@ -84,8 +85,9 @@ async def fetch_refusal(store: Secrets, name: str) -> str:
 
 
 def everything_in(home: Home) -> bytes:
-    """Every byte of every file of a home, with the database's log."""
-    return b"\n".join(path.read_bytes() for path in home.path.rglob("*") if path.is_file())
+    """Every byte of every file of a home, with the database's log, and of a store elsewhere."""
+    elsewhere = [] if address_of(home) is None else [contents(home)]
+    return b"\n".join([*(path.read_bytes() for path in home.path.rglob("*") if path.is_file()), *elsewhere])
 
 
 # The embedded store
@@ -151,15 +153,14 @@ async def test_a_row_moved_elsewhere_or_given_a_longer_life_does_not_open(
 ) -> None:
     await store.set("mine", "value-of-mine", by="me", expires_ms=time.now_ms + 1000)
     await store.set("yours", "value-of-yours", by="me")
-    with sqlite3.connect(home.database) as database:
+    with opened(home) as database:
         database.execute(
             "UPDATE secret SET sealed = (SELECT sealed FROM secret WHERE name = 'yours') WHERE name = 'mine'"
         )
     assert await fetch_refusal(store, "mine") == "E3604"
     await store.set("mine", "value-of-mine", by="me", expires_ms=time.now_ms + 1000)
-    with sqlite3.connect(home.database) as database:
+    with opened(home) as database:
         database.execute("UPDATE secret SET expires_ms = NULL WHERE name = 'mine'")
-    database.close()
     assert await fetch_refusal(store, "mine") == "E3604"
 
 
@@ -272,10 +273,12 @@ async def test_after_a_rotation_only_the_new_key_is_left_and_opens_everything(st
 async def test_a_key_stays_while_anything_else_is_sealed_under_it(store: Secrets, home: Home, journal: Journal) -> None:
     box = Box(home.keys)
     sealed = box.seal(b"how to go on", purpose="ticket")
-    columns = [row[1] for row in journal.reader.all("PRAGMA table_info(ticket)")]
-    values = ["sealed" if column == "sealed" else "''" for column in columns]
-    insert = f"INSERT INTO ticket SELECT {', '.join(values)} FROM (SELECT ? AS sealed)"
-    await journal.commit(lambda transaction: transaction.execute(insert, (sealed,)))
+    ticket = metadata.tables["ticket"]
+    values = {
+        one.name: sealed if one.name == "sealed" else one.type.python_type() for one in ticket.columns
+    } | dict.fromkeys(("params", "preview", "changed"), b"")
+    insert = f"INSERT INTO ticket ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+    await journal.commit(lambda transaction: transaction.execute(insert, tuple(values.values())))
     await store.rotate_key(by="me")
     assert box.open(sealed, purpose="ticket") == b"how to go on"
     await journal.commit(lambda transaction: transaction.execute("DELETE FROM ticket"))
@@ -286,10 +289,8 @@ async def test_a_key_stays_while_anything_else_is_sealed_under_it(store: Secrets
 async def test_a_rotation_leaves_what_cannot_be_opened_and_says_which(store: Secrets, home: Home) -> None:
     await store.set("good", "value-good", by="me")
     await store.set("torn", "value-torn", by="me")
-    database = sqlite3.connect(home.database)
-    database.execute("UPDATE secret SET sealed = substr(sealed, 1, 30) WHERE name = 'torn'")
-    database.commit()
-    database.close()
+    with opened(home) as database:
+        database.execute("UPDATE secret SET sealed = substr(sealed, 1, 30) WHERE name = 'torn'")
     assert [kept.name for kept in await store.rotate_key(by="me")] == ["torn"]
     assert (await store.fetch("good")).reveal() == "value-good"
     assert await fetch_refusal(store, "torn") == "E3604"

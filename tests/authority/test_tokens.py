@@ -45,6 +45,7 @@ from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests.support.identities import AGENT, HELPER, USER, did_of, private_key
+from tests.support.stores import contents, notice
 
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
 Json = dict[str, Any]
@@ -183,7 +184,7 @@ async def test_what_is_issued_is_on_record_and_the_token_is_not(world: World) ->
     token = await world.issue()
     (issued,) = [act for act in world.acts() if act["act"] == "token.issued"]
     assert (issued["call"], issued["subject"], issued["by"]) == (parts(token)[1]["jti"], AGENT, OPERATOR.id)
-    everything = b"".join(path.read_bytes() for path in world.home.path.glob("interlock.db*"))
+    everything = contents(world.home)
     assert token.rpartition(".")[2].encode() not in everything
 
 
@@ -718,11 +719,11 @@ async def test_identities_are_registered_updated_and_revoked_for_good(world: Wor
     token = await world.issue()
     assert (await world.tokens.verifier.verify(token)).trust == 40
     await world.identities.update(Identity(did=AGENT, name="agent", trust=90), by="operator")
-    world.clock.advance(0.05)
+    notice(world.home, world.clock)
     assert world.tokens.verifier.known(token) is None
     assert (await world.tokens.verifier.verify(token)).trust == 90
     await world.identities.revoke(AGENT, reason="it misbehaved", by="operator")
-    world.clock.advance(0.05)
+    notice(world.home, world.clock)
     assert world.tokens.verifier.known(token) is None
     assert await world.refusal(token) == "E3201"
     with pytest.raises(Failure) as again:

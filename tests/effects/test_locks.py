@@ -428,6 +428,7 @@ def test_real_processes_are_never_inside_together(tmp_path: Path, store: str | N
         assert process.returncode == 0, errors
 
 
+@pytest.mark.sqlite_only("the board is a file; the tests of this module that hold for both name their store")
 async def test_killing_the_holder_frees_what_it_held(tmp_path: Path) -> None:
     with processes(tmp_path, 1) as (locks,):
         holder = start(tmp_path, None, "Z", "hold")
@@ -507,6 +508,7 @@ async def test_what_a_power_cut_left_of_the_board_is_no_obstacle(tmp_path: Path)
         pass
 
 
+@pytest.mark.sqlite_only("the board is a file; the tests of this module that hold for both name their store")
 async def test_a_board_that_cannot_be_opened_refuses_the_call(tmp_path: Path) -> None:
     (tmp_path / "locks.board").mkdir()
     with processes(tmp_path, 1) as (locks,):

@@ -27,6 +27,7 @@ from tests.cli.conftest import Cli
 from tests.gateway import artifact_tools as files
 from tests.gateway.test_programs import TEXT, manifest, written
 from tests.support.calls import admit, code, records
+from tests.support.stores import refusing
 
 pytestmark = pytest.mark.usefixtures("module_leaves_nothing_behind")
 ON_MODULE = pytest.mark.asyncio(loop_scope="module")
@@ -142,15 +143,11 @@ async def test_who_only_looks_or_undoes_leaves_nothing(lock: Interlock) -> None:
 
 @ON_MODULE
 async def test_files_and_the_record_of_success_are_written_together_or_not_at_all(lock: Interlock) -> None:
-    refusing = (
-        "CREATE TRIGGER full BEFORE INSERT ON payload WHEN NEW.ref LIKE '%.2' BEGIN SELECT RAISE(ABORT, 'x'); END"
-    )
-    await lock.journal.commit(lambda tx: tx.execute(refusing) and None)
-    failed = await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
+    with refusing(lock.home, "payload", "NEW.ref LIKE '%.2'"):
+        failed = await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
     assert not failed.ok
     assert kept(lock, failed) == 0
     assert "artifacts" not in str(records(lock, failed.invocation_id))
-    await lock.journal.commit(lambda tx: tx.execute("DROP TRIGGER full") and None)
     assert (await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))).ok
 
 

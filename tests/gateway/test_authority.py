@@ -24,6 +24,7 @@ from interlock.core.errors import ErrorCode
 from interlock.testing import FakeClock
 from tests.sample import Name, increment, send, world
 from tests.support.calls import code, publish, records
+from tests.support.stores import notice
 
 LEAST = pytest.mark.proves("AUTH-07")
 SANDBOX = pytest.mark.supports("AUTH-09")
@@ -252,7 +253,7 @@ async def test_a_revocation_counts_from_the_next_call_on(held: Interlock, home: 
     assert (await held.call("least.needs_nothing", token=other)).ok
     async with Interlock.open(home, clock=time.clock, housekeeping=False) as elsewhere:
         await elsewhere.tokens.revoke(AGENT, reason="stolen", by=OPERATOR)
-    time.advance(0.05)
+    notice(held.home, time)
     assert answer(await held.call("least.needs_nothing", token=other)) == ("E3201", 401)
 
 

@@ -6,7 +6,6 @@ import ast
 import asyncio
 import gc
 import shutil
-import sqlite3
 import threading
 import time
 import weakref
@@ -41,6 +40,7 @@ from tests.support import source
 from tests.support.calls import admit, code, records, until
 from tests.support.executors import site
 from tests.support.identities import did_of
+from tests.support.stores import busy, impatient
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -657,13 +657,8 @@ async def test_a_caller_in_a_loop_is_told_of_though_the_line_is_short(lock: Inte
 @contextmanager
 def held(lock: Interlock) -> Generator[None]:
     """The journal in another's hands: nothing is written meanwhile."""
-    other = sqlite3.connect(lock.home.database, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
+    with busy(lock.home):
         yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
@@ -702,7 +697,7 @@ async def test_whoever_comes_to_listen_while_the_record_is_written_hears_of_it(l
 async def test_a_read_that_cannot_be_recorded_is_no_success(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
-    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.02)
+    impatient(lock.home, lock.journal, monkeypatch)
     if aside:
         bystander(lock)
     with held(lock):

@@ -20,6 +20,7 @@ from interlock.contract.standard import ToolInvocation
 from interlock.data.canonical import digest
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
+from interlock.store.homes import home_at
 from tests import sample
 from tests.cli.conftest import Cli
 from tests.crash.test_kill import ROOT, prepare
@@ -30,6 +31,7 @@ from tests.gateway.test_programs import NUMBER, manifest, written
 from tests.support import forked
 from tests.support.calls import admit, records
 from tests.support.identities import did_of
+from tests.support.stores import bury
 from tests.support.wires import opened
 from tests.upstreams.servers import HttpServer, json_answer
 
@@ -563,6 +565,7 @@ async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: 
         env={**os.environ, "EFFECTS": str(tmp_path / "effects"), "CRASH_AT": "after the effect"},
     )  # fmt: skip
     assert await died.wait() == -9
+    bury(home_at(home))
     async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
         ((call, state),) = lock.journal.reader.all("SELECT call, state FROM reservation")
         assert state == "unknown"

@@ -16,7 +16,6 @@ import pytest
 from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen, Tool
 from interlock.api import background
 from interlock.audit.chain import verify
-from interlock.store import writer
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
@@ -24,6 +23,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import Name, world
 from tests.support.calls import admit, code, records, turn, until, write
+from tests.support.stores import busy, impatient
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
@@ -232,7 +232,7 @@ async def test_a_lost_session_does_not_free_the_key_of_an_effect_made_outside_it
 
 async def _run_three_that_cannot_be_recorded(lock: Interlock, home: Path, patch: pytest.MonkeyPatch) -> None:
     """Three writes make their effect while another process holds the journal's lock."""
-    patch.setattr(writer, "LOCK_PATIENCE_S", 0.05)
+    impatient(lock.home, lock.journal, patch)
     world.gate = asyncio.Event()
     started: list[str] = []
     stop = lock.listen(
@@ -241,12 +241,9 @@ async def _run_three_that_cannot_be_recorded(lock: Interlock, home: Path, patch:
     calls = [asyncio.create_task(lock.call("demo.increment", name=name, key=name)) for name in "abc"]
     await until(lambda: len(started) == 3)
     stop()
-    other = sqlite3.connect(home / "interlock.db", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    world.gate.set()
-    assert [code(result) for result in await asyncio.gather(*calls)] == ["E3409"] * 3
-    other.execute("ROLLBACK")
-    other.close()
+    with busy(lock.home):
+        world.gate.set()
+        assert [code(result) for result in await asyncio.gather(*calls)] == ["E3409"] * 3
     assert world.counters == {"a": 1, "b": 1, "c": 1}
 
 
@@ -402,6 +399,7 @@ async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
     assert verify(home_at(home)).intact
 
 
+@pytest.mark.sqlite_only("a fake stands for a connection to a file")
 async def test_a_connection_that_cannot_roll_back_is_replaced(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
         """A fake of a connection whose disk fails between BEGIN and ROLLBACK."""

@@ -37,6 +37,7 @@ from tests.sample import world
 from tests.support import source
 from tests.support.calls import SIX, publish, records
 from tests.support.executors import site
+from tests.support.stores import bury, lives
 
 
 @pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
@@ -181,6 +182,7 @@ async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(l
     lock.catalog.attach(lingers)
     with warm.start(["-c", READER, str(home)], os.environ, Path(__file__).parents[2], python=True):  # and kill it
         await _noted(lock, 1)
+    bury(lock.home, *(one for one in lives(lock.home) if one != lock.instance.id))
     (begun,) = records(lock, kind="started")
     own = lock.gateway.with_id(lock.request("demo.lingers"))
     mine = asyncio.create_task(lock.gateway.invoke(own))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.payloads import PIECE_BYTES
 from interlock.store.sealing import keys_in_use
+from tests.support import stores
 from tests.support.calls import admit, until, write
 
 Size = Annotated[int, Field(description="how many characters", examples=[1])]
@@ -109,6 +109,7 @@ async def test_a_large_payload_of_an_earlier_version_is_read(tmp_path: Path, mon
         assert await lock.read_payload(ref, caller=ANN) == f'"{text(LARGE)}"'.encode()
 
 
+@pytest.mark.sqlite_only("a copy of the data directory is not offered on PostgreSQL yet")
 async def test_a_backup_holds_the_pieces_and_the_key_that_they_are_sealed_with(tmp_path: Path) -> None:
     async with opened(tmp_path / "home") as lock:
         ref = await make(lock, "piece.produce", LARGE)
@@ -296,7 +297,7 @@ async def test_large_inputs_are_kept_in_pieces_too(tmp_path: Path) -> None:
     [
         "DELETE FROM payload_piece WHERE number = 2",
         "DELETE FROM payload_piece",
-        "UPDATE payload_piece SET body = zeroblob(length(body)) WHERE number = 2",
+        "UPDATE payload_piece SET body = x'00' WHERE number = 2",
         "UPDATE payload_piece SET number = -number; UPDATE payload_piece SET number = number + 4",
     ],
     ids=["one removed", "all removed", "changed", "in another order"],
@@ -304,8 +305,9 @@ async def test_large_inputs_are_kept_in_pieces_too(tmp_path: Path) -> None:
 async def test_a_piece_that_was_removed_or_changed_is_found(tmp_path: Path, statement: str) -> None:
     async with opened(tmp_path) as lock:
         ref = await make(lock, CHANGE, LARGE)
-        with closing(sqlite3.connect(lock.home.database)) as database:
-            database.executescript(statement)
+        with stores.opened(lock.home) as database:
+            for one in statement.split(";"):
+                database.execute(one)
         with pytest.raises(Failure) as caught:
             await lock.read_payload(ref, caller=ANN)
         assert caught.value.code == "E3604"

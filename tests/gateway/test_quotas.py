@@ -155,7 +155,10 @@ async def test_a_call_can_be_undone_at_a_quota(tmp_path: Path) -> None:
         assert (await lock.undo(done.invocation_id, key="u", caller=ANN)).ok
 
 
-_FULL = "INSERT OR REPLACE INTO payload_use (scope, bytes) VALUES ('caller:north/user:ann', 4000)"
+_FULL = (
+    "INSERT INTO payload_use (scope, bytes) VALUES ('caller:north/user:ann', 4000)"
+    " ON CONFLICT (scope) DO UPDATE SET bytes = 4000"
+)
 
 
 async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
@@ -196,8 +199,10 @@ async def test_the_sums_are_those_of_the_payloads(
             assert (await lock.call("quota.produce", size=size, caller=caller)).ok
 
         def forget(transaction: Any) -> None:
-            transaction.execute("DELETE FROM payload WHERE rowid % 3 = 0 AND rowid <= ?", (gone,))
-            transaction.execute("UPDATE payload SET body = NULL WHERE rowid <= ?", (gone,))
+            first = [ref for (ref,) in transaction.all("SELECT ref FROM payload ORDER BY ref")][:gone]
+            for number, ref in enumerate(first):
+                change = "UPDATE payload SET body = NULL" if number % 3 else "DELETE FROM payload"
+                transaction.execute(f"{change} WHERE ref = ?", (ref,))
 
         await lock.journal.commit(forget)
         kept: dict[str, int] = {}

@@ -21,10 +21,12 @@ from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.call.results import Result
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL
+from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample, warm
 from tests.sample import Name
 from tests.support.calls import admit, until
+from tests.support.stores import bury
 
 Json = dict[str, Any]
 gates: dict[str, asyncio.Event] = {}
@@ -288,6 +290,7 @@ async def test_after_a_crash_each_call_is_in_the_state_that_was_committed_last(h
         await admit(lock, read, write)
         committed = await _kill_a_process(lock, home)
         assert invocations(lock) == committed, "the kill changed nothing that was committed"
+    bury(home_at(home))
     async with Interlock.open(home, housekeeping=False) as restarted:
         after = invocations(restarted)
         for one in ("demo.increment", "demo.send"):

@@ -18,6 +18,7 @@ from interlock.contract.contract import parse_contract
 from interlock.registry import catalog
 from interlock.registry.catalog import bump_epoch
 from interlock.store.port import Transaction
+from interlock.store.tables import tool_version
 from tests.conftest import TOOLS
 
 MANY = 600
@@ -26,9 +27,9 @@ PAGE = 50
 
 def _offered(transaction: Transaction, number: int, text: str = "") -> None:
     """One more tool, like `demo.add` but for its name."""
-    row = transaction.one("SELECT * FROM tool_version WHERE address = 'demo.add'")
+    columns = [one.name for one in tool_version.columns]
+    row = transaction.one(f"SELECT {', '.join(columns)} FROM tool_version WHERE address = 'demo.add'")
     assert row is not None
-    columns = [one[1] for one in transaction.all("PRAGMA table_info(tool_version)")]
     known = dict(zip(columns, row, strict=True))
     manifest = orjson.loads(known["manifest"])
     manifest["namespace"] = "many"
@@ -38,7 +39,10 @@ def _offered(transaction: Transaction, number: int, text: str = "") -> None:
         "address": f"many.add_{number:05}", "digest": f"{number:05}{text}", "manifest": orjson.dumps(manifest).decode(),
     }  # fmt: skip
     names, holders = ", ".join(known), ", ".join("?" * len(known))
-    transaction.execute(f"INSERT OR REPLACE INTO tool_version ({names}) VALUES ({holders})", tuple(known.values()))
+    transaction.execute(
+        "DELETE FROM tool_version WHERE address = ? AND version = ?", (known["address"], known["version"])
+    )
+    transaction.execute(f"INSERT INTO tool_version ({names}) VALUES ({holders})", tuple(known.values()))
 
 
 async def _offer(lock: Interlock, *numbers: int, text: str = "") -> None:

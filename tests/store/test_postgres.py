@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,39 @@ async def test_units_of_one_turn_are_committed_together_and_one_that_refuses_lea
     futures = [journal.submit(unit) for unit in (count, refuses, count, breaks, count)]
     ended = await asyncio.gather(*futures, return_exceptions=True)
     assert [isinstance(one, int) for one in ended] == [True, False, True, False, True]
+    assert counted(journal) == ("3", 3)
+
+
+def test_threads_that_find_their_connection_lost_open_one(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    open_one = Connection._open  # pyright: ignore[reportPrivateUsage]
+
+    def noted(self: Connection) -> Any:
+        opened.append(open_one(self))
+        return opened[-1]
+
+    monkeypatch.setattr(Connection, "_open", noted)
+    with closing(Connection(address, reading=True)) as connection:
+        connection.hang_up()
+        together = threading.Barrier(8)
+
+        def read(_: int) -> Any:
+            together.wait()
+            return connection.one("SELECT 7")
+
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(read, range(8))) == [(7,)] * 8
+        assert [one.closed for one in opened] == [True, False]
+    assert opened[-1].closed
+
+
+async def test_two_writers_of_one_home_begin_their_own_transactions(home: PostgresHome, journal: Journal) -> None:
+    other = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    try:
+        for one in (journal, other, journal):
+            await one.commit(count)
+    finally:
+        await other.close()
     assert counted(journal) == ("3", 3)
 
 

@@ -43,6 +43,7 @@ async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
     for one in tools:
         await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
+    await lock.journal.changes.look()
 
 
 async def turn() -> None:

@@ -92,6 +92,8 @@ class Server:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", **self._user)
 
 
+# The database that says which one each data directory has. Tests do anything to the one that is there by itself.
+_OWN = "directories"
 _EMPTY = "empty"
 # The name of the table that tells a store from an empty database, until the store is made.
 _UNMADE = "not_made_yet"
@@ -110,10 +112,14 @@ class Stores:
 
     def make(self) -> None:
         """Make the empty store that others are copies of."""
+        import psycopg
+
         from interlock.store.postgres import schema
         from interlock.store.postgres.connection import Connection
 
-        self._server.execute(f"CREATE DATABASE {_EMPTY}".encode())
+        with psycopg.connect(self._address, autocommit=True) as connection:
+            for name in (_OWN, _EMPTY):
+                connection.execute(f"CREATE DATABASE {name}".encode())
         self._server.execute(_DIRECTORIES.encode())
         with closing(Connection(self.at(_EMPTY))) as connection:
             schema.make(connection, None)
@@ -152,7 +158,7 @@ class Stores:
         if self._opened is not None and self._opened.info.transaction_status is TransactionStatus.ACTIVE:
             self.close()  # a test ran out of time while the server worked
         if self._opened is None:
-            self._opened = psycopg.connect(self._address, autocommit=True)
+            self._opened = psycopg.connect(self.at(_OWN), autocommit=True)
         return self._opened
 
     def _find(self, place: str) -> str | None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+from interlock.store.changes import MAX_STALE_S
 from interlock.store.connection import Connection
 from interlock.store.home import Home
+
+if TYPE_CHECKING:
+    import pytest
+
+    from interlock.store.journal import Journal
+    from interlock.testing import FakeClock
 
 
 def address_of(home: Home) -> str | None:
@@ -54,3 +61,88 @@ def unguarded(home: Home, *, put_back: bool = True) -> Generator[Connection]:
         yield connection
         for statement in (*(back if put_back else ()), "COMMIT"):
             connection.execute(statement)
+
+
+@contextmanager
+def busy(home: Home) -> Generator[None]:
+    """Have every process that wants to write wait, as one does that is in the middle of a transaction."""
+    with opened(home) as connection:
+        if address_of(home) is None:
+            connection.execute("BEGIN IMMEDIATE")
+        else:
+            connection.execute("BEGIN")
+            connection.execute("SELECT interlock_begin('')")
+        yield
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
+def refusing(home: Home, table: str, condition: str) -> Generator[None]:
+    """Have the database refuse to insert rows for which a condition holds, which names them `NEW`."""
+    when = f"CREATE TRIGGER refuses BEFORE INSERT ON {table}"
+    if address_of(home) is None:
+        made = [f"{when} WHEN {condition} BEGIN SELECT RAISE(ABORT, 'x'); END"]
+        dropped = "DROP TRIGGER refuses"
+    else:
+        made = [
+            "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'x'; END $$",
+            f"{when} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuses()",
+        ]
+        dropped = "DROP FUNCTION refuses CASCADE"
+    with opened(home) as connection:
+        for statement in made:
+            connection.execute(statement)
+        yield
+        connection.execute(dropped)
+
+
+def contents(home: Home) -> bytes:
+    """Everything that a store holds, as it holds it."""
+    if address_of(home) is None:
+        return b"".join(path.read_bytes() for path in sorted(home.path.glob("interlock.db*")))
+    with opened(home) as connection:
+        tables = connection.all("SELECT tablename::text FROM pg_tables WHERE schemaname = current_schema()")
+        rows = [row for (table,) in tables for row in connection.all(f'SELECT * FROM "{table}"')]
+    return b"\n".join(one if isinstance(one, bytes) else str(one).encode() for row in rows for one in row)
+
+
+def first_inserted(home: Home) -> str:
+    """The column that has notifications in the order in which they were made, as far as the database knows it."""
+    return "rowid" if address_of(home) is None else "id"
+
+
+def impatient(home: Home, journal: Journal, patch: pytest.MonkeyPatch) -> None:
+    """Have a writer wait for others for a moment only, before it refuses."""
+    patch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.02)
+    if address_of(home) is not None:
+        journal.writer._connection.execute("SET lock_timeout = '20ms'")  # pyright: ignore[reportPrivateUsage]
+
+
+def bury(home: Home, *dead: str) -> None:
+    """Let the leases of killed processes run out, which takes 15 s. Without names: of all that have one."""
+    if address_of(home) is not None:
+        with opened(home) as connection:
+            if dead:
+                connection.execute(f"DELETE FROM instance WHERE id IN ({', '.join('?' * len(dead))})", dead)
+            else:
+                connection.execute("DELETE FROM instance")
+
+
+def lives(home: Home) -> list[str]:
+    """The processes that have a lease, whether they live or were killed; none where the store is a file."""
+    if address_of(home) is None:
+        return []
+    with opened(home) as connection:
+        return [owner for (owner,) in connection.all("SELECT id FROM instance")]
+
+
+async def notice_elsewhere(home: Home, time: FakeClock, journal: Journal) -> None:
+    """The same for a cache that cannot wait until it has asked a server."""
+    notice(home, time)
+    if not home.near:
+        await journal.changes.caught_up()
+
+
+def notice(home: Home, time: FakeClock) -> None:
+    """Let so much time pass that changes of other processes have to be noticed. A server is asked less often."""
+    time.advance(0.05 if home.near else MAX_STALE_S)

@@ -204,7 +204,8 @@ def _has_signed(reader: Reader, kid: str, jti: Any) -> bool:
     """Whether the journal shows that a key was the issuer's: it signs now, was made here, or signed this token."""
     if facts.get(reader, SIGNED_BY) == kid:
         return True
-    about = [kid, jti] if isinstance(jti, str) else [kid]
+    # A name with a NUL character is in no record, and not every database can be asked for it.
+    about = [name for name in (kid, jti) if isinstance(name, str) and "\0" not in name]
     for ref in about:
         for body in ledger.of_kind(reader, ref[:200], "authority"):
             record = orjson.loads(body)

@@ -89,6 +89,7 @@ class Verifier:
         """Return the caller of a capability that was verified before, by the present state of identities."""
         # Checked before the registry is asked, so that a revocation is reported as such; and after it, since it may
         # have taken time.
+        await self._changes.caught_up()
         self.check(capability)
         caller = _caller(capability, await self.identities(capability.links))
         self.check(capability)

@@ -60,6 +60,8 @@ class Connection(Rows):
         self._in_snapshot = False
         # INVARIANT: a connection that was closed stays so, whichever thread closed it while another one reads.
         self._closing = threading.Lock()
+        # Several threads may read by one connection, and find that it is lost.
+        self._opening = threading.Lock()
         self._closed = False
         self._driver = self._open()
 
@@ -149,6 +151,7 @@ class Connection(Rows):
                 row = self._driver.execute(b"SELECT interlock_outcome($1)", (xid,)).fetchone()
                 return row is not None and row[0] == "committed"
             except (psycopg.Error, sqlite3.Error):
+                self.hang_up()
                 if self.gives_up():
                     raise OutcomeUnknown("it is not known whether the last transaction was committed") from None
                 time.sleep(_TRY_AGAIN_S)
@@ -183,14 +186,17 @@ class Connection(Rows):
         return self
 
     def reopen(self) -> None:
-        """Connect anew; what was not committed is gone."""
-        self._driver.close()
-        driver = self._open()
-        with self._closing:
-            if not self._closed:
-                self._driver = driver
-                return
-        driver.close()
+        """Connect anew where the connection is lost; what was not committed is gone."""
+        with self._opening:
+            if not self.lost and not self._closed:
+                return  # another thread has done so
+            self._driver.close()
+            driver = self._open()
+            with self._closing:
+                if not self._closed:
+                    self._driver = driver
+                    return
+            driver.close()
         raise sqlite3.ProgrammingError("the connection is closed")
 
     def hang_up(self) -> None:

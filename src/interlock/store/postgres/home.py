@@ -47,12 +47,13 @@ class Queue:
 
     contended = False
 
-    def __init__(self, home: PostgresHome) -> None:
+    def __init__(self, home: PostgresHome, writer: Connection) -> None:
         self._home = home
+        self._writer = writer
 
     def begin(self, execute: Callable[[str], Any], patience_s: float) -> bool:
         """Begin a transaction when no other process has one. False when that took too long."""
-        return self._home.begin()
+        return self._home.begin(self._writer)
 
     def look(self) -> None:
         """Nothing is to be seen: the server knows who waits."""
@@ -74,6 +75,7 @@ class PostgresHome(Home):
         # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
         self.lease = ""
         self._now_ms = 0
+        # The connection of the writer that was opened last, which asks for its queue next.
         self._writer: Connection | None = None
         self._give_up_at = math.inf
 
@@ -162,11 +164,10 @@ class PostgresHome(Home):
         return connection
 
     def queue(self) -> Turns:
-        return cast("Turns", Queue(self))
+        return cast("Turns", Queue(self, cast("Connection", self._writer)))
 
-    def begin(self) -> bool:
-        """Begin a transaction of the writer: under the lock, with the lease checked and the time of the database."""
-        writer = cast("Connection", self._writer)
+    def begin(self, writer: Connection) -> bool:
+        """Begin a transaction of a writer: under the lock, with the lease checked and the time of the database."""
         if writer.lost:
             writer.reopen()
         try:

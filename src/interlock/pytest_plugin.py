@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from interlock.api.client import Client
     from interlock.api.interlock import Interlock
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the modules of Interlock loaded as usual, from their bytecode.
+
+    pytest parses all modules of a package with a plugin, to rewrite their asserts. That takes seconds, and where two
+    threads import at once, Python 3.11 up to 3.11.8 may fail with `AST constructor recursion depth mismatch`.
+    """
+    marked: set[str] = getattr(config.pluginmanager.rewrite_hook, "_must_rewrite", set[str]())
+    marked -= {one for one in marked if one.partition(".")[0] == "interlock"}
+
+
 try:
     import pytest_asyncio
 except ImportError:

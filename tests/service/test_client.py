@@ -157,14 +157,20 @@ def test_the_plugin_gives_tests_an_interlock_and_a_client(tmp_path: Path) -> Non
         "async def test_balance(interlock_app, interlock_client):\n"
         "    await interlock_app.add(balance)\n"
         '    assert await interlock_client.call(balance, account="cash") == 4\n'
+        "    import interlock.api.client\n"
+        '    assert type(interlock.api.client.__loader__).__name__ == "SourceFileLoader"\n'
     )
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\npythonpath = "
         f"{Path(__file__).parents[2]}\n"
     )
+    # As pytest does with a package that has a plugin, if it looks for plugins itself.
+    (tmp_path / "marking.py").write_text(
+        'def pytest_addoption(pluginmanager):\n    pluginmanager.rewrite_hook.mark_rewrite("interlock")\n'
+    )
     # Without the plugins that come with other packages here, some of which take seconds to load.
     words = [sys.executable, "-m", "pytest", "-q", "--disable-plugin-autoload", "-p", "pytest_asyncio.plugin"]
-    words += ["-p", "interlock.pytest_plugin", "test_mine.py", "--basetemp", str(tmp_path / "inner")]
+    words += ["-p", "marking", "-p", "interlock.pytest_plugin", "test_mine.py", "--basetemp", str(tmp_path / "inner")]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=150)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]

@@ -231,6 +231,7 @@ LISTINGS = {"GET /v1/approvals", "approvals.list", "GET /v1/approvals/standing",
 OTHERS = {
     "POST /v1/tools/register", "GET /v1/tools", "POST /v1/tools/invoke", "POST /v1/tools/negotiate",
     "GET /v1/surface", "POST /v1/tools/load", "tools.load", "surface.show", "Load", "Surface",
+    "POST /v1/tools/select", "tools.select", "Select",
     "GET /v1/tools/declarations", "POST /v1/tools/calls", "GET /v1/tools/{tool_id}", "GET /v1/tools/{tool_id}/versions",
     "POST /v1/tools/{tool_id}/deprecate", "POST /v1/approvals/standing", "DELETE /v1/approvals/standing/{standing_id}",
     "POST /v1/approvals/{ticket_id}/approve", "POST /v1/approvals/{ticket_id}/deny", "GET /v1/budgets",

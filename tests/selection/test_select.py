@@ -13,11 +13,16 @@ import pytest
 
 from interlock import Failure, Field, Interlock, Tool, tool
 from interlock.api.service import Service
+from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.data.schema import Json
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.selection.router import Router, features
 from interlock.testing import FakeClock
 from tests.support.calls import admit
+from tests.support.identities import did_of
+from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
 from tests.upstreams.servers import Got, HttpServer, json_answer
 
@@ -403,3 +408,33 @@ async def test_half_a_character_in_a_name_or_a_request_is_refused(home: Path, na
         assert result.error is not None
         assert result.error.code == "E3004"
         await service.close()
+
+
+async def test_every_door_selects_the_same_for_the_holder_of_a_token(home: Path) -> None:
+    async with opened(home) as lock, wired(lock) as wires:
+        asked: Json = {"request": "weather in Rome", "intent": False, "allocation": 5000}
+
+        def plain(told: Json) -> Json:
+            return {**told, "id": ""}
+
+        rest: Json = (await wires.http.post("/v1/tools/select", json=asked)).json()
+        assert (rest["chosen"], rest["gate"]["answer"]) == ("office.forecast", "ALLOW")
+        rpc: Json = orjson.loads(await wires.rpc("tools.select", asked))["result"]
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        stub = GatewayStub(wires.channel)
+        request = wire.SelectRequest(request=asked["request"], allocation=5000, without_intent=True)
+        answer = await stub.Select(request, metadata=bearer)
+        assert (answer.chosen, answer.answer) == ("office.forecast", "ALLOW")
+        assert plain(rest) == plain(rpc) == plain(orjson.loads(answer.selection_json))
+        kept = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'selection' ORDER BY seq")
+        assert [one for (one,) in kept] == [rest["id"], rpc["id"], answer.id]
+        # A caller gets no tool that their token does not name, and mistakes are refused.
+        wires.bear(
+            await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.translate")], by=lock.caller)
+        )
+        hidden = await wires.http.post("/v1/tools/select", json=asked)
+        assert "forecast" not in hidden.text
+        more: list[Json] = [{"allocation": -1}, {"cheaper": 7}, {"session": 7}]
+        for wrong in ({}, {"request": ""}, {"request": 7}, *({"request": "x", **one} for one in more)):
+            assert (await wires.http.post("/v1/tools/select", json=wrong)).status_code == 400, wrong
+            assert "error" in orjson.loads(await wires.rpc("tools.select", wrong)), wrong

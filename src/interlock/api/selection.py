@@ -38,6 +38,8 @@ from interlock.selection.stages import (
 )
 from interlock.window.affordances import declaration
 
+__all__ = ["MOST_REQUEST", "SelectOptions", "Selection", "Selections"]
+
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools

@@ -89,6 +89,7 @@ class JsonRpcDoor(Route):
             "tools.describe": self._tool,
             "tools.negotiate": self._negotiate,
             "tools.load": self._load,
+            "tools.select": self._select,
             "surface.show": self._surface,
             "tools.invoke": self._invoke,
             "calls.list": self._calls,
@@ -281,6 +282,30 @@ class JsonRpcDoor(Route):
         found = await self._service.surfaces.load([_text(one, "names") or "" for one in texts], caller)
         schemas = [{"input_schema": one.contract.input.model_facing} for one in found]
         return {"tools": [{**self._brief(one), **schema} for one, schema in zip(found, schemas, strict=True)]}
+
+    async def _select(
+        self,
+        caller: Caller,
+        request: Any,
+        allocation: Any = None,
+        cheaper: Any = False,
+        intent: Any = True,
+        session: Any = "",
+    ) -> Json:
+        if allocation is not None and (allocation.__class__ is not int or allocation < 0):
+            raise _Fault(_PARAMS, "invalid params: `allocation` is a whole number from 0 on")
+        if cheaper.__class__ is not bool or intent.__class__ is not bool:
+            raise _Fault(_PARAMS, "invalid params: `cheaper` and `intent` are true or false")
+        made = await self._service.lock.select(
+            _text(request, "request") or "",
+            caller=caller,
+            allocation=allocation,
+            cheaper=cheaper,
+            intent=intent,
+            session=_text(session, "session") or "",
+            door="jsonrpc",
+        )
+        return made.document()
 
     async def _surface(self, asks: Caller, caller: Any = None, cursor: Any = None, limit: Any = 200) -> Json:
         who, place, most = _text(caller, "caller"), _text(cursor, "cursor"), _whole(limit, "limit", 1000)

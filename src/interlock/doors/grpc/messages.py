@@ -263,6 +263,14 @@ def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
     )
 
 
+def selection(told: Json) -> wire.SelectResponse:
+    """A selection, with what most clients need as fields."""
+    gate: Json = told["gate"] or {}
+    return wire.SelectResponse(
+        id=told["id"], chosen=told["chosen"] or "", answer=gate.get("answer", ""), selection_json=encode(told)
+    )
+
+
 def surface(told: Json) -> wire.SurfaceResponse:
     """A surface as it is shown."""
     return wire.SurfaceResponse(

@@ -256,6 +256,21 @@ class Servicer:
         found = await self._service.surfaces.load(list(request.names), caller)
         return wire.LoadResponse(tools=map(self._tool, found))
 
+    async def select(self, request: wire.SelectRequest, caller: Caller, _: Rpc) -> wire.SelectResponse:
+        allocation = request.allocation if request.HasField("allocation") else None
+        if allocation is not None and allocation < 0:
+            raise Failure("E3004", "`allocation` must be nought or more")
+        made = await self._service.lock.select(
+            request.request,
+            caller=caller,
+            allocation=allocation,
+            cheaper=request.cheaper,
+            intent=not request.without_intent,
+            session=request.session,
+            door=DOOR,
+        )
+        return messages.selection(made.document())
+
     async def surface(self, request: wire.SurfaceRequest, caller: Caller, _: Rpc) -> wire.SurfaceResponse:
         who, cursor = request.caller or None, request.page_token or None
         size = request.page_size or surface_view.PAGE

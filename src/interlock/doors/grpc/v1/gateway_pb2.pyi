@@ -185,6 +185,32 @@ class LoadResponse(_message.Message):
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
 
+class SelectRequest(_message.Message):
+    __slots__ = ("request", "allocation", "cheaper", "without_intent", "session")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_FIELD_NUMBER: _ClassVar[int]
+    CHEAPER_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_INTENT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    allocation: int
+    cheaper: bool
+    without_intent: bool
+    session: str
+    def __init__(self, request: _Optional[str] = ..., allocation: _Optional[int] = ..., cheaper: _Optional[bool] = ..., without_intent: _Optional[bool] = ..., session: _Optional[str] = ...) -> None: ...
+
+class SelectResponse(_message.Message):
+    __slots__ = ("id", "chosen", "answer", "selection_json")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    chosen: str
+    answer: str
+    selection_json: bytes
+    def __init__(self, id: _Optional[str] = ..., chosen: _Optional[str] = ..., answer: _Optional[str] = ..., selection_json: _Optional[bytes] = ...) -> None: ...
+
 class SurfaceRequest(_message.Message):
     __slots__ = ("caller", "page_token", "page_size")
     CALLER_FIELD_NUMBER: _ClassVar[int]

@@ -37,6 +37,11 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.SurfaceRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.SurfaceResponse.FromString,
                 _registered_method=True)
+        self.Select = channel.unary_unary(
+                '/interlock.v1.Gateway/Select',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.SelectRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.SelectResponse.FromString,
+                _registered_method=True)
         self.Invoke = channel.unary_unary(
                 '/interlock.v1.Gateway/Invoke',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.InvokeRequest.SerializeToString,

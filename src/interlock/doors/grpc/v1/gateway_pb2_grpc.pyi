@@ -11,6 +11,7 @@ class GatewayStub:
     Describe: _aio.UnaryUnaryMultiCallable[_wire.DescribeRequest, _wire.Tool]
     Load: _aio.UnaryUnaryMultiCallable[_wire.LoadRequest, _wire.LoadResponse]
     Surface: _aio.UnaryUnaryMultiCallable[_wire.SurfaceRequest, _wire.SurfaceResponse]
+    Select: _aio.UnaryUnaryMultiCallable[_wire.SelectRequest, _wire.SelectResponse]
     Invoke: _aio.UnaryUnaryMultiCallable[_wire.InvokeRequest, _wire.CallResult]
     Run: _aio.StreamStreamMultiCallable[_wire.RunRequest, _wire.RunEvent]
     Calls: _aio.UnaryUnaryMultiCallable[_wire.CallsRequest, _wire.CallsResponse]

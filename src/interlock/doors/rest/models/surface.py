@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from interlock.api.selection import MOST_REQUEST
 from interlock.api.surface_view import MOST, PAGE
 from interlock.api.surfaces import MOST_AT_ONCE
 from interlock.doors.rest.models.common import Answer, Body, Json, Name, Query, example
@@ -36,6 +37,30 @@ class LoadBody(Body):
     model_config = ConfigDict(json_schema_extra=example(names=["demo.balance"]))
 
     names: Annotated[list[Name], Field(min_length=1, max_length=MOST_AT_ONCE, fail_fast=True)]
+
+
+class SelectBody(Body):
+    model_config = ConfigDict(json_schema_extra=example(request="how much is in the cash account"))
+
+    request: str = Field(min_length=1, max_length=MOST_REQUEST, description="what is to be done, in words")
+    allocation: int | None = Field(None, ge=0, description="how many tokens the schemas of all candidates may take")
+    cheaper: bool = Field(False, description="choose the cheaper of tools with equal expected success")
+    intent: bool = Field(True, description="false: the kind of help does not narrow the candidates")
+    session: str = Field("", max_length=600, description="the session whose budgets count")
+
+
+class Selected(Answer):
+    """The outcome of a selection. No call was made."""
+
+    id: str
+    intent: Json | None
+    stages: list[Json] = Field(description="what each stage left of the tools before it, and why")
+    candidates: list[Json]
+    chosen: str | None = Field(description="the tool; null where none fits")
+    parameters: Json | None = Field(description="the parameters that a model chose")
+    refused: str | None = Field(description="why the choice of a model was refused")
+    gate: Json | None = Field(description="ALLOW, REQUIRE_APPROVAL or DENY, with the reason")
+    tokens: Json
 
 
 class Loaded(Answer):

@@ -27,3 +27,18 @@ async def load_tools(body: models.LoadBody, ask: Ask) -> Response:
     """Load deferred tools, by name: returns what they take. They are on your surface from then on."""
     found = await ask.service.surfaces.load(body.names, ask.caller)
     return json({"tools": [tool_document(ask.service.tools, one) for one in found]})
+
+
+@router.post("/tools/select", tags=["tools"], **says(models.Selected))
+async def select_tool(body: models.SelectBody, ask: Ask) -> Response:
+    """Choose a tool for a request among those that you can see, and say how. No call is made; it is on record."""
+    made = await ask.service.lock.select(
+        body.request,
+        caller=ask.caller,
+        allocation=body.allocation,
+        cheaper=body.cheaper,
+        intent=body.intent,
+        session=body.session,
+        door="rest",
+    )
+    return json(made.document())

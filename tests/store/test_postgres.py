@@ -7,8 +7,6 @@ import os
 import secrets
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +33,7 @@ from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.home import PostgresHome
 from interlock.store.postgres.layout import departures
 from interlock.store.signing import Signer
-from tests import sample
+from tests import sample, warm
 from tests.support.postgres import Server
 
 TOOL = '''
@@ -419,10 +417,9 @@ def test_the_command_line_works_on_it(tmp_path: Path, address: str, said_in: str
         environment["INTERLOCK_STORE"] = address
 
     def interlock(*words: str, status: int = 0) -> str:
-        command = [str(Path(sys.executable).with_name("interlock")), "--home", str(tmp_path / "home"), *words]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert ended.returncode == status, ended.stdout + ended.stderr
-        return ended.stdout + ended.stderr
+        code, out, _ = warm.run(["--home", str(tmp_path / "home"), *words], environment, tmp_path, merged=True)
+        assert code == status, out.decode()
+        return out.decode()
 
     (tmp_path / "numbers_to_add.py").write_text(TOOL)
     assert "demo.add" in interlock("tools", "add", str(tmp_path / "numbers_to_add.py"))

@@ -453,16 +453,16 @@ class _Sender(NamedTuple):
 class _Handler:
     """Answers requests with one head: with one `Authorization`."""
 
-    __slots__ = ("_authorization", "_digest", "_door")
+    __slots__ = ("_door", "_sender")
     max_body = MAX_BODY
 
     def __init__(self, door: JsonRpcDoor, head: Scope) -> None:
         self._door = door
-        self._authorization = header(head, b"authorization")
-        self._digest = bearer(self._authorization) or b""
+        authorization = header(head, b"authorization")
+        self._sender = _Sender(authorization, bearer(authorization) or b"", None)
 
     async def __call__(self, body: bytes, sent: PerRequest) -> Reply:
-        sender = _Sender(self._authorization, self._digest, trace_sent(sent))
+        sender = self._sender._replace(trace=trace_sent(sent)) if sent else self._sender
         answered = await self._door.handle(body, sender)
         return Reply(204, b"") if answered is None else Reply(200, answered)
 

@@ -105,13 +105,13 @@ class _Handler:
         return self._recall(self._digest) or await self._route.service.authenticate(self._authorization)
 
     async def __call__(self, body: bytes, sent: PerRequest) -> Reply | Stream:
-        trace = trace_sent(sent)
+        trace, key = (trace_sent(sent), text(sent, b"idempotency-key")) if sent else (None, None)
         try:
             caller = self._recall(self._digest) or await self.authenticate()
             if not self._is_json:
                 raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")  # noqa: TRY301
             asked = await read_document(body, self._most_values)
-            ask, in_background = read(asked, text(sent, b"idempotency-key"), trace)
+            ask, in_background = read(asked, key, trace)
             if in_background:
                 reply, trace_id = running(self._calls.start(ask, caller, door=DOOR)), self._route.trace_id(trace)
             elif self._streams:

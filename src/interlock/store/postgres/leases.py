@@ -89,7 +89,7 @@ class Lease:
 
     def report(self, document: dict[str, Any]) -> None:
         """Tell others on this store how this process is, with the next renewal."""
-        self._told = {**document, "schema": SCHEMA_HEAD}
+        self._told = {**document, "schema": self._told["schema"]}
 
     def close(self) -> None:
         """End the lease. Whatever the process still ran is from now on that of a process that has ended."""

@@ -21,6 +21,7 @@ import pytest_asyncio
 from docs import upstream_features
 from interlock import Interlock
 from interlock.data import canonical
+from interlock.store import changes
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
 from tests.support import postgres, surroundings, zygotes
@@ -203,6 +204,9 @@ def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | 
     with pytest.MonkeyPatch.context() as patch:
         server: postgres.Server = request.getfixturevalue("postgres_server")
         patch.setenv(postgres.GIVEN, server.address)
+        # On a busy machine a server may not answer for a while, and no test of these is about that.
+        patch.setattr(changes, "_PATIENCE_S", 60.0)
+        patch.setattr("interlock.store.postgres.leases.BELIEVED_S", 0.0)  # tests kill processes and ask at once
         stores = postgres.use(os.environ)
         assert stores is not None
         stores.make()

@@ -53,7 +53,23 @@ TIER_OF: dict[str, Tier] = {
     "sandbox": "chaos",
 }
 
+# What runs a second time in `.ci/run`, with stores on PostgreSQL: a file for each thing that is different there, which
+# are locks and lost writes, changes by other processes, killed processes, texts, and the records of the registry.
+# `./dev test --store postgres DIRECTORY` runs any other part.
+ON_POSTGRES = (
+    "tests/gateway/test_authority.py",
+    "tests/gateway/test_edges.py",
+    "tests/gateway/test_interleavings.py",
+    "tests/authority/test_budgets.py",
+    "tests/approvals/test_notify.py",
+    "tests/registry/test_versions.py",
+)
+
 
 def tier_of(path: Path) -> Tier:
     """The tier of a test file; KeyError where nobody has said which it has."""
     return TIER_OF[path.relative_to(ROOT).parts[0]]
+
+
+if __name__ == "__main__":
+    print(*ON_POSTGRES)

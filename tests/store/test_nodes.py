@@ -246,8 +246,17 @@ async def test_a_tool_in_quarantine_is_refused_by_every_node(nodes: Nodes, tmp_p
 
 
 async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nodes) -> None:
-    """The last test: one node less."""
-    first, last = nodes.running[0], nodes.running[-1]
+    first = nodes.running[0]
+    victim = Cli(nodes.place / "killed", {"INTERLOCK_STORE": nodes.address})
+    shutil.copytree(first.cli.home, victim.home, ignore=NOT_COPIED)
+    with _started(victim) as last:
+        await _killed(nodes, first, last)
+    for cli in (victim, *(node.cli for node in nodes.running)):
+        verified = await asyncio.to_thread(cli, "audit", "verify")
+        assert verified.code == 0, verified.out + verified.err
+
+
+async def _killed(nodes: Nodes, first: Node, last: Node) -> None:
     names = [f"killed-{number}" for number in range(30)]
     async with client() as web:
         hanging = asyncio.ensure_future(nodes.call(web, last, "hang", "killed", "killed"))
@@ -280,6 +289,3 @@ async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nod
     assert all(made[name] <= 1 for name in names)
     # What was not refused as unknown was replayed or is made now, once.
     assert all(made[name] == 1 for name, (status, _) in zip(names, again, strict=True) if status == 200)
-    for node in nodes.running:
-        verified = await asyncio.to_thread(node.cli, "audit", "verify")
-        assert verified.code == 0, verified.out + verified.err

@@ -158,7 +158,7 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.proves("SURF-01")
+@pytest.mark.part_of("SURF-01", rest="model_capabilities of the model that asks: it is the same list for every caller")
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert await wires.http.get("/v1/tools")
     own: Json = (await wires.http.get("/v1/surface")).json()

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Sources as a whole. `README.md` has the reasons; a source that is not named here is left out.
 ALLOWED = {"tldr", "clinc", "bank", "bfcl"}
@@ -57,16 +58,23 @@ def split(name: str) -> str:
 
 
 def own(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each request with the text of its tool, and each task with the text of every tool that it needs."""
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            if not line.strip():
-                continue
-            tool = json.loads(line)
-            names = " ".join(split(name) for name in tool["params"])
-            texts = " ".join(str(text) for text in tool["params"].values())
-            text = f"{split(tool['server'] + ' ' + tool['name'])}: {tool['description'][:400]} ({names}) {texts[:250]}"
-            for request in tool["requests"]:
-                yield request, text
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        texts = {f"{tool['server']}/{tool['name']}": text_of(tool) for tool in rows if "name" in tool}
+        for row in rows:
+            if "task" in row:
+                for name in row["tools"]:
+                    yield row["task"], texts[name]
+            else:
+                for request in row["requests"]:
+                    yield request, text_of(row)
+
+
+def text_of(tool: dict[str, Any]) -> str:
+    names = " ".join(split(name) for name in tool["params"])
+    texts = " ".join(str(text) for text in tool["params"].values())
+    return f"{split(tool['server'] + ' ' + tool['name'])}: {tool['description'][:400]} ({names}) {texts[:250]}"
 
 
 def main(pairs: str, directory: str, folder: str, out: str) -> None:

@@ -136,7 +136,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = tokenizer_of(options.model)
     model: Any = AutoModel.from_pretrained(options.model, dtype=torch.float32).cuda()
-    bag = train(model, read(options.pairs), tokenizer, repeat={"bfcl": 4, "own": 8})
+    bag = train(model, read(options.pairs), tokenizer, repeat={"bfcl": 4, "own": 4})
     write(bag, vocabulary(tokenizer), options.out)
 
 

@@ -22,9 +22,9 @@ from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from tests.thorough import THOROUGH
 
-DIGEST = "54ebcebe7f39a85718741e3f24d8d40a243bc9bc4e4e78243c34b6b460a068f8"
+DIGEST = "b8a7fa53f6a53c7eead0330cfbcbe7701808083d5e13d1fcb154609dcb467b2b"
 
-MODEL = "544e31ab6da099cf6ee64eed28a50d5a8440e66adc8d57aa60d3cdb7130bf65d"
+MODEL = "f6e1a0e7b17f09e3e0794c3166a36b81aba3ad3f00bcf83add2c80f43396a7b5"
 PACKAGE = sets.HERE.parents[1] / "packages" / "search-encoder" / "src" / "interlock_search_encoder"
 
 
@@ -75,18 +75,18 @@ def _figures(name: str, encoder: Encoder | None, most: int, part: int = 1) -> tu
     ("name", "encoder", "part", "least"),
     [
         ("livemcp", None, 1, (36.5, 45, 71)),
-        ("livemcp", shipped, 1, (42, 51, 75)),
+        ("livemcp", shipped, 1, (44.5, 55, 76)),
         # The model takes about 20 ms for each text, so a normal run takes a sixth of the set. There the table stays
-        # below each of these bounds.
+        # below the first and the last of these bounds.
         pytest.param(
             "livemcp",
             partial(OnnxEncoder, PACKAGE),
-            *((1, (47, 57, 80)) if THOROUGH else (6, (66, 72, 92))),
+            *((1, (50, 59, 82)) if THOROUGH else (6, (71, 75, 96))),
             marks=pytest.mark.timeout(1800),
             id="livemcp-package",
         ),
         ("bfcl", None, 1, (74, 88, 0)),
-        ("bfcl", shipped, 1, (78, 91, 0)),
+        ("bfcl", shipped, 1, (79.5, 91, 0)),
     ],
 )
 @pytest.mark.proves("SURF-03")

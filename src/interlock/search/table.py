@@ -19,7 +19,7 @@ MOST_PIECES: Final = 126
 class Table:
     """Vectors of texts from a table of token vectors. It needs numpy and nothing else."""
 
-    share = 0.65
+    share = 0.7
     near = 0.4
 
     def __init__(self, data: bytes) -> None:

@@ -323,7 +323,7 @@ async def _count(journal: Store, now_ms: int) -> _Tally:
         tally = tally.with_more(page)
         if len(page) < _PAGE:
             return tally
-        after = page[-1].call + "\0"
+        after = page[-1].call + "\x01"  # behind this call; PostgreSQL takes no NUL character
         await asyncio.sleep(0)
 
 

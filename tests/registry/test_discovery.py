@@ -340,10 +340,14 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
 
         # The new schema is there once a person has accepted it, in one step again, and nothing of the old is.
         await lock.upstreams.accept("far", tools=["shape"], by=lock.caller, reason="looked at it")
-        for app in (lock, elsewhere):
-            block = await app.affordances(budget=100_000)
-            assert "metres" in block.text
-            assert "furlong" not in block.text
+        for app in (lock, elsewhere):  # another process notices a moment later, and has neither until then
+
+            async def told_anew(app: Interlock = app) -> bool:
+                text = (await app.affordances(budget=100_000)).text
+                assert "furlong" not in text
+                return "metres" in text
+
+            await until(told_anew)
         assert code(await lock.call("far.shape")) == "E3502", "what it answered under the old schema is forgotten"
         # A tool that comes back does not answer with what it said before it went.
         (tmp_path / "swapped").unlink()

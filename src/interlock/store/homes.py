@@ -12,7 +12,7 @@ from interlock.store.home import MARK, Home
 def home_at(path: str | os.PathLike[str], store: str | None = None, store_admin: str | None = None) -> Home:
     """The home of a data directory. `store` and `store_admin` are settings that the program was given."""
     # A backup is read as it is. Its settings may name a server, which has gone on since.
-    address = "" if store is None and Path(path, MARK).exists() else _setting("store", path, store)
+    address = "" if store is None and os.path.exists(Path(path, MARK)) else _setting("store", path, store)
     if not address:
         return Home(path)
     from interlock.store.postgres.home import PostgresHome  # the driver takes a tenth of a second to load

@@ -278,14 +278,11 @@ async def test_calls_are_seen_cancelled_and_resumed_by_their_own_callers_only(he
         assert (await client.get(path, headers=watching)).status_code == 200
         assert (await client.post(f"{path}/cancel", headers=watching)).status_code == 404
         sample.world.gate.set()
-        await until(lambda: here.server._service.calls.result(running, _ann(here)))  # pyright: ignore[reportPrivateUsage]
+        ann = await lock.caller_of(here.bearer["authorization"].removeprefix("Bearer "))
+        await until(lambda: here.server._service.calls.result(running, ann))  # pyright: ignore[reportPrivateUsage]
         for held in (*others.values(), auditor):
             seen = await client.get(f"/v1/calls/{running}", headers={"authorization": f"Bearer {held}"})
             assert seen.json().get("result") is None
-
-
-def _ann(here: Place) -> Any:
-    return here.lock.tokens.verifier.known(here.bearer["authorization"].removeprefix("Bearer "))
 
 
 async def test_nobody_agrees_to_their_own_call(here: Place) -> None:

@@ -258,7 +258,11 @@ class Interlock(Parts):
         return Client(self, options)
 
     async def wait(self, pending: Result, *, within_s: float | None = None, poll_s: float = 0.2) -> Result:
-        """Wait until a person has decided on a pending call, and continue it; still pending when time is up."""
+        """Wait until a person has decided on a pending call, and continue it.
+
+        The result is still pending when time is up, and when somebody else has continued the call meanwhile: sent again
+        under its idempotency key, it is answered with the outcome.
+        """
         return await waiting.wait_for_decision(self, pending, within_s=within_s, poll_s=poll_s)
 
     async def call_with_retries(

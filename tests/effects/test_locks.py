@@ -62,7 +62,7 @@ def processes(path: Path, count: int, store: str | None = None) -> Generator[lis
 
 @pytest.fixture(params=["file", "postgres"])
 def store(request: pytest.FixtureRequest, postgres_server: Server) -> str | None:
-    """Where the board is: the address of a database, None for a file."""
+    """The address of the database that holds the board; None if it is a file."""
     return None if request.param == "file" else postgres_server.new_schema()
 
 

@@ -25,7 +25,7 @@ IDLE_S = 1.0
 # A ticket on the board is checked again after this time, then after twice as long, and so on up to the second figure.
 ASK_AFTER_S = 0.001
 ASK_AT_LEAST_S = 0.02
-# How long to wait before a server that did not answer is told again which locks are left.
+# After the board could not be written: how long to wait before the locks of this process are written again.
 _TELL_AGAIN_S = 0.5
 
 

@@ -84,7 +84,7 @@ def tables() -> list[Columns]:
 
 
 def contents(reader: Reader) -> Contents:
-    """What a store holds, for comparing it with another."""
+    """Count and digest the rows of every table, to compare two stores."""
     found: Contents = {}
     for columns in tables():
         digest = _Digest()

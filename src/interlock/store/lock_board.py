@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -40,14 +41,14 @@ class Claim(Protocol):
 
 
 class Posted(NamedTuple):
-    """What the board said: whether no other process is on it, and the state of each ticket that was asked about."""
+    """Whether this process is alone on the board, and the state of each ticket that it asked about."""
 
     alone: bool
     answers: list[Answer]
 
 
-class Board:
-    """A board, as one process uses it. A class below says where the text is and who lives."""
+class Board(ABC):
+    """A board, as one process uses it. Subclasses define where the text is stored and which processes live."""
 
     # Whether the board is used so fast that the event loop may do it.
     near = True
@@ -86,21 +87,21 @@ class Board:
         """Remove this process from the board."""
         self._exchange(lambda board: board)
 
+    @abstractmethod
     def rung(self) -> bool:
         """Whether another process has written since this one last wrote."""
-        raise NotImplementedError
 
     def sure(self) -> bool:
         """Whether this process is certainly not taken for dead."""
         return True
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the board. Entries of this process stay until it does not live any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _exchange(self, change: Callable[[Document], Document]) -> None:
         """Replace the text of the board. `change` gets it with the entries of the other living processes."""
-        raise NotImplementedError
 
 
 def _answer(asking: Claim, others: Iterable[Mapping[str, Any]]) -> Answer:

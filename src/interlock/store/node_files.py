@@ -1,7 +1,7 @@
 """Files of a data directory that have to be the same on every machine of a store, and which machine has others.
 
 The store is shared, but policy, principals, settings and keys are files of each data directory. Every process tells the
-digests of its files with its sign of life. A file that differs is told by `interlock doctor` and `/ready`; nothing is
+digests of its files with its sign of life. `interlock doctor` and `/ready` name files that differ; nothing is
 refused for it, because a new policy reaches one machine before the other.
 """
 
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 
 def describe(home: Home) -> dict[str, Any]:
-    """What a process tells of its data directory: the machine, the path, and a digest of each file; "" for none."""
+    """Describe a data directory for other processes: machine, path, and a digest per file ("" if it is missing)."""
     return {"machine": platform.node(), "directory": str(home.path.absolute()), "files": _digests(home)}
 
 

@@ -231,7 +231,7 @@ class Servicer:
 
     async def discover(self, request: wire.DiscoverRequest, caller: Caller, _: Rpc) -> wire.DiscoverResponse:
         if request.page_size < 0:
-            raise Failure("E3004", "`page_size` must be nought or more")
+            raise Failure("E3004", "`page_size` must be 0 or more")
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         surfaces = self._service.surfaces
         if request.query:
@@ -259,7 +259,7 @@ class Servicer:
     async def select(self, request: wire.SelectRequest, caller: Caller, _: Rpc) -> wire.SelectResponse:
         allocation = request.allocation if request.HasField("allocation") else None
         if allocation is not None and allocation < 0:
-            raise Failure("E3004", "`allocation` must be nought or more")
+            raise Failure("E3004", "`allocation` must be 0 or more")
         made = await self._service.lock.select(
             request.request,
             caller=caller,

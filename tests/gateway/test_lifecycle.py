@@ -345,7 +345,11 @@ IN_ORDER = [
 
 
 @pytest.mark.supports("LIFE-06")
-@pytest.mark.proves("LIFE-02")
+@pytest.mark.part_of(
+    "LIFE-02",
+    rest="aliases, IO preflight, observable_input, the scheduler's queue, an elapsed deadline, abort signal, progress"
+    " callback and native refs, failure hooks, redaction after the hooks, linking, telemetry, context modifiers",
+)
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None

@@ -279,7 +279,7 @@ def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_an
 BOTH = [frozenset(f"far.{name}" for name in names) for names in (("rate", "shape", *SETS[0]), ("rate", *SETS[1]))]
 
 
-@pytest.mark.proves("REG-12")
+@pytest.mark.part_of("REG-12", rest="the affordance cache is dropped at once, and does not expire a moment later")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:

@@ -95,7 +95,9 @@ async def _searched(wires: Wires, door: str, query: str) -> Json:
 DOORS = ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"]
 
 
-@pytest.mark.proves("SURF-03")
+@pytest.mark.part_of(
+    "SURF-03", rest="an exact name against a tool with better words; tools hidden by surface_excluded, policy or scopes"
+)
 @pytest.mark.proves("SURF-02")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_nothing(wires: Wires, door: str) -> None:

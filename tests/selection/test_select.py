@@ -65,6 +65,23 @@ def _stages(made: Any) -> dict[str, list[str]]:
     return {one.name: list(one.tools) for one in made.stages}
 
 
+def _recorded(lock: Interlock, made: Any) -> Json:
+    """The record of a selection. It has what each stage left, its choice, and the answer of the gate."""
+    (body,) = lock.journal.reader.one("SELECT body FROM journal WHERE kind = 'selection' AND call = ?", (made.id,))
+    record: Json = orjson.loads(body)
+    assert record["chosen"] == made.chosen
+    assert [one["stage"] for one in record["stages"]] == [one.name for one in made.stages]
+    assert [(one["before"], one["after"]) for one in record["stages"]] == [
+        (one.before, len(one.tools)) for one in made.stages
+    ]
+    kept = ("retrieval", "router", "rules", "allocation", "cost", "model")
+    assert record["left"] == {stage: _stages(made)[stage][:10] for stage in kept}
+    verdict = made.verdict
+    gate = None if verdict is None else {"answer": verdict.answer, "check": verdict.check, "reason": verdict.reason}
+    assert record["gate"] == gate
+    return record
+
+
 @pytest.mark.proves("SURF-07", "SURF-15")
 async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> None:
     async with opened(home) as lock:
@@ -81,9 +98,7 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         assert (record["chosen"], record["gate"]["answer"]) == ("office.forecast", "ALLOW")
         assert made.intent is not None
         assert record["intent"] == {"kind": made.intent.kind, "confidence": round(made.intent.confidence, 4)}
-        assert [one["stage"] for one in record["stages"]] == [one.name for one in made.stages]
-        for stage in ("retrieval", "router", "rules", "allocation", "cost", "model"):
-            assert record["left"][stage] == _stages(made)[stage]
+        assert _recorded(lock, made) == record
         assert b"Rome" not in body
         (stored,) = lock.journal.reader.one("SELECT body FROM payload WHERE call = ?", (made.id,))
         assert b"Rome" not in stored
@@ -132,16 +147,20 @@ async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "authorization")
         assert "no-mail" in made.verdict.reason
+        denied = _recorded(lock, made)["gate"]
+        assert denied == {"answer": "DENY", "check": "authorization", "reason": made.verdict.reason}
         # What a model or the router chose does not pass either.
         by_model = await lock.select("an email", selector=_chooses("office.send_email", value="x"), intent=False)
         assert by_model.chosen == "office.send_email"
         assert by_model.verdict is not None
         assert (by_model.verdict.answer, by_model.verdict.check) == ("DENY", "authorization")
+        assert _recorded(lock, by_model)["gate"]["answer"] == "DENY"
         monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.send_email"))
         by_router = await lock.select("weather", intent=False)
         assert (by_router.chosen, by_router.candidates[0].reason) == ("office.send_email", "router")
         assert by_router.verdict is not None
         assert (by_router.verdict.answer, by_router.verdict.check) == ("DENY", "authorization")
+        assert _recorded(lock, by_router)["gate"]["answer"] == "DENY"
         # To somebody who cannot see the tool it does not exist, whatever the rules say.
         hidden = Caller(id="eve", scopes=frozenset())
         await admit(lock, some_tool("payroll", "Salaries of all employees.", scopes=["hr"]))
@@ -158,17 +177,54 @@ def _chooses(tool_name: str | None, **parameters: Any) -> Any:
     return selector
 
 
+def _answered(lock: Interlock, made: Any) -> Json:
+    return next(one for one in _recorded(lock, made)["stages"] if one["stage"] == "model")["answered"]
+
+
 @pytest.mark.proves("SURF-07")
 async def test_a_model_chooses_among_the_candidates_and_what_it_makes_up_never_reaches_the_gate(home: Path) -> None:
     async with opened(home) as lock:
         made = await lock.select("weather in Rome", selector=_chooses("office.forecast", value="Rome"))
         assert (made.chosen, made.parameters) == ("office.forecast", {"value": "Rome"})
-        for selector in (_chooses("office.made_up"), _chooses("office.forecast", city="Rome")):
-            refused = await lock.select("weather in Rome", selector=selector)
+        # The record has the tool, and of the parameters the digest that a call with them has.
+        called = await lock.call("office.forecast", {"value": "Rome"})
+        assert called.ok
+        (call,) = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")[-1]
+        digest = orjson.loads(call)["inputHash"]
+        assert _answered(lock, made) == {"tool": "office.forecast", "inputHash": digest}
+        assert await lock.selections.answer(made.id, lock.caller) == {
+            "tool": "office.forecast",
+            "parameters": {"value": "Rome"},
+        }
+        for tool_name, parameters, code in (
+            ("office.made_up", {"value": "Rome"}, "E3101"),
+            ("office.forecast", {"city": "Rome"}, "E3301"),
+        ):
+            refused = await lock.select("weather in Rome", selector=_chooses(tool_name, **parameters))
             assert (refused.chosen, refused.verdict) == (None, None)
             assert refused.refused is not None
+            record = _recorded(lock, refused)
+            assert (record["refused"], record["left"]["model"], record["stages"][-1]["code"]) == (True, [], code)
+            told = _answered(lock, refused)
+            assert told["tool"] == (None if code == "E3101" else tool_name)
+            assert (told["inputHash"] == digest) == (code == "E3101")
+            assert len(told["inputHash"]) == 64
+            # A made-up name or parameter may hold words of the request: it is stored encrypted, as the request is.
+            assert b"made_up" not in orjson.dumps(record)
+            assert b"city" not in orjson.dumps(record)
+            assert await lock.selections.answer(refused.id, lock.caller) == {
+                "tool": tool_name,
+                "parameters": parameters,
+            }
         none = await lock.select("weather in Rome", selector=_chooses(None))
         assert (none.chosen, none.refused) == (None, None)
+        assert _answered(lock, none)["tool"] is None
+        # Only those who may read the journal of this tenant read it, and reading it is on record.
+        assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'audit.read'") == (3,)
+        eve = Caller(id="eve", tenant="other", scopes=frozenset({"audit:read"}))
+        assert await lock.selections.answer(made.id, eve) is None
+        with pytest.raises(Failure, match="audit:read"):
+            await lock.selections.answer(made.id, Caller(id="eve", scopes=frozenset()))
 
 
 def _scripted(*tools: str) -> Any:
@@ -201,7 +257,8 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
 
         made = await lock.select("weather", intent=False, selector=last if model else None)
         left = _stages(made)
-        assert len(left["router"]) == 10  # of 17
+        assert made.stages[0].before > 20
+        assert len(left["router"]) == 10
         first = left["router"][:2]
         assert (first == ["office.translate", "office.send_email"]) == router
         expected = ["office.run_query", *first] if rule else left["router"]
@@ -211,6 +268,10 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
         assert made.parameters == ({"value": "x"} if model else None)
         assert made.verdict is not None
         assert made.verdict.answer == "ALLOW"
+        record = _recorded(lock, made)
+        assert record["left"]["rules"] == record["left"]["allocation"] == record["left"]["cost"] == expected
+        assert record["left"]["router"] == left["router"]
+        assert record["left"]["model"] == left["model"]
         # As many as the allocation holds, in their order.
         sizes = [one.tokens for one in made.candidates]
         cut = await lock.select(
@@ -218,7 +279,7 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
         )
         assert [one.tool for one in cut.candidates][:2] == expected[:2]
         assert cut.tokens["schemas"] <= sizes[0] + sizes[1]
-        record = orjson.loads(lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0])
+        record = _recorded(lock, cut)
         assert record["left"]["allocation"] == [one.tool for one in cut.candidates]
         assert (record["chosen"], record["gate"]["answer"]) == (cut.chosen, "ALLOW")
 
@@ -410,7 +471,10 @@ async def test_half_a_character_in_a_name_or_a_request_is_refused(home: Path, na
         await service.close()
 
 
-async def test_every_door_selects_the_same_for_the_holder_of_a_token(home: Path) -> None:
+@pytest.mark.proves("SURF-07")
+async def test_every_door_selects_the_same_for_the_holder_of_a_token(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(home) as lock, wired(lock) as wires:
         asked: Json = {"request": "weather in Rome", "intent": False, "allocation": 5000}
 
@@ -429,11 +493,16 @@ async def test_every_door_selects_the_same_for_the_holder_of_a_token(home: Path)
         kept = lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'selection' ORDER BY seq")
         assert [one for (one,) in kept] == [rest["id"], rpc["id"], answer.id]
         # A caller gets no tool that their token does not name, and mistakes are refused.
-        wires.bear(
-            await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.translate")], by=lock.caller)
-        )
+        grants = [ToolGrant("office.translate"), ToolGrant("office.send_email")]
+        wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=grants, by=lock.caller))
         hidden = await wires.http.post("/v1/tools/select", json=asked)
         assert "forecast" not in hidden.text
+        # The router keeps ten, or as many as there are.
+        monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.forecast", "office.translate"))
+        routed = await wires.http.post("/v1/tools/select", json=asked)
+        assert "forecast" not in routed.text
+        ranked: list[Json] = routed.json()["candidates"]
+        assert [one["tool"] for one in ranked] == ["office.translate", "office.send_email"]
         more: list[Json] = [{"allocation": -1}, {"cheaper": 7}, {"session": 7}]
         for wrong in ({}, {"request": ""}, {"request": 7}, *({"request": "x", **one} for one in more)):
             assert (await wires.http.post("/v1/tools/select", json=wrong)).status_code == 400, wrong

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
 from interlock.api.selection_gate import Gate, Verdict
-from interlock.api.selection_records import store, sums
+from interlock.api.selection_records import answer_of, said, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
@@ -90,6 +90,8 @@ class Selection:
     refused: str | None
     verdict: Verdict | None
     tokens: Json
+    # What a model answered, also where that was refused: JSON, for the store alone.
+    answer: bytes | None = None
 
     def document(self) -> Json:
         return {
@@ -146,7 +148,7 @@ class Selections:
         candidates, stage = prefer_cheaper(candidates, asked=options.get("cheaper", False))
         stages.append(stage)
         selector = options.get("selector") or self._model()
-        picked, refused = await self._picked(request, candidates, by_name, selector, stages)
+        picked, refused, answer = await self._picked(request, candidates, by_name, selector, stages)
         made = Selection(
             new_id(self._parts.clock.now_ms(), self._parts.clock.random_bytes(10)),
             request,
@@ -161,6 +163,7 @@ class Selections:
                 "categories": 0 if categories is None else await self._windows.count(categories.text),
                 "schemas": sum(one.tokens for one in candidates),
             },
+            answer,
         )
         return made, None if picked.tool is None else by_name[picked.tool]
 
@@ -182,6 +185,10 @@ class Selections:
         from interlock.api.recommendations import recommended
 
         return await recommended(self._parts, self._tools, caller, tool)
+
+    async def answer(self, selection: str, by: Caller) -> Json | None:
+        """What a model answered in a selection; None where that is not stored."""
+        return await answer_of(self._parts, selection, by)
 
     # Choosing
 
@@ -221,7 +228,7 @@ class Selections:
         scores = {one.tool: one.score for one in candidates}
         current = frozenset(visible[tool].row.address for tool in among)
         mass = await WALKS.run(router.distribution, request, scores, current)
-        kept = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items() if value > 0])
+        kept = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items()])
         stages.append(Stage("router", len(current), _names(kept), "the best by the router of the tenant"))
         return kept
 
@@ -253,27 +260,33 @@ class Selections:
         by_name: Mapping[str, Version],
         selector: Selector | None,
         stages: list[Stage],
-    ) -> tuple[Choice, str | None]:
-        """The tool that a model chose, or the first candidate. A tool that is no candidate is refused."""
+    ) -> tuple[Choice, str | None, bytes | None]:
+        """The tool that a model chose, or the first candidate. A tool that is no candidate is refused.
+
+        With it come the reason of a refusal and what the model answered, for the record.
+        """
         if selector is None or not candidates:
             first = candidates[0].tool if candidates else None
             why = "no model is in use" if candidates else "there are no candidates"
             stages.append(Stage("model", len(candidates), _names(candidates), why))
-            return Choice(first, {}), None
+            return Choice(first, {}), None, None
         count = await self._windows.counter()
         offered = [
             await DEFINITIONS.run(declaration, one.tool, orjson.loads(by_name[one.tool].row.manifest), count)
             for one in candidates
         ]
+        answer: Any = None
         try:
             answer = await selector(request, offered)
             choice = checked_choice(answer, {one.tool: partial(_faults, by_name[one.tool]) for one in candidates})
         except Failure as failure:
-            stages.append(Stage("model", len(candidates), (), f"refused: {failure.message}", {"code": failure.code}))
-            return Choice(None, {}), failure.message
+            facts = {"code": failure.code, **said(answer, _names(candidates))}
+            stages.append(Stage("model", len(candidates), (), f"refused: {failure.message}", facts))
+            return Choice(None, {}), failure.message, written(answer)
         kept = () if choice.tool is None else (choice.tool,)
-        stages.append(Stage("model", len(candidates), kept, "the model chose" if kept else "the model chose no tool"))
-        return choice, None
+        why = "the model chose" if kept else "the model chose no tool"
+        stages.append(Stage("model", len(candidates), kept, why, said(answer, _names(candidates))))
+        return choice, None, written(answer)
 
     # Deciding
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import orjson
+
+from interlock.api.rights import require, same_place
+from interlock.core.errors import Failure
+from interlock.data.canonical import canonical
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
 from interlock.selection.stages import MOST_KEPT
-from interlock.store import calls, records
+from interlock.store import calls, payloads, records
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.selection import Selection
     from interlock.call.context import Caller
+    from interlock.data.schema import Json
     from interlock.store.port import Reader, Transaction
 
-# The text of a stored request, and what it is sealed for.
+# The text of a stored request, what a model answered to it, and what both are sealed for.
 REQUEST: Final = "request:"
+ANSWER: Final = "answer:"
 PURPOSE: Final = "request"
+MOST_ANSWER: Final = 64 * 1024
 # Records in which it is looked up how often calls of a tool succeed and what they cost.
 _LOOKED_THROUGH: Final = 5000
 
@@ -30,6 +40,49 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
         sealed = parts.box.seal(text, purpose=PURPOSE, about=ref, within=transaction)
         # A size of 0: requests are short, and do not use up the quota for the results of their caller.
         insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
+        if made.answer is not None:
+            ref = f"{ANSWER}{made.id}"
+            sealed = parts.box.seal(made.answer, purpose=PURPOSE, about=ref, within=transaction)
+            insert(transaction, ref, made.id, owner_of(caller), Sealed(sealed, 0), 0, parts.settings.payload_days)
+
+
+def said(answer: Any, offered: Sequence[str]) -> Json:
+    """What a model answered, as the record of a selection has it.
+
+    That is the tool, if it was offered, and the digest of the parameters, as a call with them has it in `inputHash`.
+    Made-up names and parameters may hold words of the request: they are stored encrypted, as the request is.
+    """
+    told = cast("Mapping[str, Any]", answer if isinstance(answer, Mapping) else {})
+    tool = told.get("tool")
+    try:
+        digest = hashlib.sha256(canonical(told["parameters"])).hexdigest() if "parameters" in told else None
+    except Failure:
+        digest = None  # not JSON
+    return {"answered": {"tool": tool if tool in offered else None, "inputHash": digest}}
+
+
+def written(answer: Any) -> bytes | None:
+    """The answer of a model as JSON; None where it is too large to store, or no JSON."""
+    try:
+        body = canonical(answer)
+    except Failure:
+        return None
+    return body if len(body) <= MOST_ANSWER else None
+
+
+async def answer_of(parts: Parts, selection: str, by: Caller) -> Json | None:
+    """What a model answered in a selection; None where nothing is stored, or no longer. Operators and the same tenant.
+
+    It may hold words of the request, so it needs `audit:read`, and reading it is on record.
+    """
+    require(by, "audit:read", "reading the answer of a model")
+    ref = f"{ANSWER}{selection}"
+    body = records.plain("audit.read", selection, parts.clock.now_ms(), by=by.acting, what=ref)
+    await parts.journal.append("audit.read", selection, body)
+    found = await parts.readers.read(lambda reader: payloads.owned(reader, ref))
+    if found is None or found.body is None or not same_place(by, found.owner.partition("/")[0]):
+        return None
+    return orjson.loads(parts.box.open(found.body, purpose=PURPOSE, about=ref))
 
 
 def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes:

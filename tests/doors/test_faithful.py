@@ -11,7 +11,9 @@ from typing import Any, cast
 import mcp_types as types
 import orjson
 import pytest
+from mcp.client.extension import advertise
 from mcp.server import Server
+from mcp.server.context import ServerRequestContext
 
 from interlock.data.schema import Json
 from interlock.doors.mcp import calling
@@ -251,6 +253,57 @@ async def test_an_app_that_a_tool_names_is_read_under_that_address_from_the_serv
             "days": "ui://upstream.days/days/view.html", "weeks": "ui://upstream.weeks/days/view.html", "own": APP,
         }  # fmt: skip
         assert there == set(named.values())
+
+
+@DOOR
+@pytest.mark.parametrize("protocol", ["handshake", "modern"])
+async def test_a_server_is_told_that_its_clients_show_apps_where_the_operator_says_so(
+    world: World, protocol: str
+) -> None:
+    """A server may list other tools for clients without interfaces, so all conversations with it must say the same."""
+    plain, rich = ({**WITH_APP[0], "name": name} for name in ("plain", "rich"))
+
+    async def listing(ctx: ServerRequestContext[Any], _: Any) -> types.ListToolsResult:
+        able = ctx.session.client_capabilities
+        shows = ((able and able.extensions) or {}).get("io.modelcontextprotocol/ui")
+        assert shows in (None, {"mimeTypes": ["text/html;profile=mcp-app"]})
+        return types.ListToolsResult(tools=[types.Tool.model_validate(rich if shows else plain)])
+
+    async def call(ctx: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+        (tool,) = (await listing(ctx, None)).tools
+        return types.CallToolResult(content=[types.TextContent(text=f"{params.name} of {tool.name}")])
+
+    server: Server[Any] = Server("days", version="1", on_list_tools=listing, on_call_tool=call)
+    app = server.streamable_http_app(stateless_http=False, json_response=False)
+    async with server.session_manager.run(), serving(app) as port:
+        place: Json = {"url": f"http://127.0.0.1:{port}/mcp", "allow_private": True, "accept_hints": True}
+        for name, said in (("without", {}), ("with", {"apps": True})):
+            config = {**place, "protocol": protocol, **said}
+            await world.lock.upstreams.add(name, "mcp", config, by=world.lock.caller)
+        async with world.client("auto") as client:
+            for tool in ("without-plain", "with-rich"):
+                own = tool.partition("-")[2]
+                (text,) = (await client.call_tool(tool, {})).content
+                assert getattr(text, "text", "") == f"{own} of {own}"
+
+
+@DOOR
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_tool_for_interfaces_alone_is_listed_to_clients_that_show_interfaces(world: World, mode: str) -> None:
+    """Other clients would give it to their model. Whoever calls it by its name is governed as for any other."""
+    tools: list[Json] = [
+        {**WITH_APP[0], "name": name, "_meta": {"ui": {"resourceUri": APP, **visible}}}
+        for name, visible in (
+            ("both", {"visibility": ["model", "app"]}), ("model", {"visibility": ["model"]}),
+            ("unsaid", {}), ("app", {"visibility": ["app"]}),
+        )
+    ]  # fmt: skip
+    shows = advertise("io.modelcontextprotocol/ui", {"mimeTypes": ["text/html;profile=mcp-app"]})
+    async with served(world, "days", tools, []):
+        for extensions, hidden in ((None, {"days-app"}), ([shows], set[str]())):
+            async with world.client(mode, extensions=extensions) as client:
+                names = {one.name for one in (await client.list_tools()).tools if one.name.startswith("days-")}
+                assert names == {"days-both", "days-model", "days-unsaid", "days-app"} - hidden
 
 
 @DOOR

@@ -246,14 +246,26 @@ def _content(path: Path) -> bytes:
     default=None,
     help="Pass its log messages on to clients that want them; by default only by URL, since it may take processes.",
 )
+@click.option(
+    "--apps",
+    is_flag=True,
+    help="Tell it that clients show interfaces (MCP Apps): many servers have other tools for such clients.",
+)
 @_adding("mcp")
 def add_mcp(
-    where: tuple[str, ...], env: tuple[str, ...], cwd: str | None, protocol: str, questions: bool, logs: bool | None
+    where: tuple[str, ...],
+    env: tuple[str, ...],
+    cwd: str | None,
+    protocol: str,
+    questions: bool,
+    logs: bool | None,
+    apps: bool,
 ) -> Json:
     """A Model Context Protocol server: the command that starts it, or its address."""
     said: Json = {} if protocol == "auto" else {"protocol": protocol}
     said |= {} if questions else {"questions": False}
     said |= {} if logs is None else {"logs": logs}
+    said |= {"apps": True} if apps else {}
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
         return {"url": where[0], **said}
     if any(not one.partition("=")[1] for one in env):

@@ -33,7 +33,7 @@ from interlock.doors.mcp.context import (
     request_identity,
 )
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, interaction, listening, with_news
-from interlock.doors.mcp.listing import EXPECTS, Listing
+from interlock.doors.mcp.listing import EXPECTS, Listing, shows_apps
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.own_resources import TEMPLATE, is_own, read_own
@@ -89,7 +89,9 @@ class Handlers:
         if not isinstance(expected, dict | None):
             raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
         caller, wanted = await self._caller(ctx), cast("Json | None", expected)
-        described, cursor = await self._listing.page(caller, params.cursor, wanted)
+        declared = ctx.session.client_capabilities
+        shows = declared is not None and shows_apps({"extensions": declared.extensions})
+        described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows)
         more = {} if cursor is None else {"nextCursor": cursor}
         return {"tools": [one.document for one in described], **_OWN, **more}
 

@@ -30,6 +30,7 @@ from interlock.data.schema import Json
 from interlock.doors.mcp.names import UI, Names, served_uri
 from interlock.doors.mcp.surface_tools import DOCUMENTS
 from interlock.registry.catalog import Version
+from interlock.upstreams.mcp.protocol import APPS, members, strings
 
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
@@ -61,6 +62,8 @@ class Described:
     document: Json
     encoded: bytes
     form: Form
+    # Whether only the interface of an MCP App uses it.
+    for_apps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +95,20 @@ class Listing:
         self.form: Callable[[Prepared], Form] = lru_cache(maxsize=1000)(_form_of_tool)
 
     async def page(
-        self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None
+        self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None, *, shows_apps: bool
     ) -> tuple[Sequence[Described], str | None]:
         """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
 
         Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
+        Tools for interfaces alone are listed to clients that show interfaces: others would give them to their model.
         """
         if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
-            listed = await self._service.surfaces.listed(caller)
-            return [*_SURFACE, *map(self.described, listed)], None
+            listed = [self.described(version) for version in await self._service.surfaces.listed(caller)]
+            return [*_SURFACE, *(one for one in listed if shows_apps or not one.for_apps)], None
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
         page = await self._service.tools.page(caller, cursor, PAGE, wanted)
-        return [self.described(version) for version in page.versions], page.cursor
+        found = [self.described(version) for version in page.versions]
+        return [one for one in found if shows_apps or not one.for_apps], page.cursor
 
     def described(self, version: Version) -> Described:
         """The description of a version."""
@@ -115,7 +120,7 @@ class Listing:
             if len(self._described) >= _KEPT:
                 self._described.clear()
             document = describe(version, key[1], available)
-            found = Described(document, orjson.dumps(document), form_of(version.contract))
+            found = Described(document, orjson.dumps(document), form_of(version.contract), _for_apps(document))
             self._described[key] = found
         return found
 
@@ -153,6 +158,17 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
         },
         "_meta": meta,
     }
+
+
+def shows_apps(capabilities: Any) -> bool:
+    """Whether a client that can do this shows the interfaces of MCP Apps."""
+    return not members(members(capabilities).get("extensions")).keys().isdisjoint(APPS)
+
+
+def _for_apps(document: Json) -> bool:
+    """Whether an upstream says of its tool that it is for the interface of an MCP App, and not for models."""
+    visible = strings(members(document["_meta"].get("ui")).get("visibility"))
+    return "app" in visible and "model" not in visible
 
 
 def _own_meta(contract: Contract) -> Json:

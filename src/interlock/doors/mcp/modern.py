@@ -40,7 +40,7 @@ from interlock.doors.mcp.calling import (
     not_made,
     own_result,
 )
-from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing
+from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing, shows_apps
 from interlock.doors.mcp.watched import watched
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay, text
@@ -272,7 +272,8 @@ class McpRoute(Route):
         cursor = params.get("cursor")
         if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None) or EXPECTS in params["_meta"]:
             raise _ForSdk
-        described, more = await self._listing.page(caller, cursor)
+        shows = shows_apps(params["_meta"][_CAPABILITIES])
+        described, more = await self._listing.page(caller, cursor, shows_apps=shows)
         # Each description was encoded once; a list of them is put together, not encoded again.
         return b"".join((
             b'{"jsonrpc":"2.0","id":', orjson.dumps(request["id"]), b',"result":{"tools":[',

@@ -19,9 +19,10 @@ class McpConfig(wire.Part):
     Authorization and names no scheme is sent as a bearer token. `questions`: whether the questions of a server of the
     handshake era are passed on; callers whose clients can be asked then have conversations of their own. `logs`:
     whether its log messages during a call are passed on to clients that want them; each such caller then has a
-    conversation of their own, so by default this is done only by `url`, where that costs no process. `send_caller`:
-    whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a program of one's
-    own and a server on one's own networks (`allow_private`) are told.
+    conversation of their own, so by default this is done only by `url`, where that costs no process. `apps`: whether it
+    is told that its clients show the interfaces of MCP Apps; many servers have other tools for such clients.
+    `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
+    program of one's own and a server on one's own networks (`allow_private`) are told.
     """
 
     command: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class McpConfig(wire.Part):
     send_caller: bool | None = None
     questions: bool = True
     logs: bool | None = None
+    apps: bool = False
     allow_private: bool = False
     tls: wire.Tls = wire.Tls()
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)

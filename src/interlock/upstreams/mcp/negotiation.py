@@ -99,7 +99,8 @@ def _modern(session: Session, asking: asyncio.Future[Json]) -> list[Any] | None:
 
 
 async def _initialize(session: Session) -> None:
-    offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": session.capabilities, "clientInfo": ABOUT_US}
+    able = session.declared(session.capabilities)
+    offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": able, "clientInfo": ABOUT_US}
     try:
         answer = await session.request("initialize", offer, within_s=None)
     except RpcError as error:

@@ -19,7 +19,7 @@ from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
-from interlock.upstreams.mcp.protocol import Era, Wire
+from interlock.upstreams.mcp.protocol import APPS, Era, Wire
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.response_limits import Allowance, Intake, in_thread
 
@@ -99,6 +99,7 @@ class Opener:
                 connect,
                 era=era,
                 capabilities=wanted.capabilities,
+                extensions=APPS if self._config.apps else None,
                 on_change=self._on_change,
                 on_list=self._list_changed,
                 on_doubt=self._on_doubt,

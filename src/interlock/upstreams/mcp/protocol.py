@@ -25,6 +25,8 @@ INPUT_REQUIRED = "input_required"
 # The extension with which a server answers a call with a task, and the type of such an answer.
 TASKS = f"{META}tasks"
 TASK = "task"
+# What a client declares that shows the interfaces of MCP Apps.
+APPS: Json = {f"{META}ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}
 LONGEST_TEXT = 16_384
 
 # The questions that a server may ask a client during a call, and the capability that a client declares for each.

@@ -82,12 +82,14 @@ class Session:
         self,
         *,
         capabilities: Mapping[str, Any],
+        extensions: Json | None = None,
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
         on_doubt: Callable[[], None] | None = None,
     ) -> None:
         self.server = Server("")
         self.capabilities = dict(capabilities)
+        self._extensions = extensions
         self._on_change = on_change
         self._on_list = on_list
         self._on_doubt = on_doubt
@@ -110,16 +112,19 @@ class Session:
         *,
         era: Era = "auto",
         capabilities: Mapping[str, Any],
+        extensions: Json | None = None,
         on_change: Callable[[], None],
         on_list: Callable[[str], None] | None = None,
         on_doubt: Callable[[], None] | None = None,
     ) -> Session:
-        """Connect and negotiate a version. `on_list` is called with the list that changed: tools, resources or prompts;
-        `on_doubt` when a question could belong to several calls.
+        """Connect and negotiate a version. `extensions` are declared whatever a request needs. `on_list` is called with
+        the list that changed: tools, resources or prompts; `on_doubt` when a question could belong to several calls.
 
         Raises E3502 if there is no common version; Crashed if the server ended meanwhile.
         """
-        session = cls(capabilities=capabilities, on_change=on_change, on_list=on_list, on_doubt=on_doubt)
+        session = cls(
+            capabilities=capabilities, extensions=extensions, on_change=on_change, on_list=on_list, on_doubt=on_doubt
+        )
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
         try:
@@ -334,6 +339,12 @@ class Session:
             except (RpcError, Failure):
                 pass  # later messages are ignored
 
+    def declared(self, capabilities: Json) -> Json:
+        """Return what the server is told that its client can do, in one request or in the handshake."""
+        if self._extensions is None:
+            return capabilities
+        return {**capabilities, "extensions": {**self._extensions, **members(capabilities.get("extensions"))}}
+
     def _stamp(
         self, number: int, method: str, params: Json | None, meta: Json, capabilities: Json
     ) -> tuple[Json, dict[str, str]]:
@@ -345,7 +356,7 @@ class Session:
         if protocol in MODERN:
             meta[_PROTOCOL_VERSION] = protocol
             meta[_CLIENT_INFO] = ABOUT_US
-            meta[_CLIENT_CAPABILITIES] = capabilities
+            meta[_CLIENT_CAPABILITIES] = self.declared(capabilities)
             headers["mcp-method"] = method
             if params is not None and method in _NAMED:
                 headers["mcp-name"] = str(params[_NAMED[method]])

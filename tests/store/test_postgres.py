@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +20,8 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.api.health import Health
+from interlock.api.listing import Wanted
+from interlock.api.service import Service
 from interlock.audit.chain import verify
 from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
@@ -28,10 +30,11 @@ from interlock.store import facts
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.node_files import differences
-from interlock.store.port import Transaction
+from interlock.store.port import Reader, Transaction
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.home import PostgresHome
 from interlock.store.postgres.layout import departures
+from interlock.store.readers import THREADS, Readers
 from interlock.store.signing import Signer
 from tests import sample, warm
 from tests.support.postgres import Server
@@ -264,6 +267,80 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
             assert sample.world.runs == 1
     verdict = verify(home_at(tmp_path / "one", address))
     assert verdict.intact, verdict.faults
+
+
+def backends(address: str) -> list[int]:
+    """The connections that Interlock has to a schema."""
+    shown = "SELECT pid FROM pg_stat_activity WHERE application_name = 'interlock' AND usename = current_user"
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        return [pid for (pid,) in connection.execute(f"{shown} AND datname = current_database()").fetchall()]
+
+
+def gone(address: str, pids: set[int]) -> bool:
+    """Wait until the server has ended these connections, which it does some time after they are closed."""
+    while pids & {*backends(address)}:
+        pass
+    return True
+
+
+async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: PostgresHome, address: str) -> None:
+    home.prepare()
+    readers = Readers(home)
+
+    def pid(reader: Reader) -> int:
+        return reader.one("SELECT pg_backend_pid()")[0]
+
+    def pieces(reader: Reader) -> Generator[int]:
+        for _ in range(3):
+            yield pid(reader)
+
+    used = set(await asyncio.gather(*(readers.read(pid) for _ in range(40))))
+    assert len(used) <= THREADS
+    assert {one async for one in readers.slices(pieces)} <= used
+    with pytest.raises(Failure):
+        await readers.read(lambda reader: reader.one("SELECT 1 FROM nowhere"))
+    assert await readers.read(pid) in used, "a read that failed leaves its connection usable"
+    run(address, *(f"SELECT pg_terminate_backend({one}, 10000)" for one in used))
+    again = set(await asyncio.gather(*(readers.read(pid) for _ in range(20))))
+    assert len(again) <= THREADS
+    assert not again & used
+    readers.close()
+    assert await asyncio.to_thread(gone, address, again)
+
+
+async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
+    postgres_server: Server, tmp_path: Path
+) -> None:
+    """A server lends a role so many connections. A process that has those it needs runs calls; it may lack others."""
+    sample.reset()
+    own, role = postgres_server.new_schema(), f"r{secrets.token_hex(6)}"
+    run(own, f"CREATE ROLE {role} LOGIN", f"GRANT ALL ON SCHEMA {own.rpartition('%3D')[2]} TO {role}")
+    address = own.replace("postgres@", f"{role}@")
+
+    async def read(lock: Interlock) -> str:
+        try:
+            await Service(lock).listing.page(Wanted(), by=lock.caller)
+        except Failure as failure:
+            return f"{failure.code} {failure.retryable}"
+        return "read"
+
+    async with Interlock.open(tmp_path / "home", store=address) as lock:
+        await lock.add(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="first")).ok
+        run(own, f"ALTER ROLE {role} CONNECTION LIMIT {len(backends(address))}")
+        calls = [lock.call("demo.increment", name="a", key=f"k{number % 50}") for number in range(100)]
+        reads = asyncio.gather(*(read(lock) for _ in range(20)))
+        results = await asyncio.gather(*calls)
+        assert {*await reads} <= {"E3803 True", "read"}
+        with pytest.raises(Failure) as refused:
+            async with Interlock.open(tmp_path / "home", store=address):
+                pass
+        assert (refused.value.code, refused.value.retryable) == ("E3803", True)
+        assert all(result.ok for result in results)
+        assert sample.world.runs == 51
+        run(own, f"ALTER ROLE {role} CONNECTION LIMIT -1")
+        assert await read(lock) == "read"
+    run(own, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 async def test_two_data_directories_use_one_store_at_the_same_time(tmp_path: Path, address: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.authority import budgets
@@ -62,7 +61,8 @@ class Budgets:
     async def _overview(self, within: Within) -> list[Json]:
         """Sessions and tasks may be there by the million; looking through them holds up no call."""
         async with self._one_looks:
-            return await self._parts.readers.run(partial(overview, self._parts, within))
+            every, now_ms = self._parts.settings.budgets, self._parts.clock.now_ms()
+            return await self._parts.readers.read(lambda reader: shown(reader, every, within, now_ms))
 
 
 async def charge(parts: Parts, task: str, *, part: str, amount: float, session: str, key: str, by: Caller) -> None:

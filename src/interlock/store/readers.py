@@ -3,6 +3,9 @@
 The event loop serves every caller, and the default threads serve name lookups and health checks. A read of many rows
 uses neither: it would hold up everybody else. A few threads are enough. A long read that is made in slices gives its
 thread back after each slice, so that short reads do not wait for the end of a long one.
+
+Connections to a server are kept and used again: making one costs the server a process, and milliseconds. A file is
+opened anew for each read.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Generic, TypeVar
 
@@ -29,6 +32,8 @@ class Readers:
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self._idle: list[Connection] = []
+        self._closed = False
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -50,7 +55,7 @@ class Readers:
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
         being cut. Other calls can change the database between two pieces.
         """
-        pieces = _Pieces(self._home, work)
+        pieces = _Pieces(self, work)
         try:
             while (piece := await self.run(pieces.next)) is not None:
                 yield piece
@@ -62,23 +67,67 @@ class Readers:
 
     def _at_one_moment(self, work: Callable[[Connection], T]) -> T:
         try:
-            with closing(self._home.reading()) as connection:
-                connection.execute("BEGIN")
+            connection = self._begun()
+            try:
                 return work(connection)
+            finally:
+                self.give_back(connection)
         except sqlite3.Error as error:
             raise store_failure(error, "read") from None
 
+    def _begun(self) -> Connection:
+        """A connection in a transaction. The server may have ended one that was kept."""
+        while True:
+            kept, connection = bool(self._idle), self.take()
+            try:
+                connection.execute("BEGIN")
+            except BaseException as error:
+                connection.close()
+                if not kept or not isinstance(error, sqlite3.OperationalError):
+                    raise
+            else:
+                return connection
+
+    def take(self) -> Connection:
+        """A connection to read with, until it is given back."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._home.reading()
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next read, or close it."""
+        if self._home.near or len(self._idle) >= THREADS:
+            connection.close()
+            return
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            return
+        self._idle.append(connection)
+        if self._closed:  # meanwhile
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        while self._idle:
+            with suppress(IndexError):  # another thread has taken it
+                self._idle.pop().close()
+
     def close(self) -> None:
         """End the threads when they have finished the work that they have."""
+        self._closed = True
         if "_threads" in vars(self):
             self._threads.shutdown(wait=False, cancel_futures=True)
+        self._hang_up()
 
 
 class _Pieces(Generic[T]):
     """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
 
-    def __init__(self, home: Home, work: Callable[[Connection], Generator[T]]) -> None:
-        self._home = home
+    def __init__(self, readers: Readers, work: Callable[[Connection], Generator[T]]) -> None:
+        self._readers = readers
         self._work = work
         self._lock = threading.Lock()
         self._open: tuple[Connection, Generator[T]] | None = None
@@ -88,7 +137,7 @@ class _Pieces(Generic[T]):
         try:
             with self._lock:
                 if self._open is None:
-                    connection = self._home.reading()
+                    connection = self._readers.take()
                     self._open = connection, self._work(connection)
                 return next(self._open[1], None)
         except sqlite3.Error as error:
@@ -99,4 +148,4 @@ class _Pieces(Generic[T]):
             if self._open is not None:
                 connection, pieces = self._open
                 pieces.close()
-                connection.close()
+                self._readers.give_back(connection)

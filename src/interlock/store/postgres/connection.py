@@ -212,6 +212,8 @@ class Connection(Rows):
 _LOCKED = "55P03"  # lock_not_available
 _FULL = "53100"  # disk_full
 _MANY = "53300"  # too_many_connections
+# The driver gives no code where a connection cannot be made.
+_ALL_TAKEN = ("too many connections", "too many clients", "connection slots are reserved")
 _CREDENTIALS = "28"
 
 
@@ -225,7 +227,7 @@ def translated(error: psycopg.Error) -> Exception:
         return sqlite3.OperationalError("database is locked")
     if state == _FULL:
         return sqlite3.OperationalError("the disk is full: database or disk is full")
-    if state == _MANY:
+    if state == _MANY or any(words in str(error) for words in _ALL_TAKEN):
         return sqlite3.OperationalError("the database server has too many connections")
     if state.startswith(_CREDENTIALS) or "authentication failed" in str(error):
         return sqlite3.OperationalError("the database server refuses the user of this process")

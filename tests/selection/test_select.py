@@ -11,8 +11,9 @@ import numpy as np
 import orjson
 import pytest
 
-from interlock import Failure, Field, Interlock, Tool, tool
+from interlock import Context, Failure, Field, Interlock, Tool, tool
 from interlock.api.service import Service
+from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.data.schema import Json
@@ -319,19 +320,19 @@ async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(ho
 
 @pytest.mark.proves("SURF-08")
 @pytest.mark.parametrize(
-    ("settings", "parameters", "check", "answer"),
+    ("settings", "parameters", "check", "answer", "says"),
     [
-        ({}, {"value": "select 1"}, None, "ALLOW"),
-        ({}, {"value": "DROP TABLE orders"}, "safety", "DENY"),
-        ({"selection_dangers": "ask"}, {"value": "DROP TABLE orders"}, "safety", "REQUIRE_APPROVAL"),
-        ({"budgets": [{"per": "call", "limit": 2.0}]}, {"value": "x"}, None, "ALLOW"),
-        ({"budgets": [{"per": "call", "limit": 1.999999}]}, {"value": "x"}, "cost", "DENY"),
-        ({"budgets": [{"per": "session", "limit": 2.0}]}, {"value": "x"}, None, "ALLOW"),
-        ({"budgets": [{"per": "session", "limit": 1.999999}]}, {"value": "x"}, "cost", "DENY"),
+        ({}, {"value": "select 1"}, None, "ALLOW", "rule "),
+        ({}, {"value": "DROP TABLE orders"}, "safety", "DENY", "the parameters hold DROP"),
+        ({"selection_dangers": "ask"}, {"value": "DROP TABLE orders"}, "safety", "REQUIRE_APPROVAL", "hold DROP"),
+        ({"budgets": [{"per": "call", "limit": 2.0}]}, {"value": "x"}, None, "ALLOW", "rule "),
+        ({"budgets": [{"per": "call", "limit": 1.999999}]}, {"value": "x"}, "cost", "DENY", "per call"),
+        ({"budgets": [{"per": "session", "limit": 2.0}]}, {"value": "x"}, None, "ALLOW", "rule "),
+        ({"budgets": [{"per": "session", "limit": 1.999999}]}, {"value": "x"}, "cost", "DENY", "per session"),
     ],
 )
 async def test_each_check_of_the_gate_alone_decides(
-    home: Path, settings: Json, parameters: Json, check: str | None, answer: str
+    home: Path, settings: Json, parameters: Json, check: str | None, answer: str, says: str
 ) -> None:
     async with opened(home, **settings) as lock:
         made = await lock.select("run an SQL query", selector=_chooses("office.run_query", **parameters), session="s")
@@ -343,7 +344,101 @@ async def test_each_check_of_the_gate_alone_decides(
         assert verdict.timeout_s == (lock.settings.approval.timeout_seconds if answer == "REQUIRE_APPROVAL" else None)
         assert {one.check for one in verdict.findings} == {"authorization", "safety", "cost", "rate"}
         assert all(one.reason for one in verdict.findings)
-        assert (verdict.reason, verdict.check) in {(one.reason, one.check) for one in verdict.findings}
+        decided = next(one for one in verdict.findings if one.check == (check or "authorization"))
+        assert (verdict.check, verdict.answer, verdict.reason) == (decided.check, decided.answer, decided.reason)
+        assert says in verdict.reason
+        assert _recorded(lock, made)["gate"] == {"answer": answer, "check": decided.check, "reason": decided.reason}
+
+
+def _strict(made: Any) -> list[tuple[str, str]]:
+    """The checks that did not allow a call, with their answers."""
+    assert made.verdict is not None
+    return [(one.check, one.answer) for one in made.verdict.findings if one.answer != "ALLOW"]
+
+
+@pytest.mark.proves("SURF-08")
+async def test_the_gate_asks_whether_this_caller_may_make_the_call(home: Path) -> None:
+    async with opened(home) as lock:
+        forbid = '@id("mail-is-for-sales")\nforbid (principal, action, resource == Tool::"office.send_email")'
+        forbid += ' unless { principal in Group::"sales" };\n'
+        lock.policy.path.write_text(lock.policy.path.read_text() + forbid)
+        mail = _chooses("office.send_email", value="x")
+        ann = Caller(id="ann", scopes=frozenset(), groups=frozenset({"sales"}))
+        bob = Caller(id="bob", scopes=frozenset(), groups=frozenset({"support"}))
+        may = await lock.select("an email", selector=mail, intent=False, caller=ann)
+        assert (may.chosen, _strict(may)) == ("office.send_email", [])
+        may_not = await lock.select("an email", selector=mail, intent=False, caller=bob)
+        assert (may_not.chosen, _strict(may_not)) == ("office.send_email", [("authorization", "DENY")])
+        assert may_not.verdict is not None
+        assert (may_not.verdict.answer, may_not.verdict.check) == ("DENY", "authorization")
+        assert "mail-is-for-sales" in may_not.verdict.reason
+        # A tool that the token lacks is not offered, also if a rule or a model names it.
+        await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+        token = await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("office.translate")], by=lock.caller)
+        bot = await lock.caller_of(token)
+        unnamed = await lock.select("an email", selector=mail, intent=False, caller=bot)
+        assert (unnamed.chosen, unnamed.verdict) == (None, None)
+        # A token that is revoked while the model chooses is noticed by the gate.
+        assert bot.capability is not None
+        link = bot.capability.leaf.jti
+
+        async def meanwhile(_: str, __: Sequence[Json]) -> Json:
+            await lock.tokens.revoke(link, by=lock.caller, reason="lost")
+            return {"tool": "office.translate", "parameters": {"value": "x"}}
+
+        late = await lock.select("translate a text", selector=meanwhile, intent=False, caller=bot)
+        assert (late.chosen, _strict(late)) == ("office.translate", [("authorization", "DENY")])
+        assert late.verdict is not None
+        assert "revoked" in late.verdict.reason
+
+
+@tool(
+    version="1.0.0",
+    mutation_class="read_only",
+    namespace="paid",
+    external_io=False,
+    estimated_cost=2.0,
+)
+async def query(ctx: Context, value: Value) -> str:
+    """Run an SQL query on a database that costs money."""
+    ctx.cost(external_api=2.0)
+    return value
+
+
+@pytest.mark.proves("SURF-08")
+@pytest.mark.parametrize(
+    ("limit", "second", "dangers"), [(4.0, "ALLOW", "deny"), (3.999999, "DENY", "ask")], ids=["reached", "exceeded"]
+)
+async def test_what_a_session_has_spent_counts_for_that_session(
+    home: Path, limit: float, second: str, dangers: str
+) -> None:
+    budget = {"per": "session", "limit": limit}
+    async with opened(home, budgets=[budget], selection_dangers=dangers) as lock:
+        await admit(lock, query)
+        await lock.catalog.forget()
+
+        async def gate(session: str, **parameters: str) -> Any:
+            chooses = _chooses("paid.query", **(parameters or {"value": "x"}))
+            return await lock.select("run an SQL query", selector=chooses, session=session)
+
+        assert _strict(await gate("monday")) == []
+        assert (await lock.call("paid.query", {"value": "1"}, session="monday")).ok
+        # Exactly reached by the next call, or exceeded by one millionth.
+        assert (await gate("monday")).verdict.answer == second
+        if second == "ALLOW":
+            assert (await lock.call("paid.query", {"value": "2"}, session="monday")).ok
+        full = await gate("monday")
+        assert _strict(full) == [("cost", "DENY")]
+        assert full.verdict.check == "cost"
+        assert "per session" in full.verdict.reason
+        assert _strict(await gate("tuesday")) == []
+        # Of several checks the strictest is told, with its own reason.
+        both = await gate("monday", value="DROP TABLE orders")
+        first = ("safety", "DENY") if dangers == "deny" else ("safety", "REQUIRE_APPROVAL")
+        assert _strict(both) == [first, ("cost", "DENY")]
+        assert (both.verdict.answer, both.verdict.timeout_s) == ("DENY", None)
+        assert both.verdict.check == ("safety" if dangers == "deny" else "cost")
+        assert ("DROP" if dangers == "deny" else "per session") in both.verdict.reason
 
 
 @pytest.mark.proves("SURF-08")
@@ -387,9 +482,7 @@ async def test_the_window_of_a_rate_slides(home: Path) -> None:
 
 @pytest.mark.proves("SURF-08")
 async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: Path) -> None:
-    async with opened(
-        home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.forecast"}]
-    ) as lock:
+    async with opened(home, rate_limits=[{"per": "tool", "limit": 1, "window_s": 86_400, "tools": "office.*"}]) as lock:
         for _ in range(2):
             made = await lock.select("weather in Rome")
             assert made.verdict is not None
@@ -398,6 +491,11 @@ async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: P
         made = await lock.select("weather in Rome")
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("DENY", "rate")
+        assert _strict(made) == [("rate", "DENY")]
+        assert "the limit of" in made.verdict.reason
+        # The limit is per tool: another tool under the same rule still passes.
+        other = await lock.select("translate", selector=_chooses("office.translate", value="x"), intent=False)
+        assert (other.chosen, _strict(other)) == ("office.translate", [])
 
 
 @pytest.mark.proves("SURF-10")

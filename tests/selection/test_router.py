@@ -29,17 +29,31 @@ from interlock.store.selections import Called, Selected
 from tests.selection.test_select import opened, some_tool
 from tests.support.calls import admit
 
-# The words of this house: nobody could guess from the descriptions which tool they mean.
-TOOLS = {"bank.balance": "blue sheet", "bank.transfer": "green slip", "desk.book": "corner", "desk.list": "floor plan"}
-TEXTS = {"bank.balance": "Balance of an account.", "bank.transfer": "Move money between two accounts.",
-         "desk.book": "Reserve a desk in the office.", "desk.list": "Free desks of a day."}  # fmt: skip
+# What tools say of themselves, and two ways in which their callers ask for them: by words of the description, which the
+# search finds, and by words of this house. Nobody could guess what those mean; some of them point to another tool.
+TEXTS = {
+    "bank.balance": "Balance of an account.", "bank.transfer": "Move money between two accounts.",
+    "desk.book": "Reserve a desk in the office.", "desk.list": "Free desks of a day.",
+    "food.menu": "Dishes of the canteen.", "map.street": "Streets, and each corner of a plan.",
+    "post.parcel": "Where a parcel is.", "print.page": "Print a sheet or a slip of paper.",
+}  # fmt: skip
+ASKED = {
+    "bank.balance": ("account balance", "blue sheet"), "bank.transfer": ("money moved", "green slip"),
+    "desk.book": ("desk reserved", "corner"), "desk.list": ("free desks", "floor plan"),
+    "food.menu": ("canteen dishes", "bowl"), "map.street": ("streets", "walk"),
+    "post.parcel": ("parcel", "brown thing"), "print.page": ("paper printed", "noise"),
+}  # fmt: skip
+VERBS = ("get", "please take", "we want", "I need", "can you do", "prepare", "once more")
+ENDS = ("for Anna", "for Bo", "of Monday", "again")
 PAIRS = [
-    (f"{verb} the {word} {what}", tool)
-    for tool, word in TOOLS.items()
-    for verb in ("get", "please take", "we want", "I need", "can you do", "prepare", "once more")
-    for what in ("for Anna", "for Bo", "of Monday", "again")
+    (f"{verb} the {words} {ENDS[(place + number) % 4]}", tool)
+    for tool, asked in ASKED.items()
+    for number, words in enumerate(asked)
+    for place, verb in enumerate(VERBS)
 ]
-CURRENT = frozenset(TOOLS)
+CURRENT = frozenset(TEXTS)
+LEARNED = [pair for pair in PAIRS if not is_held_out(pair[0])]
+HELD_OUT = [pair for pair in PAIRS if is_held_out(pair[0])]
 NO_COST = pytest.mark.part_of("SURF-16", rest="cost per task on the shipped data, which does not state what calls cost")
 
 
@@ -51,17 +65,18 @@ def _scores(text: str) -> dict[str, float]:
 
 @pytest.mark.proves("SURF-09")
 def test_training_is_deterministic_and_beats_similarity_on_held_out_requests() -> None:
-    learned = [pair for pair in PAIRS if not is_held_out(pair[0])]
-    held_out = [pair for pair in PAIRS if is_held_out(pair[0])]
-    assert len(held_out) > 10
-    router = train(learned)
-    assert (train(learned).weights == router.weights).all()
+    assert len(HELD_OUT) > 10
+    router = train(LEARNED)
+    assert (train(LEARNED).weights == router.weights).all()
     assert Router.load(router.save()).tools == router.tools
-    found = [(text, right, _scores(text)) for text, right in held_out]
+    found = [(text, right, _scores(text)) for text, right in HELD_OUT]
     routed = figures([(router.best(text, scores, CURRENT, 10), right) for text, right, scores in found])
     searched = figures([(list(scores), right) for _, right, scores in found])
+    # The search finds what is asked for in words of the descriptions, and three of eight tools are not all of them.
+    assert 0.3 < searched.first <= searched.among_three < 0.9 < routed.first
     assert routed.among_three > searched.among_three
-    assert routed.first > 0.9 > searched.first
+    always = figures([(sorted(CURRENT), right) for _, right, _ in found])
+    assert always.among_three < searched.among_three
 
 
 @pytest.mark.proves("SURF-09")
@@ -85,12 +100,16 @@ def test_training_minimises_the_cross_entropy_of_the_tools_that_were_called() ->
 @pytest.mark.proves("SURF-09")
 def test_the_distribution_is_over_current_tools_new_ones_are_reached_and_gone_ones_have_no_mass() -> None:
     router = train(PAIRS)
-    scores = {"mail.send": 0.9, "bank.balance": 0.1}
-    current = frozenset({"mail.send", "bank.balance", "desk.book"})
+    scores = {"mail.send": 0.9, "bank.balance": 0.1, "print.page": 0.05}
+    current = CURRENT - {"post.parcel"} | {"mail.send"}
     found = router.distribution("send a mail", scores, current)
     assert set(found) == current
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-4)
-    assert "mail.send" in router.best("send a mail", scores, current, 3)
+    assert all(mass >= 0 for mass in found.values())
+    assert router.best("send a mail", scores, current, 3)[0] == "mail.send"
+    # What it learned is not lost by that, and a tool that is gone has no mass even for its own words.
+    assert router.best("get the corner again", {"map.street": 0.9}, current, 3)[0] == "desk.book"
+    assert "post.parcel" not in router.distribution("get the brown thing again", {"post.parcel": 0.9}, current)
     # Nothing that it learned exists any more: similarity alone.
     cold = router.distribution("send a mail", {"mail.send": 0.9, "x.y": 0.2}, frozenset({"mail.send", "x.y"}))
     assert cold["mail.send"] > cold["x.y"]
@@ -122,6 +141,10 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
         me = lock.caller
         empty = await lock.selections.learning.train(me)
         assert (empty["in_use"], empty["calls"]) == (False, 0)
+        # A cold start: similarity alone.
+        cold = await lock.select("get the account balance", intent=False)
+        assert cold.chosen == "bank.balance"
+        assert all(one.reason == "retrieved" for one in cold.candidates)
         await _used(lock, PAIRS, me)
         # A stranger of another tenant teaches it nothing, although the words would.
         stranger = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
@@ -133,7 +156,9 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
         assert (before["router"], before["tasks"]) == (False, len(PAIRS))
         answer = await lock.selections.learning.train(me)
         assert (answer["in_use"], answer["replaced"], answer["calls"]) == (True, True, len(PAIRS))
-        assert answer["router"]["first"] > answer["search"]["first"]
+        assert answer["held_out"] == answer["router"]["requests"] == answer["search"]["requests"] == len(HELD_OUT)
+        assert answer["router"]["first"] > answer["search"]["first"] > 0.3
+        assert answer["router"]["among_three"] > answer["search"]["among_three"]
         made = await lock.select("please fetch the corner", intent=False)
         assert made.chosen == "desk.book"
         assert made.candidates[0].reason == "router"
@@ -176,16 +201,19 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
         assert same["router"]["first"] == same["before"]["first"]
         assert same["replaced"]  # it is not worse
         good = await lock.selections.learning.router("local")
-        names = sorted(TOOLS)
+        names = sorted(TEXTS)
         turned = dict(zip(names, names[1:] + names[:1], strict=True))
 
         def badly(pairs: list[tuple[str, str]]) -> Router:
+            # What it is measured by is no part of what it learns from.
+            assert sorted(pairs) == sorted(LEARNED)
             return train([(text, turned[tool]) for text, tool in pairs])
 
         monkeypatch.setattr("interlock.selection.router.train", badly)
         worse = await lock.selections.learning.train(lock.caller)
         assert (worse["replaced"], worse["in_use"]) == (False, True)
         assert worse["router"]["first"] < worse["before"]["first"]
+        assert worse["held_out"] == worse["before"]["requests"] == len(HELD_OUT)
         kept = await lock.selections.learning.router("local")
         assert good is not None
         assert kept is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from interlock.call.context import Caller
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.selection.hierarchy import most_tools
 from interlock.selection.router import Router, features
 from interlock.testing import FakeClock
 from tests.support.calls import admit
@@ -517,18 +519,29 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None
         assert next(one for one in fifty.stages if one.name == "hierarchy").why == "50 tools are few enough"
         await admit(lock, papers[missing])
         await lock.catalog.forget()
-        assert (await lock.select("weather in Rome", caller=eve)).tokens["categories"] > 0
+        more = await lock.select("weather in Rome", intent=False, caller=eve)
+        assert more.tokens["categories"] > 0
         await admit(lock, *papers[missing + 1 :])
         await lock.catalog.forget()
         made = await lock.select("what is the weather in Rome", intent=False, caller=eve)
         assert made.chosen == "office.forecast"
         stage = next(one for one in made.stages if one.name == "hierarchy")
-        assert len(stage.facts["categories"]) >= 1
-        assert len(stage.tools) <= 70
+        names = stage.facts["categories"]
+        total = int(re.search(r" of (\d+) categories", stage.why)[1])  # pyright: ignore[reportOptionalSubscript]
+        assert 1 <= len(names) < total
+        # Nothing but the tools of the chosen categories is looked at: less than half of them here.
+        assert stage.before == made.stages[0].before > 60
+        assert len(stage.tools) <= len(names) * most_tools(stage.before)
+        assert len(stage.tools) < stage.before / 2
+        assert set(_stages(made)["retrieval"]) <= set(stage.tools)
         body = lock.journal.reader.all("SELECT body FROM journal WHERE kind = 'selection'")[-1][0]
         recorded = next(one for one in orjson.loads(body)["stages"] if one["stage"] == "hierarchy")
         assert recorded["categories"] == stage.facts["categories"]
-        assert made.tokens["categories"] > 0
+        # A step shows the categories, or ten schemas at most, and neither grows with each tool.
+        assert 0 < made.tokens["categories"] <= 60 * total
+        largest = max(one.tokens for one in made.candidates)
+        assert 0 < made.tokens["schemas"] <= 10 * largest
+        assert made.tokens["schemas"] == more.tokens["schemas"]
 
 
 @pytest.mark.proves("SURF-16")

@@ -17,7 +17,7 @@ from interlock.search.evaluation import recall
 from interlock.search.index import Entry, Index
 from interlock.search.table import shipped
 from interlock.selection.dangers import dangers
-from interlock.selection.hierarchy import LEAST_SIZE, Hierarchy, most_tools, partition
+from interlock.selection.hierarchy import CHOSEN, LEAST_SIZE, Hierarchy, most_tools, partition
 from interlock.selection.intent import Intent, classifier
 from interlock.selection.kinds import EVERY, KINDS, Kind, kinds_of
 from interlock.selection.stages import Candidate, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
@@ -132,6 +132,35 @@ def test_a_category_is_chosen_by_its_description() -> None:
             (chosen,) = hierarchy.choose(f"about the {word}", 1)
             assert word in chosen.description
             assert set(chosen.tools) == {one.id for one in entries if one.server == name}
+
+
+@pytest.mark.proves("SURF-10")
+def test_what_a_step_shows_is_bounded_by_the_categories_and_not_by_the_number_of_tools() -> None:
+    draw = np.random.default_rng(7)
+    steps: list[int] = []
+    numbers = (640, 2560)
+    for number in numbers:
+        said = draw.integers(0, 3000, (number, 12)).tolist()
+        entries = [
+            Entry(f"s{n % 40}.t{n:05}", f"tool_{n}", " ".join(f"word{one}" for one in said[n]), server=f"s{n % 40}")
+            for n in range(number)
+        ]
+        vectors = draw.standard_normal((number, 16)).astype(np.float32)
+        hierarchy = Hierarchy(partition(entries, vectors), None)
+        count, size = len(hierarchy.categories), most_tools(number)
+        assert count <= 2 * number / size + 1
+        # A category is told in so many words, however many tools it has.
+        assert all(len(one.description.split()) <= 90 for one in hierarchy.categories.values())
+        told = max(estimate(one.line) for one in hierarchy.categories.values())
+        assert estimate(hierarchy.text) <= count * told
+        # The second step looks into so many categories, each of which has so many tools.
+        chosen = hierarchy.choose(f"{entries[0].description} {entries[1].description}")
+        assert len(chosen) == CHOSEN
+        assert sum(len(one.tools) for one in chosen) <= CHOSEN * size
+        steps.append(count * told + CHOSEN * size)
+    # Four times as many tools: twice as many categories, and twice as large ones.
+    assert most_tools(numbers[1]) <= 2 * most_tools(numbers[0]) + 1
+    assert steps[1] <= 2.5 * steps[0]
 
 
 @pytest.mark.proves("SURF-10")

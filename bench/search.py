@@ -68,6 +68,7 @@ def selection_table(told: sets.Set, most: int) -> Table:
         ("with both", True, True),
     ):
         outcomes: list[Outcome] = []
+        left = 0
         for one in queries:
             among = list(kinds)
             if by_intent:
@@ -76,14 +77,18 @@ def selection_table(told: sets.Set, most: int) -> Table:
             if by_category:
                 inside = {tool for category in hierarchy.choose(one.text) for tool in category.tools}
                 among = [tool for tool in among if tool in inside]
+            left += len(among)
             found = [hit.id for hit in index.search(one.text, 10, index.mask(among))]
             tokens = sum(sizes[tool] for tool in found) + (shown if by_category else 0)
             outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens, 0.0))
         made = report(outcomes)
         figures = (made.precision, made.recall, made.wrong, made.without, made.tokens / whole)
+        figures = (left / (len(queries) * len(kinds)), *figures)
         rows.append((name, *(f"{100 * one:.1f}" for one in figures)))
     title = f"Selection: {told.name}, {len(told.entries):,} tools, {len(queries):,} requests"
-    columns = ("stages", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas")
+    columns = (
+        "stages", "tools left, %", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas",
+    )  # fmt: skip
     note = f"{len(hierarchy.categories)} categories, {shown:,} tokens to choose from; all schemas have {whole:,}."
     return Table(title, columns, rows, note)
 

@@ -44,7 +44,7 @@ from tests.support import forked, postgres
 # What commands import when they need it, loaded once here. Each leaves the process with a single thread.
 LOADED = (
     "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.serialization",
-    "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "semantic_version", "alembic.command",
+    "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "alembic.command",
     "alembic.runtime.migration", "sqlalchemy", "interlock.api.interlock", "interlock.api.scratch",
     "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor",
     "interlock.gateway.isolation", "interlock.registry.admission", "interlock.registry.retirement",

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 
 from interlock import Field, Interlock, tool
 from interlock.contract.contract import (
-    CLASS_MAX_S,
     ERROR_SCHEMA,
     Contract,
     ToolId,
-    class_for_latency,
     contract_of,
-    infer_class,
     parse_contract,
 )
-from interlock.contract.manifest import MutationClass, TimeoutClass, parse_manifest
+from interlock.contract.manifest import MutationClass, parse_manifest
+from interlock.contract.timeouts import CLASS_MAX_S, TimeoutClass, class_for_latency, infer_class
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.explain import input_faults

@@ -12,6 +12,7 @@ import pytest
 from interlock import Effect, Interlock, Preview, tool
 from interlock.api import parts
 from interlock.cli.doctor import examine
+from interlock.contract.contract import Contract
 from interlock.contract.declare import Tool, from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -49,6 +50,10 @@ def _unstated(name: str, *, external_io: bool) -> Tool[..., Any]:
         document.pop(name_of, None)
     document |= {"tool_id": name, "name": name, "external_io": external_io}
     return from_manifest(parse_manifest(document), passes, {})
+
+
+def timeout_of(lock: Interlock, contract: Contract) -> Json:
+    return lock.latencies.describe(contract.ref, contract.document())
 
 
 computes = _unstated("computes", external_io=False)
@@ -98,13 +103,13 @@ async def test_a_tool_that_states_no_class_has_the_one_its_latency_calls_for(
     async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
         await admit(lock, which)
         contract = (await lock.catalog.resolve(which.manifest.address)).contract
-        assert lock.latencies.describe(contract)["class_source"] == "inferred"
+        assert timeout_of(lock, contract)["class_source"] == "inferred"
         await call(lock, which, seconds, ENOUGH - 1)
         await lock.measure()
-        assert lock.latencies.describe(contract)["class_source"] == "inferred", "that is not enough to go by"
+        assert timeout_of(lock, contract)["class_source"] == "inferred", "that is not enough to go by"
         await call(lock, which, seconds, 1)
         await lock.measure()
-        told = lock.latencies.describe(contract)
+        told = timeout_of(lock, contract)
         assert (told["class"], told["class_source"], told["measured_calls"]) == (expected, "measured", ENOUGH)
         assert told["measured_p99_ms"] == pytest.approx(seconds * 1000, abs=0.01)
         # The deadline is a promise of the contract, and stays.
@@ -129,7 +134,7 @@ async def test_one_slow_call_in_a_hundred_does_not_make_a_class_and_two_do(home:
             await call(lock, fetches, 20.0, slow)
             await call(lock, fetches, 0.1, 1 if expected == "standard" else 0)
             await lock.measure()
-            assert lock.latencies.describe(contract)["class"] == expected
+            assert timeout_of(lock, contract)["class"] == expected
 
 
 @pytest.mark.proves("LIFE-11")
@@ -141,7 +146,8 @@ async def test_a_stated_class_that_is_too_short_for_what_was_measured_is_told_by
         await call(lock, fetches, 0.2)
         assert _findings(home) == []
         await lock.measure()
-        told = lock.latencies.describe((await lock.catalog.resolve("pace.writes")).contract)
+        contract = (await lock.catalog.resolve("pace.writes")).contract
+        told = timeout_of(lock, contract)
         assert (told["class"], told["class_source"], told["measured_class"]) == ("async", "stated", "async")
         await call(lock, states, 5.1, 2)
     (found,) = _findings(home)
@@ -161,6 +167,6 @@ async def test_a_running_process_measures_by_itself(home: Path, monkeypatch: pyt
         contract = (await lock.catalog.resolve("pace.fetches")).contract
         await call(lock, fetches, 5.1)
         async with asyncio.timeout(60):
-            while lock.latencies.describe(contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for
+            while timeout_of(lock, contract)["class_source"] != "measured":  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(0.01)
-        assert lock.latencies.describe(contract)["class"] == "long_running"
+        assert timeout_of(lock, contract)["class"] == "long_running"

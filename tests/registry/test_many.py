@@ -15,7 +15,6 @@ from interlock.api.service import Service
 from interlock.authority import cedar
 from interlock.cli import doctor
 from interlock.contract.contract import parse_contract
-from interlock.registry import catalog
 from interlock.registry.catalog import bump_epoch
 from interlock.store.port import Transaction
 from interlock.store.tables import tool_version
@@ -66,7 +65,7 @@ class Counted:
             self.parsed += 1
             return parse_contract(document)
 
-        patch.setattr(catalog, "parse_contract", parse)
+        patch.setattr("interlock.contract.contract.parse_contract", parse)
         patch.setattr(lock.journal, "reader", self)
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.core.clock import iso
+from interlock.data.schema import Schema
 from interlock.store import quarantine, tools, upstreams
 from interlock.store.port import Reader
 
@@ -82,9 +83,12 @@ def contract_at_rest(reader: Reader, version: Version) -> Json:
 
 
 def contract_document(version: Version, availability: str, latencies: Latencies) -> Json:
-    """A version with its contract, its state and its time limits. Every fact is in it once."""
-    row, contract = version.row, version.contract
-    manifest = contract.document()
+    """A version with its contract, its state and its time limits. Every fact is in it once.
+
+    It is the stored document, which was checked when the version was admitted; no model of it is loaded.
+    """
+    row, manifest = version.row, version.content.document
+    takes = Schema(manifest["parameters"], closed=manifest["protocol"] == "native", shared=True)
     return {
         "tool": row.address,
         "version": row.version,
@@ -93,11 +97,11 @@ def contract_document(version: Version, availability: str, latencies: Latencies)
         "availability": availability,
         "origin": row.origin,
         "deprecation": None if row.notice is None else row.notice.document(),
-        "input_schema": contract.input.model_facing,
-        "output_schema": contract.output.document,
+        "input_schema": takes.model_facing,
+        "output_schema": manifest["result_schema"],
         "manifest": {name: value for name, value in manifest.items() if name not in BESIDE_MANIFEST},
-        "known_pairs": len(contract.manifest.known_pairs),
-        "timeout": latencies.describe(contract),
+        "known_pairs": len(manifest.get("known_pairs", ())),
+        "timeout": latencies.describe(f"{row.address}@{row.version}", manifest),
     }
 
 

@@ -160,7 +160,7 @@ class Tools:
 
     def timeout(self, version: Version) -> Json:
         """The timeout class of a version, where it comes from, and what was measured."""
-        return self._parts.latencies.describe(version.contract)
+        return self._parts.latencies.describe(version.contract.ref, version.content.document)
 
     async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
         """The tools that fit a request best, best first; by words, meaning or both."""

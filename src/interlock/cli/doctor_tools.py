@@ -66,7 +66,6 @@ def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
 def check_latency(home: Home) -> Iterator[Finding]:
     import orjson
 
-    from interlock.contract.manifest import parse_manifest
     from interlock.registry.latency import differs, measure
     from interlock.store.inspection import active_manifests
 
@@ -76,9 +75,10 @@ def check_latency(home: Home) -> Iterator[Finding]:
         found = measure(reader)
         for address, version, text in active_manifests(reader) if found else ():
             timing = found.get(f"{address}@{version}")
-            manifest = None if timing is None else parse_manifest(orjson.loads(text))
-            wanted = None if timing is None or manifest is None else differs(manifest, timing)
-            if timing is not None and manifest is not None and wanted is not None:
-                what = f"{address}@{version} states {manifest.timeout_class}; of {timing.calls:,} calls 99 % took"
+            if timing is None:
+                continue
+            manifest = orjson.loads(text)
+            if (wanted := differs(manifest, timing)) is not None:
+                what = f"{address}@{version} states {manifest['timeout_class']}; of {timing.calls:,} calls 99 % took"
                 advice = f"state timeout_class: {wanted} in its next version, or leave it out"
                 yield Finding("latency", "attention", f"{what} at most {timing.p99_s * 1000:,.0f} ms", advice)

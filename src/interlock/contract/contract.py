@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass, TimeoutClass, parse_manifest
+from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass, parse_manifest
+from interlock.contract.timeouts import CLASS_MAX_S, TimeoutPolicy, stated_policy
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 
-# The longest duration of a call of each class. Async work is bounded by the tool's own timeout_max.
-CLASS_MAX_S: Mapping[TimeoutClass, float] = {
-    "interactive": 0.5,
-    "standard": 5.0,
-    "long_running": 300.0,
-    "async": 86_400.0,
-}
 MIN_WINDOW_S = 3600
 
 ERROR_SCHEMA: Json = {
@@ -54,15 +47,6 @@ class AuthContract:
 
     required_permissions: tuple[str, ...]
     required_scopes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutPolicy:
-    """The default and the maximum duration of a call."""
-
-    timeout_class: TimeoutClass
-    default_s: float
-    max_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,40 +139,22 @@ class Contract:
         return self.manifest.document()
 
 
-def infer_class(timeout_s: float) -> TimeoutClass:
-    """Return the smallest class that holds a timeout."""
-    if timeout_s <= CLASS_MAX_S["interactive"]:
-        return "interactive"
-    if timeout_s <= CLASS_MAX_S["standard"]:
-        return "standard"
-    return "long_running" if timeout_s <= CLASS_MAX_S["long_running"] else "async"
-
-
-def class_for_latency(p99_s: float, *, external_io: bool, checkpointable: bool) -> TimeoutClass:
-    """Return the class that measured behaviour requires. Restart-safe counts as checkpointable."""
-    if p99_s < CLASS_MAX_S["interactive"] and not external_io:
-        return "interactive"
-    if p99_s < CLASS_MAX_S["standard"]:
-        return "standard"
-    return "long_running" if p99_s < CLASS_MAX_S["long_running"] and checkpointable else "async"
-
-
 def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
     """Read class and bounds of a manifest; refuses a class that contradicts the rest of it (E3105)."""
-    stated = manifest.timeout_class
-    default_s: float = manifest.timeout_default
-    if stated is not None and "timeout_default" not in manifest.model_fields_set:
-        default_s = min(CLASS_MAX_S[stated], 7200.0, float(manifest.timeout_max or 7200))
-    timeout_class = stated or infer_class(default_s)
-    longest = CLASS_MAX_S[timeout_class]
-    max_s = min(float(manifest.timeout_max or (7200 if timeout_class == "async" else longest)), longest)
-    for fault in class_faults(manifest, timeout_class, default_s):
+    for fault in class_faults(manifest):
         raise Failure("E3105", fault)
-    return TimeoutPolicy(timeout_class=timeout_class, default_s=default_s, max_s=max(default_s, max_s))
+    return _stated_policy(manifest)
 
 
-def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: float) -> list[str]:
+def _stated_policy(manifest: Manifest) -> TimeoutPolicy:
+    names = ("timeout_class", "timeout_default", "timeout_max")
+    return stated_policy({name: getattr(manifest, name) for name in names if name in manifest.model_fields_set})
+
+
+def class_faults(manifest: Manifest) -> list[str]:
     """List what contradicts the timeout class of a manifest."""
+    policy = _stated_policy(manifest)
+    timeout_class, default_s = policy.timeout_class, policy.default_s
     faults: list[str] = []
     if default_s > CLASS_MAX_S[timeout_class]:
         faults.append(f"timeout_default of {default_s:g} s is above the {timeout_class} maximum")

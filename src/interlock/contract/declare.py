@@ -33,12 +33,12 @@ from interlock.contract.manifest import (
     NetworkPolicy,
     Precondition,
     Sandboxing,
-    TimeoutClass,
     ToolKind,
     parse_manifest,
 )
 from interlock.contract.pinned_source import LOADED, Pinned, pin
 from interlock.contract.refusals import Refusal, collected
+from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
 from interlock.data.explain import brief
 from interlock.data.schema import Fault, Json

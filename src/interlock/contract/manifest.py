@@ -31,6 +31,7 @@ from interlock.contract.texts import (
     check_email,
     check_version,
 )
+from interlock.contract.timeouts import DEFAULT_S, LONGEST_S, TimeoutClass
 from interlock.core.errors import Failure
 from interlock.data.canonical import canonical
 from interlock.data.schema import (
@@ -48,7 +49,6 @@ MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
 CompensationClass = Literal[
     "fully_reversible", "semantically_reversible", "compensable_with_side_effects", "irreversible"
 ]  # fmt: skip
-TimeoutClass = Literal["interactive", "standard", "long_running", "async"]
 LifecycleState = Literal["active", "deprecated", "sunset", "removed"]
 Operation = Literal["CREATE", "UPDATE", "DELETE"]
 Tier = Literal[0, 1, 2, 3]
@@ -441,7 +441,7 @@ class Manifest(Part):
     parameters: SchemaDocument
     result_schema: SchemaDocument | None = None
     required_permissions: tuple[Permission, ...] | None = Field(None, strict=False)
-    timeout_default: int = Field(30, ge=1, le=7200)
+    timeout_default: int = Field(DEFAULT_S, ge=1, le=LONGEST_S)
     timeout_max: int | None = Field(None, ge=1, le=86_400)
     retry_policy: RetryPolicy = RetryPolicy()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
     circuit_breaker_config: CircuitBreakerConfig = CircuitBreakerConfig()  # pyright: ignore[reportCallIssue] - as above

@@ -9,9 +9,8 @@ The answer is the highest match by SemVer precedence, whatever the order of publ
 deprecated go before those that are, and a pre-release is found only by a comparator that names one of the same
 MAJOR.MINOR.PATCH. Upper bounds carry `-0`, the lowest pre-release, so that `^1.2.0` stops before `2.0.0-a`.
 
-The grammar is ours and precedence is the library's: the library's own npm ranges let `=1.2.3-a` find `1.2.3`. The
-grammar is narrower than npm on purpose, because tokens carry ranges too: an empty alternative (`^1.0.0 ||`) is refused
-rather than read as any version, and so is a number after a wildcard (`1.x.3`).
+The grammar is narrower than npm on purpose, because tokens carry ranges too: an empty alternative (`^1.0.0 ||`) is
+refused rather than read as any version, and so is a number after a wildcard (`1.x.3`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from interlock.core.errors import Failure
 
@@ -31,6 +30,7 @@ LONGEST = 256  # characters in a version or a spec
 
 _LISTED = 20  # versions named in a message; the details hold all of them
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?(\+[a-z0-9.]+)?")
+_SEMVER = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
 _NUMBER = r"0|[1-9][0-9]*|[xX*]"
 _TAG = r"[0-9A-Za-z.-]+"
 _BLOCK = re.compile(
@@ -156,19 +156,35 @@ def may_break(old: str, new: str) -> bool:
 @lru_cache(maxsize=4096)
 def _version(text: str) -> Version:
     """Parse any SemVer 2.0.0 text; ValueError for the rest."""
-    # Imported on first use, since the library looks up its own metadata; it has no stubs, so types are stated here.
-    import semantic_version  # pyright: ignore[reportMissingTypeStubs]
-
-    parsed = cast("Any", semantic_version.Version)(text)
+    match = _SEMVER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"`{text}` is not a version")
+    major, minor, patch = map(_number, match.group(1, 2, 3))
+    prerelease, build = (tuple(part.split(".")) if part else () for part in match.group(4, 5))
+    if not all(prerelease + build):
+        raise ValueError(f"`{text}` has an empty identifier")
+    core = major, minor, patch
+    # SemVer 11: a release comes after its pre-releases; numbers are compared as such, and come before words.
+    precedence = core, not prerelease, tuple(map(_identifier, prerelease))
     return Version(
         text=text,
-        core=(parsed.major, parsed.minor, parsed.patch),
-        prerelease=parsed.prerelease,
-        build=parsed.build,
-        precedence=parsed.truncate("prerelease").precedence_key,
-        # `+1` and `+01` are equal to the library; the text decides, so that the answer never depends on order.
-        order=(parsed.precedence_key, text),
+        core=core,
+        prerelease=prerelease,
+        build=build,
+        precedence=precedence,
+        # Builds `1` and `01` are equal as numbers; the text decides, so that the answer never depends on order.
+        order=(precedence, tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in build), text),
     )
+
+
+def _number(text: str) -> int:
+    if text != "0" and text.startswith("0"):
+        raise ValueError(f"`{text}` has a leading zero")
+    return int(text)
+
+
+def _identifier(text: str) -> tuple[int, int, str]:
+    return (0, _number(text), "") if text.isdigit() else (1, 0, text)
 
 
 def _order(text: str) -> Any:

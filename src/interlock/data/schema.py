@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-import jsonschema_rs
 import orjson
 
 from interlock.core.errors import Failure
@@ -318,6 +317,8 @@ def copied(value: T) -> T:
 
 def compile_validator(document: Mapping[str, Any] | bool) -> Any:
     """Compile a validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
+    import jsonschema_rs  # on first use: showing a schema takes no validator
+
     try:
         named = isinstance(document, Mapping) and "$schema" in document
         make = jsonschema_rs.validator_for if named else jsonschema_rs.Draft202012Validator

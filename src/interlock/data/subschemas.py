@@ -15,8 +15,6 @@ from functools import cached_property, lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
 
-import jsonschema_rs
-
 Json = dict[str, Any]
 # A subschema, and whether it stands below `not`.
 View = tuple[Any, bool]
@@ -325,6 +323,8 @@ def _prefix(part: Json) -> list[Any]:
 
 @lru_cache(maxsize=1000)
 def _expression(pattern: str) -> Any:
+    import jsonschema_rs  # on first use, as in data/schema.py
+
     try:
         return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
     except (ValueError, jsonschema_rs.ValidationError):

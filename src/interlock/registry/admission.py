@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import orjson
 
 from interlock.contract import permissions
-from interlock.contract.contract import Contract, class_faults, contract_of, infer_class
+from interlock.contract.contract import Contract, class_faults, contract_of
 from interlock.contract.effects import manifest_faults
 from interlock.contract.manifest import Manifest
 from interlock.contract.versions import predecessor
@@ -82,7 +82,7 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
         "schema_valid": _schema_faults(manifest),
         "version_registered": _version_faults(manifest, digest, published),
         "auth_policy_defined": _permission_faults(manifest),
-        "timeout_class_assigned": _timeout_faults(manifest),
+        "timeout_class_assigned": class_faults(manifest),
         "idempotency_specified": _unless(
             manifest.idempotency is not None, "say idempotency: {} for caller's keys and the default window"
         ),
@@ -200,12 +200,6 @@ def _surface(manifest: Manifest) -> Surface:
         tolerant_output=manifest.tolerant_output,
         declared_behaviour_change=manifest.behaviour_change,
     )
-
-
-def _timeout_faults(manifest: Manifest) -> list[str]:
-    timeout_class = manifest.timeout_class or infer_class(manifest.timeout_default)
-    stated = manifest.timeout_class is None or "timeout_default" in manifest.model_fields_set
-    return class_faults(manifest, timeout_class, manifest.timeout_default if stated else 0)
 
 
 def _mutation_faults(manifest: Manifest) -> list[str]:

@@ -12,22 +12,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.call.capability import Capability
-from interlock.call.prepared import Prepared
-from interlock.contract.contract import Contract, parse_contract
-from interlock.contract.declare import Tool, from_nowhere, without_function
-from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.bounds import check_unicode
-from interlock.registry.source import reload, source_of
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
+
+# The models of contracts are loaded when a version is used. A version is found and shown without them.
+if TYPE_CHECKING:
+    from interlock.call.capability import Capability
+    from interlock.call.prepared import Prepared
+    from interlock.contract.contract import Contract
+    from interlock.contract.declare import Tool
+    from interlock.contract.manifest import LifecycleState
 
 _LIKE = 20  # similar names that are searched for ones the caller may see
 
@@ -55,14 +57,21 @@ class Content:
     def __init__(self, manifest: str) -> None:
         self.manifest = manifest
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """The manifest as the author published it, without defaults."""
+        return orjson.loads(self.manifest)
+
     @cached_property
     def contract(self) -> Contract:
-        return parse_contract(orjson.loads(self.manifest))
+        from interlock.contract.contract import parse_contract
+
+        return parse_contract(self.document)
 
     @cached_property
     def required_scopes(self) -> tuple[str, ...]:
         """The scopes that callers need, without compiling the contract: of many tools, few are ever called."""
-        return tuple(orjson.loads(self.manifest).get("required_scopes") or ())
+        return tuple(self.document.get("required_scopes") or ())
 
 
 class Version:
@@ -112,6 +121,8 @@ class Version:
         self._compiled = True
 
     def _with(self, bound: Tool[..., Any]) -> Prepared:
+        from interlock.call.prepared import Prepared
+
         notice = self.row.notice
         return Prepared(self.contract, bound, self.row.digest, None if notice is None else notice.document())
 
@@ -145,6 +156,8 @@ class Stranded(Failure):
 
     @property
     def prepared(self) -> Prepared:
+        from interlock.contract.declare import from_nowhere
+
         return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing
 
 
@@ -473,6 +486,10 @@ class Catalog:
         return tool
 
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
+        from interlock.contract.declare import without_function
+        from interlock.contract.manifest import parse_manifest
+        from interlock.registry.source import reload
+
         if row.origin.startswith("upstream:"):
             return without_function(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
@@ -510,7 +527,12 @@ def source_changed(admitted: str | None, manifest: str, origin: str, manifests: 
 
     False where nothing was stored: the tool is not isolated, or its text is not in a file.
     """
-    return admitted is not None and source_of(parse_manifest(orjson.loads(manifest)), origin, manifests) != admitted
+    if admitted is None:
+        return False
+    from interlock.contract.manifest import parse_manifest
+    from interlock.registry.source import source_of
+
+    return source_of(parse_manifest(orjson.loads(manifest)), origin, manifests) != admitted
 
 
 def _changed(row: Row) -> Failure:

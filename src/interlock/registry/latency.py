@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import orjson
 
-from interlock.contract.contract import Contract, class_for_latency, infer_class
-from interlock.contract.manifest import Manifest, TimeoutClass
+from interlock.contract.timeouts import TimeoutClass, class_for_latency, stated_policy
 from interlock.core.record import record
-from interlock.data.schema import Json
 from interlock.store import ledger
 from interlock.store.port import Reader
+
+Json = dict[str, Any]
 
 # The number of latest closing records that are read, and the number of calls of a version that make a measurement.
 MOST_RECORDS = 20_000
@@ -54,19 +55,20 @@ def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:
     }
 
 
-def fitting(manifest: Manifest, measured_: Measured) -> TimeoutClass:
-    """Return the class that a measurement requires."""
-    restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
+def fitting(manifest: Json, measured_: Measured) -> TimeoutClass:
+    """Return the class that a measurement requires of the tool of a manifest."""
+    restartable = manifest.get("restart_safe", False) or manifest.get("mutation_class") == "read_only"
+    checkpoints: Json = manifest.get("checkpoint_config", {})
     return class_for_latency(
         measured_.p99_s,
-        external_io=manifest.external_io,
-        checkpointable=restartable or manifest.checkpoint_config.enabled,
+        external_io=manifest.get("external_io", True),
+        checkpointable=restartable or checkpoints.get("enabled", False),
     )
 
 
-def differs(manifest: Manifest, measured_: Measured) -> TimeoutClass | None:
+def differs(manifest: Json, measured_: Measured) -> TimeoutClass | None:
     """Return the class that a measurement requires if a manifest states one that is too short."""
-    stated, wanted = manifest.timeout_class, fitting(manifest, measured_)
+    stated, wanted = manifest.get("timeout_class"), fitting(manifest, measured_)
     return None if stated is None or _ORDER.index(wanted) <= _ORDER.index(stated) else wanted
 
 
@@ -76,17 +78,17 @@ class Latencies:
     def __init__(self) -> None:
         self.measured: Mapping[str, Measured] = {}
 
-    def describe(self, contract: Contract) -> Json:
+    def describe(self, ref: str, manifest: Json) -> Json:
         """Return the class of a version, whether it was stated, measured or inferred from its timeout, and the
-        measurement.
+        measurement. `manifest` is the document that the version was admitted with.
         """
-        manifest, measured = contract.manifest, self.measured.get(contract.ref)
-        document: Json = {"default_s": contract.timeout.default_s, "max_s": contract.timeout.max_s}
+        policy, measured = stated_policy(manifest), self.measured.get(ref)
+        document: Json = {"default_s": policy.default_s, "max_s": policy.max_s}
         if measured is not None:
             document |= {"measured_calls": measured.calls, "measured_p99_ms": round(measured.p99_s * 1000, 3)}
             document["measured_class"] = fitting(manifest, measured)
-        if manifest.timeout_class is not None:
-            return {**document, "class": manifest.timeout_class, "class_source": "stated"}
+        if manifest.get("timeout_class") is not None:
+            return {**document, "class": policy.timeout_class, "class_source": "stated"}
         if measured is not None:
             return {**document, "class": document["measured_class"], "class_source": "measured"}
-        return {**document, "class": infer_class(contract.timeout.default_s), "class_source": "inferred"}
+        return {**document, "class": policy.timeout_class, "class_source": "inferred"}

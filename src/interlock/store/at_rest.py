@@ -12,9 +12,9 @@ refuses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from interlock.core.errors import Failure
 from interlock.store import facts, idempotency, last_head
@@ -74,6 +74,16 @@ class StoreAtRest:
         """Fill a cache, once."""
         apply(load(self._reader))
         return lambda: None
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a store that only reads. It never waits, so no event loop is loaded for it."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    work.close()
+    raise RuntimeError("a read of a store at rest waited for something")
 
 
 def _owners(reader: Reader) -> set[str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from interlock.call.connector import Definition
-from interlock.contract.contract import infer_class
 from interlock.contract.manifest import OWN_DESCRIPTION, Effect, Manifest, parse_manifest
+from interlock.contract.timeouts import infer_class
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest as digest_of
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref

@@ -34,10 +34,10 @@ from interlock.contract.manifest import (
     MutationClass,
     Part,
     SchemaDocument,
-    TimeoutClass,
     ToolIdText,
 )
 from interlock.contract.recipes import Step, Undo
+from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer

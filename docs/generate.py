@@ -145,10 +145,15 @@ def settings_page() -> str:
     return f"""{_MADE_BY.format(source="`settings.py`")}
 # Settings
 
-Settings live in `settings.toml` of a home. A variable `INTERLOCK_<NAME>` overrides the file, and an argument of
-`Interlock.open(path, name=value)` overrides both. Lists are set in the file or by argument, not by a variable. A name
-that is not listed here is refused: a misspelt safety setting must not be ignored. A process reads its settings when it
-starts.
+Settings live in `settings.toml` of a home. A variable `INTERLOCK_<NAME>` (in capitals: `INTERLOCK_PAYLOAD_DAYS`)
+overrides the file, and an argument of `Interlock.open(path, name=value)` overrides both. In a variable, a list of texts
+is written with commas (`iban,passport_no`), a list of objects and an object as JSON. A setting in a variable replaces
+the whole value of the file.
+
+A name that is not listed here is refused with its line, as is a value of another type: a misspelt safety setting must
+not be ignored. A value that holds a credential itself, such as an address with a password, is refused too: name a file
+or a stored credential instead. A process reads its settings when it starts. `interlock config show` prints those in
+effect and where each comes from, with credentials masked; `interlock config check` finds faults before a start.
 
 {_table(("setting", "type", "default", "what it does"), rows)}
 ```toml

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import pydantic
@@ -20,6 +21,7 @@ from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
+from interlock.privacy.configured import inline_secrets
 
 
 def _address(value: str) -> str:
@@ -342,7 +344,8 @@ class Settings(pydantic.BaseModel):
         "",
         pattern=r"^(postgres(ql)?://.*)?$",
         description="the database: empty for a file of the data directory, or the address of a PostgreSQL database,"
-        " postgresql://USER@HOST/NAME; a password is better in a file of PostgreSQL's client (~/.pgpass)",
+        " postgresql://USER@HOST/NAME; its password is in a file of PostgreSQL's client (~/.pgpass, PGPASSFILE), or in"
+        " PGPASSWORD",
     )
     store_admin: str = pydantic.Field(
         "",
@@ -553,11 +556,23 @@ class Settings(pydantic.BaseModel):
         return namespace not in self.no_pattern_redaction
 
 
+class Effective(NamedTuple):
+    """The settings in effect, and the source of each one that is not a default: a line, a variable or the program."""
+
+    settings: Settings
+    sources: dict[str, str]
+
+
 def load_settings(path: Path, **given: Any) -> Settings:
     """Settings from the file, overridden by the environment, overridden by what the program was given.
 
     E3108 for a setting that cannot be used, with its source: the line of the file, the variable or the argument.
     """
+    return effective_settings(path, **given).settings
+
+
+def effective_settings(path: Path, **given: Any) -> Effective:
+    """The same, with the source of each setting."""
     try:
         text = path.read_text() if path.exists() else ""
         values: dict[str, Any] = tomllib.loads(text)
@@ -568,17 +583,31 @@ def load_settings(path: Path, **given: Any) -> Settings:
         from_environment = os.environ.get(variable(name))
         if from_environment is not None:
             values[name] = _from_environment(name, from_environment)
+    stated = {name: one for name, one in values.items() if name not in given}
+    faults = [
+        f"{_place('', loc, text, given)}: `{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}"
+        for loc in inline_secrets({name: one for name, one in stated.items() if name not in _EXPRESSIONS})
+    ]
+    settings: Settings | None = None
     try:
-        return Settings.model_validate({**values, **given})
+        # What the file states has to be of its type: the text "7" is not a number. A variable is always a text.
+        in_file = {name: one for name, one in stated.items() if variable(name) not in os.environ}
+        Settings.model_validate_json(json.dumps(in_file, default=str), strict=True)
+        settings = Settings.model_validate({**values, **given})
     except pydantic.ValidationError as error:
-        faults = [
+        faults += [
             f"{_place(fault['type'], fault['loc'], text, given)}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
             for fault in error.errors(include_url=False, include_input=False, include_context=False)
         ]
-        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT) from None
+    if faults or settings is None:
+        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT)
+    return Effective(settings, {name: _place("", (name,), text, given) for name in {**values, **given}})
 
 
 _MOST = 5
+# Settings that say what to look for: an expression may have the form of what it finds.
+_EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
+_KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"
 _CORRECT = "correct what is named, or remove it; the settings reference describes each one; then: interlock doctor"
 
 

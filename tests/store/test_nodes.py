@@ -245,6 +245,33 @@ async def test_a_tool_in_quarantine_is_refused_by_every_node(nodes: Nodes, tmp_p
             await until(allowed, f"the end of the quarantine at node {number}")
 
 
+@pytest.mark.part_of("OPS-06", rest="what one store's machines share in other ways than files")
+async def test_machines_with_other_files_are_named(nodes: Nodes) -> None:
+    first, other = nodes.running[0].cli, nodes.running[1].cli
+    policy = other.home / "policy.cedar"
+    before = policy.read_text()
+
+    async def told(different: set[str]) -> bool:
+        ended = await asyncio.to_thread(first, "config", "diff", "--json")
+        document = ended.json
+        assert ended.code == (0 if document["agree"] else 1)
+        assert len(document["nodes"]) >= NODES
+        if document["differences"].keys() != different:
+            return False
+        for groups in document["differences"].values():
+            assert sorted(map(len, groups.values())) == [1, len(document["nodes"]) - 1]
+            assert any(places == [one for one in places if one.endswith(str(other.home))] for places in groups.values())
+        return True
+
+    await until(lambda: told(set()), "that all files are the same")
+    policy.write_text(f"{before}// another\n")
+    try:
+        await until(lambda: told({"policy.cedar"}), "that one machine has another policy")
+    finally:
+        policy.write_text(before)
+    await until(lambda: told(set()), "that all files are the same again")
+
+
 async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nodes) -> None:
     first = nodes.running[0]
     victim = Cli(nodes.place / "killed", {"INTERLOCK_STORE": nodes.address})

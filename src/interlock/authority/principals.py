@@ -52,8 +52,9 @@ class Principals:
         except tomllib.TOMLDecodeError as error:
             raise _broken(str(error)) from None
         except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise _broken(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+            told = error.errors(include_url=False, include_input=False, include_context=False)
+            faults = [f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}" for one in told]
+            raise _broken(faults[0], faults) from None
         self.groups = frozenset(group for entry in self.entries for group in entry.groups)
         self._callers: dict[str, Caller] = {}
 
@@ -83,5 +84,5 @@ class Principals:
         )
 
 
-def _broken(why: str) -> Failure:
-    return Failure("E3205", f"principals.toml cannot be used: {why}")
+def _broken(why: str, faults: list[str] | None = None) -> Failure:
+    return Failure("E3205", f"principals.toml cannot be used: {why}", details={"faults": faults or [why]})

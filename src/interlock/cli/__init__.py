@@ -92,6 +92,7 @@ def _print_envelope(words: str) -> None:
         "keys": "keys:keys",
         "identities": "identities:identities",
         "policy": "policy:policy",
+        "config": "config:config",
         "secrets": "secrets:secrets",
         "budgets": "budgets:budgets",
         "audit": "audit:audit",

@@ -85,15 +85,10 @@ def check_backups(home: Home) -> Iterator[Finding]:
 
 
 def check_settings(home: Home) -> Iterator[Finding]:
-    from interlock.settings import Settings, load_settings, nearest, variable
+    from interlock.cli.config_check import mistyped_variables
+    from interlock.settings import load_settings
 
     settings = load_settings(home.settings)
-    yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the data directory")
-    known = Settings.model_fields
-    for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
-        said = name.removeprefix("INTERLOCK_").lower()
-        # Other variables are called so as well; what is as near as this is a slip of the pen.
-        meant = None if said in known else nearest(said, known, alike=0.8)
-        if meant is not None:
-            what, advice = f"the variable {name} sets nothing", f"did you mean {variable(meant)}?"
-            yield Finding("settings", "attention", what, advice)
+    yield Finding("settings", "good", f"audit {settings.audit}; interlock config show tells all of them")
+    for name, meant in mistyped_variables():
+        yield Finding("settings", "attention", f"the variable {name} sets nothing", f"did you mean {meant}?")

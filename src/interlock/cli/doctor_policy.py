@@ -34,7 +34,7 @@ def check_policy(home: Home) -> Iterator[Finding]:
         yield Finding("", "good", _rule_words(rule))
     yield from _applied(home, text)
     people = Principals(read_file(home.principals) if made or home.principals.exists() else DEFAULT_PRINCIPALS)
-    contracts, known, groups = _rules_speak_of(home, text)
+    contracts, known, groups = rules_speak_of(home, text)
     for fault in check(text, contracts, people.groups | groups, known):
         what = f"line {fault.line}, {fault.rule}: {fault.message}"
         status: Status = "broken" if fault.grave else "attention"
@@ -61,7 +61,7 @@ def _applied(home: Home, text: str) -> Iterator[Finding]:
         yield Finding("policy", "attention", what, advice)
 
 
-def _rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], frozenset[str]]:
+def rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], frozenset[str]]:
     """The contracts of the tools that rules depend on, the names of all tools, and the groups of known callers."""
     import orjson
 

@@ -120,6 +120,11 @@ def _hide_spoken(match: re.Match[str]) -> str:
     return f"{match[1] or match[2] or match[3]}{REDACTED}"
 
 
+def holds_credential(text: str) -> bool:
+    """Whether a text has the form of a credential, or has one in it."""
+    return may_hold_credential(text) and CREDENTIALS.sub(_hide, text) != text
+
+
 def without_credentials(text: str) -> str:
     """Remove credentials from a text of a failure; the same text if there were none."""
     if len(text) < _SHORTEST:

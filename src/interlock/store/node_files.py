@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from interlock.store.home import Home
+from interlock._version import __version__
+from interlock.store.home import SCHEMA_HEAD, Home
 
 # Settings of one machine: where things are there, and what it logs.
 _OF_A_MACHINE = frozenset(
@@ -36,8 +37,9 @@ class Difference(NamedTuple):
 
 
 def describe(home: Home) -> dict[str, Any]:
-    """Describe a data directory for other processes: machine, path, and a digest per file ("" if it is missing)."""
-    return {"machine": platform.node(), "directory": str(home.path.absolute()), "files": _digests(home)}
+    """Describe a data directory for other processes: machine, path, version, file digests ("" if it is missing)."""
+    where = {"machine": platform.node(), "directory": str(home.path.absolute())}
+    return {**where, "version": __version__, "files": _digests(home)}
 
 
 def differences(home: Home) -> list[Difference]:
@@ -51,6 +53,54 @@ def differences(home: Home) -> list[Difference]:
         if here["files"].get(file, digest) != digest
     }
     return sorted(found)
+
+
+class Node(NamedTuple):
+    """A data directory that processes use, and what they say that they run."""
+
+    machine: str
+    directory: str
+    here: bool
+    processes: int
+    versions: tuple[str, ...]
+    schemas: tuple[str, ...]
+    files: dict[str, str]
+
+
+def nodes(home: Home) -> list[Node]:
+    """The data directories on a store: this one first, and each that a living process uses."""
+    here = describe(home)
+    told: dict[tuple[str, str], list[dict[str, Any]]] = {(here["machine"], here["directory"]): []}
+    for _, report in home.signs_of_life():
+        if "directory" in report:
+            told.setdefault((str(report.get("machine")), str(report["directory"])), []).append(report)
+    own, *others = told.items()
+    mine = Node(
+        *own[0], True, home.alive() if home.near else len(own[1]), *_running([here, *own[1]]), files=here["files"]
+    )
+    return [mine, *(Node(*at, False, len(said), *_running(said), dict(_files(said[-1]))) for at, said in others)]
+
+
+def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The versions of the processes of a directory, and the schemas that they know."""
+    versions = {str(report["version"]) for report in reports if "version" in report}
+    schemas = {str(report.get("schema", SCHEMA_HEAD)) for report in reports}
+    return tuple(sorted(versions)), tuple(sorted(schemas))
+
+
+def compare(found: list[Node]) -> dict[str, dict[str, list[str]]]:
+    """What is not the same on all: each thing, and for each of its values the directories that have it."""
+    names = {name for node in found for name in node.files}
+    told = {name: [(node.files.get(name, ""), node) for node in found] for name in sorted(names)}
+    told["version"] = [(version, node) for node in found for version in node.versions]
+    told["schema"] = [(schema, node) for node in found for schema in node.schemas]
+    different: dict[str, dict[str, list[str]]] = {}
+    for name, pairs in told.items():
+        if len({value for value, _ in pairs}) > 1:
+            groups = different.setdefault(name, {})
+            for value, node in pairs:
+                groups.setdefault(value, []).append(f"{node.machine}:{node.directory}")
+    return different
 
 
 def _files(told: dict[str, Any]) -> Iterator[tuple[str, str]]:

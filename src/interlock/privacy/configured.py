@@ -1,0 +1,57 @@
+"""Credentials in a configuration: found, so that they can be refused, and masked where a configuration is shown.
+
+A configuration names credentials (a stored one, a file) and does not hold them. In addresses, `{secret}` stands for one
+that is named beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pydantic
+
+from interlock.core.credentials import REDACTED, holds_credential, without_credentials
+
+# The user of an address, alone or with a credential that is named elsewhere.
+_USER: Final = re.compile(r"(://[^\s/@:]*(?::\{secret\})?@)")
+_QUERY: Final = re.compile(r"[?&](?:\w*password|passwd|secret|token|api_?key)=[^&{]", re.IGNORECASE)
+
+# A member that the model does not know may be anything; by such a name it is a credential.
+_NAMED: Final = re.compile(r"(?:password|secret|token|credentials?|key)\Z", re.IGNORECASE)
+
+
+def inline_secrets(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:
+    """The places of texts that hold a credential themselves, instead of the name of one."""
+    if isinstance(value, str):
+        if _QUERY.search(value) or any(map(holds_credential, _USER.split(value)[::2])):
+            yield place
+    elif isinstance(value, dict):
+        for name, one in cast("dict[str, Any]", value).items():
+            yield from inline_secrets(one, (*place, name))
+    elif isinstance(value, list):
+        for at, one in enumerate(cast("list[Any]", value)):
+            yield from inline_secrets(one, (*place, at))
+
+
+def masked(value: Any) -> Any:
+    """A value of a configuration as JSON that may be shown: without credentials, and addresses that may hold one."""
+    if isinstance(value, pydantic.BaseModel):
+        return {name: masked(one) for name, one in value}
+    if isinstance(value, pydantic.SecretStr):
+        return REDACTED
+    if isinstance(value, str | Path):
+        pieces = _USER.split(str(value))
+        return "".join(piece if at % 2 else without_credentials(piece) for at, piece in enumerate(pieces))
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return {
+            name: REDACTED if isinstance(one, str) and _NAMED.search(name) else masked(one)
+            for name, one in members.items()
+        }
+    if isinstance(value, list | tuple | frozenset):
+        several = cast("Iterable[Any]", value)
+        return [masked(one) for one in (sorted(several) if isinstance(value, frozenset) else several)]
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +16,8 @@ class Proxy:
     """Passes bytes on in both directions. While `cutting`, every connection is cut after a random number of them.
 
     So a connection ends at any byte of a request or an answer: the server may have done what it was asked for, and
-    nobody has heard of it.
+    nobody has heard of it. While `delay_s`, each piece is passed on up to twice as late. `silence` holds all bytes
+    back until `resume`, as a network does that drops packets.
     """
 
     def __init__(self, target: Path, seed: int) -> None:
@@ -29,6 +31,9 @@ class Proxy:
         # A number of bytes, of which a connection passes up to twice as many on; 0 while none is cut.
         self.cutting = 0
         self.cuts = 0
+        self.delay_s = 0.0
+        self._passing = threading.Event()
+        self._passing.set()
         self._threads[0].start()
 
     @property
@@ -42,7 +47,14 @@ class Proxy:
             for end in self._other:
                 _hang_up(end)
 
+    def silence(self) -> None:
+        self._passing.clear()
+
+    def resume(self) -> None:
+        self._passing.set()
+
     def close(self) -> None:
+        self.resume()
         _hang_up(self._listening)
         self._listening.close()
         self.cut_all()
@@ -76,6 +88,9 @@ class Proxy:
         target = self._other[source]
         with suppress(OSError):
             while data := source.recv(_AT_ONCE):
+                if self.delay_s:
+                    time.sleep(self._random.uniform(0, 2 * self.delay_s))
+                self._passing.wait()
                 with self._lock:
                     left = self._left[connection] if self.cutting else 0
                     if left:

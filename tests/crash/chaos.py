@@ -1,0 +1,312 @@
+"""`./dev chaos`: callers write to three nodes on one PostgreSQL store while nodes, database, network and clocks fail.
+
+Every call has an idempotency key. A caller that gets no answer, or is told to, sends the call again with its key, to
+any node. The truth is a log of effects outside the store, which the tools write. At the end all nodes are up, every
+call is asked for once more, and then:
+
+- an acknowledged call has its effect (`lost`), and no call has it twice (`doubled`);
+- a call that was refused has no effect (`refused with an effect`);
+- a call that is neither acknowledged nor refused is one that `interlock calls reconcile` lists (`unreported`), and it
+  lists no other (`wrongly reported`);
+- acknowledged calls that lock one account were never inside together (`overlapping`);
+- no more was paid than the budget allows (`overspent`);
+- `interlock audit verify` passes on every data directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import itertools
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.crash.fleet import FAULTS, Fleet, Node, fleet
+from tests.support import surroundings
+
+CALLERS = 24
+ACCOUNTS = 8
+# How long one answer is awaited, and how long after the last fault all calls have to be settled.
+ANSWER_S = 20.0
+PATIENCE_S = 600.0
+# Answers after which a caller sends the call again: the store cannot be used, the call is running, or the clock of the
+# node is behind, so that the token is one of its future.
+AGAIN = {"E3801", "E3803", "E3408", "E3201"}
+UNKNOWN = "E3409"
+KILL, RESTART = "nodes killed", "database restarted"
+
+
+@dataclass(slots=True)
+class Sent:
+    """A call, and what its caller was told: `acknowledged`, `unknown`, the code of an error, or nothing yet."""
+
+    name: str
+    tool: str
+    parameters: dict[str, str]
+    told: str = ""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a run ended with. `violations` are all zero, and `verified` holds, where everything is as promised."""
+
+    seed: int
+    calls: int = 0
+    faults: Counter[str] = field(default_factory=Counter[str])
+    told: Counter[str] = field(default_factory=Counter[str])
+    unanswered: int = 0
+    violations: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    verified: bool = False
+    seconds: float = 0.0
+
+    @property
+    def kept(self) -> bool:
+        return self.verified and not any(self.violations.values())
+
+    def table(self) -> str:
+        refused = {code: count for code, count in self.told.items() if code not in ("acknowledged", "unknown")}
+        rows = [
+            ("seed", self.seed),
+            ("calls", self.calls),
+            *self.faults.items(),
+            ("answers that did not come", self.unanswered),
+            ("acknowledged", self.told["acknowledged"]),
+            ("unknown, and reported", self.told["unknown"] - len(self.violations["unreported"])),
+            *((f"refused, {code}", count) for code, count in sorted(refused.items())),
+            *((name, len(names)) for name, names in self.violations.items()),
+            ("audit verify", "passes" if self.verified else "FAILS"),
+            ("seconds", round(self.seconds)),
+        ]
+        wide = max(len(name) for name, _ in rows)
+        lines = [
+            f"{name:<{wide}}  {value:>10,}" if isinstance(value, int) else f"{name:<{wide}}  {value:>10}"
+            for name, value in rows
+        ]
+        for name, names in self.violations.items():
+            lines += [f"{name}: {one}" for one in names[:20]]
+        return "\n".join(lines)
+
+
+class Callers:
+    """Sends calls to a fleet, each until its caller knows what became of it."""
+
+    def __init__(self, fleet: Fleet, seed: int, calls: int) -> None:
+        self._fleet = fleet
+        self._random = random.Random(seed)
+        self.calls = calls
+        self.sent: list[Sent] = []
+        # Calls are begun up to here, so that they do not all end before the last fault.
+        self.allowed = 0
+        self.unanswered = 0
+        self._again: list[tuple[float, int, Sent]] = []
+        self._numbers = itertools.count()
+        self._open = 0
+        limits = httpx.Limits(max_connections=2 * CALLERS)
+        self._web = httpx.AsyncClient(timeout=httpx.Timeout(ANSWER_S, pool=None), limits=limits)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CALLERS):
+                group.create_task(self._caller())
+
+    async def ask_again(self) -> None:
+        """Ask for every call that was not refused once more. Nobody may be told something else than before."""
+        for call in self.sent:
+            if call.told in ("acknowledged", "unknown"):
+                self._later(call, 0.0)
+                self._open += 1
+        await self.run()
+
+    async def close(self) -> None:
+        await self._web.aclose()
+
+    async def _caller(self) -> None:
+        while True:
+            call = self._next()
+            if call is not None:
+                await self._send(call)
+            elif len(self.sent) >= self.calls and not self._open:
+                return
+            else:
+                await asyncio.sleep(0.01)
+
+    def _next(self) -> Sent | None:
+        if self._again and self._again[0][0] <= time.monotonic():
+            return heapq.heappop(self._again)[2]
+        if len(self.sent) >= min(self.allowed, self.calls):
+            return None
+        number = len(self.sent)
+        name, kind = f"call-{number}", self._random.random()
+        parameters = {"name": name}
+        if kind < 0.2:
+            parameters["account"] = f"a{self._random.randrange(ACCOUNTS)}"
+        call = Sent(name, "move" if kind < 0.2 else "pay" if kind < 0.3 else "post", parameters)
+        self.sent.append(call)
+        self._open += 1
+        return call
+
+    def _later(self, call: Sent, after_s: float) -> None:
+        heapq.heappush(self._again, (time.monotonic() + after_s, next(self._numbers), call))
+
+    async def _send(self, call: Sent) -> None:
+        told = await self._ask(call)
+        if told:
+            # A call that was acknowledged stays so. One that is unknown may turn out to have been settled.
+            if call.told == "acknowledged" and told != "acknowledged":
+                told = f"acknowledged, then {told}"
+            call.told = told
+            self._open -= 1
+        else:
+            self._later(call, self._random.uniform(0.2, 2.0))
+
+    async def _ask(self, call: Sent) -> str:
+        """What a node tells about a call; empty where it is to be asked again."""
+        node: Node = self._random.choice(self._fleet.nodes)
+        if not node.rest:
+            return ""
+        sent = {"tool_id": f"fleet.{call.tool}", "parameters": call.parameters, "idempotency_key": call.name}
+        rest = node.rest
+        node.in_flight += 1
+        try:
+            answer = await self._web.post(
+                f"{rest}/tools/invoke", json=sent, headers={"authorization": f"Bearer {self._fleet.token}"}
+            )
+            told: Any = answer.json()
+        except (httpx.HTTPError, ValueError):
+            self.unanswered += 1
+            return ""
+        finally:
+            node.in_flight -= 1
+        if answer.status_code == 200:
+            return "acknowledged"
+        code = told["error"]["error_code"]
+        if code == "E3801" and "taken for dead" in str(told):
+            await self._fleet.replace(node, rest)
+        return "" if code in AGAIN else "unknown" if code == UNKNOWN else code
+
+
+async def run(place: Path, *, calls: int, kills: int, seed: int, minutes: float = 0.0, short: bool = False) -> Found:
+    """Make so many calls while so many nodes are killed, and the other faults happen: what was found at the end.
+
+    A `short` run does not wait for the leases of nodes that were killed, and prints nothing.
+    """
+    began = time.monotonic()
+    budget = max(1, calls // 20)
+    settings = f'[[budgets]]\nper = "tenant"\nlimit = {budget}\ntools = "fleet.pay"\n'
+    async with fleet(place, settings, seed, hastened=short) as nodes:
+        callers = Callers(nodes, seed, calls)
+        try:
+            async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+                group.create_task(callers.run())
+                await _strike(nodes, callers, seed, kills, began + 60 * minutes if minutes else None, short)
+                limit.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await callers.ask_again()
+        finally:
+            await callers.close()
+        found = Found(seed, len(callers.sent), nodes.happened, unanswered=callers.unanswered)
+        await _judge(nodes, callers.sent, budget, found)
+        found.seconds = time.monotonic() - began
+        return found
+
+
+async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: float | None, short: bool) -> None:
+    """Let all faults happen, spread over the calls. Those that take long go on beside the others."""
+    order = random.Random(seed)
+    others = [kind for kind in FAULTS if kind != KILL]
+    kinds = [KILL] * kills + others * max(1, kills // (4 * len(others)))
+    order.shuffle(kinds)
+    if short:  # nobody is taken for dead until 15 seconds after a restart of the database
+        kinds.sort(key=lambda kind: kind != RESTART)
+    share = callers.calls / len(kinds)
+    async with asyncio.TaskGroup() as group:
+        for number, kind in enumerate(kinds):
+            if until is not None and time.monotonic() > until:
+                callers.calls = len(callers.sent)
+                break
+            callers.allowed = int((number + 2) * share)
+            begun = int((number + order.random()) * share)
+            while len(callers.sent) < min(callers.calls, begun):  # noqa: ASYNC110 - callers run in the background
+                await asyncio.sleep(0.005)
+            striking = group.create_task(nodes.strike(kind))
+            if kind == KILL:
+                await striking
+            if not short and number % 20 == 19:
+                print(f"{number + 1:>6} of {len(kinds)} faults, {len(callers.sent):>6} calls", file=sys.stderr)
+        callers.allowed = callers.calls
+    for node in nodes.nodes:
+        node.set_clock(0)
+
+
+async def _judge(nodes: Fleet, sent: list[Sent], budget: int, found: Found) -> None:
+    clis = [node.cli for node in nodes.nodes]
+    listed: Any = await asyncio.to_thread(clis[0].ask, "calls", "reconcile")
+    reported = {one["key"] for one in listed["unknown"]}
+    verified = [await asyncio.to_thread(cli, "audit", "verify") for cli in clis]
+    found.verified = all(ended.code == 0 for ended in verified)
+    for ended in verified:
+        if ended.code:
+            print(ended.out, ended.err, file=sys.stderr)
+    found.told = Counter(call.told for call in sent)
+    effects = Counter(nodes.lines("effects"))
+    acknowledged = {call.name for call in sent if call.told == "acknowledged"}
+    unknown = {call.name for call in sent if call.told == "unknown"}
+    refused = {call.name: call.told for call in sent if call.name not in acknowledged | unknown}
+    paid = [name for call in sent if call.tool == "pay" and effects[name := call.name]]
+    found.violations = {
+        "lost": sorted(acknowledged - effects.keys()),
+        "doubled": sorted(name for name, count in effects.items() if count > 1),
+        "refused with an effect": [f"{name}: {told}" for name, told in refused.items() if effects[name]],
+        "unreported": sorted(unknown - reported),
+        "wrongly reported": sorted(reported - unknown),
+        "overlapping": _overlapping(nodes.lines("turns"), acknowledged),
+        "overspent": paid[budget:],
+    }
+
+
+def _overlapping(turns: list[str], acknowledged: set[str]) -> list[str]:
+    """Acknowledged calls that were alone with an account while another one was."""
+    found: list[str] = []
+    ended: dict[str, int] = {}
+    for account, name, began_ns, ended_ns in sorted((line.split() for line in turns), key=lambda turn: int(turn[2])):
+        if name in acknowledged:
+            if int(began_ns) < ended.get(account, 0):
+                found.append(name)
+            ended[account] = max(ended.get(account, 0), int(ended_ns))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="./dev chaos", description="Fail in every way while callers write, and count."
+    )
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=200, help="how often a node is killed; other faults in proportion")
+    parser.add_argument("--seed", type=int, help="of a run to repeat; chosen by chance otherwise")
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no more calls after this time")
+    arguments = parser.parse_args()
+    seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    place = Path(tempfile.mkdtemp(prefix="interlock-chaos-", dir=surroundings.memory() or None))
+    chosen = {"calls": arguments.calls, "kills": arguments.kills, "minutes": arguments.minutes}
+    found = asyncio.run(run(place, seed=seed, **chosen))
+    print(found.table())
+    if not found.kept:
+        print(f"the data directories, effects and stderr of the nodes are in {place}")
+        sys.exit(1)
+    shutil.rmtree(place)
+
+
+if __name__ == "__main__":
+    main()

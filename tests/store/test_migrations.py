@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Generator
@@ -24,35 +23,11 @@ from interlock.store.homes import home_at
 from interlock.store.postgres import leases, schema
 from interlock.store.postgres.home import PostgresHome
 from tests import sample
+from tests.support.next_release import NEXT, write_migrations
 from tests.support.postgres import Server
 
-NEXT = "9001"
 # Older ones cannot be undone, and say nothing of the programs before them.
 FIRST_WITH_RULES = "0012"
-TEXT = '''"""What the next release adds.
-
-Revision ID: 9001
-"""
-
-import sqlalchemy as sa
-from alembic import op
-
-revision = "9001"
-down_revision = "{before}"
-compatible_since = "{compatible}"
-loses = (("parcel", "true"), ("evidence.note", "note IS NOT NULL"))
-
-
-def upgrade() -> None:
-    op.create_table("parcel", sa.Column("id", sa.Text, primary_key=True), sa.Column("size", sa.Integer))
-    op.add_column("evidence", sa.Column("note", sa.Text))
-    {then}
-
-
-def downgrade() -> None:
-    op.drop_column("evidence", "note")
-    op.drop_table("parcel")
-'''
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -70,11 +45,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
     @contextmanager
     def release(*, compatible: str = SCHEMA_HEAD, then: str = "") -> Generator[None]:
-        scripts = tmp_path / "next"
-        shutil.rmtree(scripts, ignore_errors=True)
-        shutil.copytree(migration.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-        text = TEXT.format(before=SCHEMA_HEAD, compatible=compatible, then=then)
-        (scripts / "versions" / "9001_next.py").write_text(text)
+        scripts = write_migrations(tmp_path / "next", compatible, then)
         with monkeypatch.context() as patch:
             patch.setattr(migration, "SCRIPTS", scripts)
             patch.setattr(homes, "SCHEMA_HEAD", NEXT)

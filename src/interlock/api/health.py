@@ -32,9 +32,13 @@ class Health:
         self._ready: tuple[float, asyncio.Future[tuple[Condition, dict[str, Condition]]]] | None = None
         self._write_due = float("-inf")
         self._wrote = False
+        # Whether the server is about to end: it is not ready any more, though it still answers.
+        self.ending = False
 
     async def ready(self) -> tuple[Condition, dict[str, Condition]]:
         """How this place is, and each part that it depends on. Says nothing but that, and seldom: anybody may ask."""
+        if self.ending:
+            return "down", {"server": "down"}
         now = self._parts.clock.monotonic()
         if self._ready is None or now >= self._ready[0]:
             self._ready = now + READY_FOR_S, asyncio.ensure_future(self._look_around())

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PORT = click.IntRange(0, 65535)
+_DELAY = "Behind a load balancer: after SIGTERM, go on serving for so long while /ready says no."
 
 
 @click.command()
@@ -44,6 +45,7 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--tools", "targets", multiple=True, metavar="FILE|MODULE", help="Tools to add before serving; repeat.")
 @click.option("--bare", is_flag=True, help="On an empty data directory, do not add the demonstration tools.")
 @click.option("--token/--no-token", "shows_token", default=None, help="Print a token [default: only to a terminal].")
+@click.option("--shutdown-delay", type=click.FloatRange(0, 3600), default=0, metavar="SECONDS", help=_DELAY)
 @click.option("--stdio", is_flag=True, help="Speak MCP on stdin and stdout instead, for clients that start servers.")
 @without_home
 def serve(out: Output, /, **given: Any) -> int:
@@ -146,6 +148,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
             warming = asyncio.create_task(_warm(server))
             await ended.wait()
             warming.cancel()
+            await _leave_balancers(server, ended, given["shutdown_delay"])
             _end_sooner_on_the_next(server)
             if not out.as_json:
                 out.page(error=True).line("ending: calls in flight are finished first …")
@@ -173,6 +176,17 @@ def _on_signals() -> asyncio.Event:
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, ended.set)
     return ended
+
+
+async def _leave_balancers(server: Server, ended: asyncio.Event, delay_s: float) -> None:
+    """Serve for a while longer and say that this server is not ready. A second signal ends the wait."""
+    import asyncio
+
+    ended.clear()
+    server.announce_end()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await ended.wait()
 
 
 def _end_sooner_on_the_next(server: Server) -> None:

@@ -133,6 +133,18 @@ class Server:
         for one in self._loading:
             await one.loaded()
 
+    def announce_end(self) -> None:
+        """Say that the server is about to end, and go on serving: `/ready` says no, and every answer closes its
+        connection. A load balancer sends new calls elsewhere before connections are refused."""
+        from interlock.http.connection import MAX_CONNECTIONS
+        from interlock.http.connection_limits import limits_of
+
+        self._service.health.ending = True
+        if self._http is not None:
+            limits_of(
+                self._http.server_state, MAX_CONNECTIONS, self._service.lock.settings.max_connections_per_peer
+            ).ending = True
+
     def hurry(self) -> None:
         """Wait no longer for calls in flight: they are cut off, which is on record, and their callers are told."""
         self._hurried = True

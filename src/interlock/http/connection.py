@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         if self._unparsed:
             self._unparsed += data
             return
-        idle = self._answering is None and self._in_head and not self._head
+        idle = self._answering is None and self._in_head and not self._head and not self._limits.ending
         if idle:
             for head in self._cached_heads:
                 read = head.read(data)
@@ -347,7 +347,7 @@ class Connection(asyncio.Protocol):
             "state": {},
         }
         self._upgraded = parser.should_upgrade()
-        keep_alive = version == "1.1" and parser.should_keep_alive()
+        keep_alive = version == "1.1" and parser.should_keep_alive() and not self._limits.ending
         exchange = self._reading = Exchange(self, scope, keep_alive=keep_alive)
         answering = self._answering
         if answering is None:

@@ -35,6 +35,8 @@ class ConnectionLimits:
         self._most_per_peer = most_per_peer
         self._peers: dict[str, dict[Limited, None]] = {}
         self._size = 0
+        # Whether the server is about to end: every answer then closes its connection, and clients open another one.
+        self.ending = False
 
     def __len__(self) -> int:
         return self._size

@@ -1,0 +1,201 @@
+"""Servers on one PostgreSQL store behind a load balancer, and callers that never stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests import warm
+from tests.cli.conftest import Cli
+from tests.support.balancer import Balancer
+
+NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
+# Longer than any test: a second signal ends it.
+SERVE = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json", "--shutdown-delay", "3600")
+_PATIENCE_S = 300.0
+
+TOOLS = '''
+import asyncio
+import os
+from typing import Annotated
+
+from interlock import Effect, Field, Preview, tool
+
+PLACE = {place!r}
+Name = Annotated[str, Field(description="a name", examples=["a"])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cluster")
+async def look(name: Name) -> str:
+    """Look at something."""
+    return name
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="cluster",
+    effects=[Effect("entry:{{name}}", "CREATE")],
+)
+async def post(name: Name) -> str:
+    """Make an entry, in a file that all servers share."""
+    descriptor = os.open(os.path.join(PLACE, "entries"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, (name + "\\n").encode())
+    os.close(descriptor)
+    return name
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cluster", timeout_s=600)
+async def wait(name: Name) -> str:
+    """Say that it runs, and wait until it may end."""
+    open(os.path.join(PLACE, name + ".runs"), "w").close()
+    while name != "a" and not os.path.exists(os.path.join(PLACE, name + ".may-end")):  # the example ends at once
+        await asyncio.sleep(0.01)
+    return name
+
+
+post.preview(lambda name: Preview(impact="an entry"))
+post.compensate(lambda name: None)
+'''
+
+
+class Node(NamedTuple):
+    """A server, and the command line on its data directory."""
+
+    cli: Cli
+    process: warm.Started
+    port: int
+
+
+class Cluster:
+    """Servers that can be replaced one by one. `release` is the words that run a command of a release."""
+
+    def __init__(self, place: Path, address: str, count: int) -> None:
+        self.place = place
+        (place / "cluster_tools.py").write_text(TOOLS.format(place=str(place)))
+        self.clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(count)]
+        first = self.clis[0]
+        first.path.mkdir()
+        added = first("tools", "add", str(place / "cluster_tools.py"))
+        assert added.code == 0, added.err
+        issued = first("token", "issue", "--agent", "tester", "--tool", "cluster.*", "--ttl", "8h")
+        assert issued.code == 0, issued.err
+        self.bearer = {"authorization": f"Bearer {issued.out.strip()}"}
+        for other in self.clis[1:]:
+            shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
+        self._stack = ExitStack()
+
+    def entries(self) -> Counter[str]:
+        path = self.place / "entries"
+        return Counter(path.read_text().splitlines() if path.exists() else ())
+
+    def start(self, number: int, release: Sequence[str] = ()) -> Node:
+        """Start a server on one of the data directories."""
+        cli = self.clis[number]
+        process = warm.start((*release, *SERVE), cli.environment, cli.path, python=bool(release))
+        self._stack.enter_context(process)
+        said = ""
+        while not said.endswith("}\n"):
+            line = process.stdout.readline().decode()
+            assert line, process.communicate()[1].decode()
+            said += line
+        rest: str = json.loads(said)["rest"]
+        return Node(cli, process, urlsplit(rest).port or 0)
+
+    async def replace(self, balancer: Balancer, node: Node, release: Sequence[str] = ()) -> Node:
+        """Stop a server as a rolling update does, with a call in flight that ends last, and start another instead.
+
+        The call in flight goes to the server itself, because the balancer would choose any.
+        """
+        name = f"held-{node.port}"
+        async with httpx.AsyncClient(headers=self.bearer, timeout=_PATIENCE_S) as client:
+            sent = {"tool_id": "cluster.wait", "parameters": {"name": name}}
+            base = f"http://127.0.0.1:{node.port}"
+            held = asyncio.create_task(client.post(f"{base}/v1/tools/invoke", json=sent))
+            await _until((self.place / f"{name}.runs").exists)
+            node.process.send_signal(signal.SIGTERM)
+            await balancer.until(lambda: node.port not in balancer.ready)
+            # It still serves: those who have not heard of it get an answer, and are asked to go.
+            late = await client.get(f"{base}/ready")
+            assert (late.status_code, late.headers["connection"]) == (503, "close")
+            await balancer.until(lambda: balancer.open[node.port] == 0)
+            node.process.send_signal(signal.SIGTERM)
+            await _until(lambda: not _listens(node.port))
+            assert not held.done()
+            (self.place / f"{name}.may-end").touch()
+            assert (await held).json()["result"] == name
+        assert await asyncio.to_thread(node.process.wait, _PATIENCE_S) == 0
+        await balancer.remove(node.port)
+        number = self.clis.index(node.cli)
+        fresh = await asyncio.to_thread(self.start, number, release)
+        balancer.add(fresh.port)
+        await balancer.until(lambda: fresh.port in balancer.ready)
+        return fresh
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as knocking:
+        return knocking.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def _until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE_S):
+        while not reached():  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.01)
+
+
+class Load:
+    """What became of the calls of all callers."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.reads = 0
+        self.failed: list[Any] = []
+        self.ended = False
+
+
+@asynccontextmanager
+async def load(cluster: Cluster, port: int, prefix: str, callers: int = 6) -> AsyncGenerator[Load]:
+    """Read and write without a pause for as long as the block lasts. Half of the callers keep their connections."""
+    told = Load()
+
+    async def call(client: httpx.AsyncClient, tool: str, name: str, **more: str) -> bool:
+        sent = {"tool_id": f"cluster.{tool}", "parameters": {"name": name}, **more}
+        try:
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/tools/invoke", json=sent)
+        except httpx.HTTPError as error:
+            told.failed.append(f"{name}: {error!r}")
+            return False
+        if answer.status_code != 200:
+            told.failed.append(answer.json())
+        return answer.status_code == 200
+
+    async def work(number: int) -> None:
+        closing = {} if number % 2 else {"connection": "close"}
+        async with httpx.AsyncClient(headers={**cluster.bearer, **closing}, timeout=_PATIENCE_S) as client:
+            step = 0
+            while not told.ended:
+                step += 1
+                name = f"{prefix}-{number}-{step}"
+                told.reads += await call(client, "look", name)
+                if await call(client, "post", name, idempotency_key=name):
+                    told.done.append(name)
+
+    workers = [asyncio.create_task(work(number)) for number in range(callers)]
+    try:
+        yield told
+    finally:
+        told.ended = True
+        await asyncio.gather(*workers)

@@ -81,8 +81,6 @@ async def fail(account: Account) -> dict[str, str]:
 
 # Homes
 
-NO_PURGE = pytest.mark.sqlite_only("removing records is not offered on PostgreSQL yet")
-
 
 async def make_home(path: Path) -> Home:
     """A home with reads, writes, replays and failures, anchored in several places, all in one moment."""
@@ -238,6 +236,9 @@ def test_a_change_of_any_column_of_any_record_is_found_where_it_was_made(origina
             ).filter(lambda new: (new.encode() if isinstance(new, str) else new) != old)
         )
         as_stored = "CAST(? AS TEXT)" if column in ("kind", "call") else "?"
+        if not original.near:  # a server takes nothing that is of another type
+            raw = new.encode() if isinstance(new, str) else new
+            new = raw.decode("latin-1").replace("\0", "0") if column in ("kind", "call") else raw
         copy.db.execute(f"UPDATE journal SET {column} = {as_stored} WHERE seq = ?", (new, seq))
 
     assert tampered(original, act).faults[0].seq == seq
@@ -725,8 +726,12 @@ def test_a_tail_cut_in_the_database_shows_by_the_anchors_file_that_went_with_it(
         if how != "gone":
             copy.home.anchors.write_bytes(b"" if how == "empty" else last + b"\n")
 
-    beside_the_keys, fault = tampered(original, act).faults
+    beside_the_keys, *faults = tampered(original, act).faults
     assert "keys/journal.head names the last" in beside_the_keys.what
+    if not original.near and how != "gone":
+        assert faults == [], "the other machines of a store have the other anchors"
+        return
+    (fault,) = faults
     assert "the anchors file lacks the first" in fault.what or "the anchors file is missing or empty" in fault.what
 
 
@@ -769,7 +774,7 @@ def _hold(home: Home, lines: list[bytes], cut: bytes) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 9, 40, -120, -1])
-@pytest.mark.parametrize("by", ["call", pytest.param("purge", marks=NO_PURGE)])
+@pytest.mark.parametrize("by", ["call", "purge"])
 async def test_a_line_that_a_power_cut_left_half_written_is_no_tampering(tmp_path: Path, by: str, kept: int) -> None:
     home = await make_home(tmp_path)
     *lines, last = home.anchors.read_bytes().split()

@@ -130,6 +130,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FINE, UNCLEAR = "key = 'fine-0'", "key = 'unclear-3'"
 CALL = f"(SELECT call FROM reservation WHERE {FINE})"
+ZEROS = f"CAST('{'0' * 32}' AS BLOB)"
 # As an older version would have kept it, in clear text.
 FORGED = """CAST('{"value":"forged","persistence":["inline",null,8,""],"redacted":[]}' AS BLOB)"""
 
@@ -148,9 +149,13 @@ FORGED = """CAST('{"value":"forged","persistence":["inline",null,8,""],"redacted
         (f"UPDATE reservation SET input_hash = 'x' WHERE {FINE}", "input_hash is 'x', on record"),
         (f"UPDATE reservation SET version = '9.9.9' WHERE {FINE}", "version is '9.9.9', on record '1.0.0'"),
         (f"UPDATE reservation SET caller = 'local:eve' WHERE {FINE}", "caller is 'local:eve'"),
-        (f"UPDATE reservation SET scope = zeroblob(32) WHERE {FINE}", "is filed under another name"),
+        (f"UPDATE reservation SET scope = {ZEROS} WHERE {FINE}", "is filed under another name"),
         (f"UPDATE reservation SET expires_ms = reserved_ms WHERE {FINE}", "before its window does"),
-        (f"UPDATE reservation SET expires_ms = 'never' WHERE {FINE}", "before its window does"),
+        pytest.param(
+            f"UPDATE reservation SET expires_ms = 'never' WHERE {FINE}",
+            "before its window does",
+            marks=pytest.mark.sqlite_only("columns hold values of any type"),
+        ),
         ("UPDATE session SET version = version - 1", "the state of a session has version"),
         ("DELETE FROM session", "the state of a session is missing in the tables"),
         ("UPDATE spend SET held = held - 1", "millionths aside, and calls hold 0"),
@@ -163,8 +168,12 @@ FORGED = """CAST('{"value":"forged","persistence":["inline",null,8,""],"redacted
         (f"UPDATE cost SET parts = '{{}}' WHERE call = {CALL}", "on record {'external_api': 250000}"),
         ("UPDATE cost SET total = 1 WHERE call LIKE 'charge:%'", "on record {'retrieval': 500000}"),
         ("INSERT INTO cost VALUES ('a', 't', '', 'local', 5, '{}')", "the cost of call a is in the tables and on no"),
-        ('UPDATE session SET state = \'{"last": "forged"}\'', "holds other values than it had on record"),
-        ("UPDATE session SET state = zeroblob(50)", "cannot be opened"),
+        pytest.param(
+            'UPDATE session SET state = \'{"last": "forged"}\'',
+            "holds other values than it had on record",
+            marks=pytest.mark.sqlite_only("columns hold values of any type"),
+        ),
+        (f"UPDATE session SET state = {ZEROS}", "cannot be opened"),
         (f"UPDATE reservation SET result = {FORGED} WHERE {FINE}", "has another result than"),
         (f"UPDATE reservation SET result = {FORGED} WHERE key = 'refused-1'", "has another result than"),
         (f"UPDATE reservation SET result = {FORGED} WHERE key = 'happened-5'", "has another result than"),
@@ -182,7 +191,7 @@ def test_a_row_that_says_something_else_than_the_record_is_found(lived: Path, st
 
 def test_a_key_that_was_given_back_and_is_in_the_tables_again_is_found(lived: Path) -> None:
     with opened(home_at(lived)) as db:
-        query = "SELECT call FROM journal WHERE kind = 'closed' AND instr(body, CAST('\"again-2\"' AS BLOB))"
+        query = "SELECT call FROM journal WHERE kind = 'closed' AND instr(body, CAST('\"again-2\"' AS BLOB)) > 0"
         (call,) = db.execute(query).fetchone()
     verdict = edited(lived, f"UPDATE reservation SET call = '{call}' WHERE {FINE}")
     assert any(
@@ -219,12 +228,13 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
         running = asyncio.create_task(lock.call("out.waits", name="a", key="a"))
         await began.wait()
         assert (await asyncio.to_thread(verify, home_at(home))).faults == ()
-        forged = await asyncio.to_thread(edited, home, "UPDATE hold SET amount = 1")
-        assert any("millionths aside" in fault.what for fault in forged.faults)
-        ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
-        assert any("on record 'executing'" in fault.what for fault in ended.faults)
-        gone = await asyncio.to_thread(edited, home, "DELETE FROM reservation")
-        assert any("is missing in the tables, on record it is 'executing'" in fault.what for fault in gone.faults)
+        if lock.home.near:  # a server copies no database that is in use
+            forged = await asyncio.to_thread(edited, home, "UPDATE hold SET amount = 1")
+            assert any("millionths aside" in fault.what for fault in forged.faults)
+            ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
+            assert any("on record 'executing'" in fault.what for fault in ended.faults)
+            gone = await asyncio.to_thread(edited, home, "DELETE FROM reservation")
+            assert any("is missing in the tables, on record it is 'executing'" in fault.what for fault in gone.faults)
         go.set()
         assert (await running).ok
     assert verify(home_at(home)).faults == ()
@@ -267,7 +277,7 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call
         for turns in range(30):
             leaving = asyncio.ensure_future(lock.call("out.work", name="a", how="fine", key=f"k{turns}"))
             for _ in range(turns):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0 if lock.home.near else 0.001)
             leaving.cancel()
             await asyncio.wait({leaving})
             await lock.maintain()
@@ -277,7 +287,8 @@ async def test_a_caller_who_leaves_at_any_moment_leaves_a_record_of_how_the_call
             for (call,) in lock.journal.reader.all("SELECT call FROM journal WHERE kind = 'intent'")
         ]
     assert all(found & {"closed", "settled"} for found in kinds)
-    assert any("mutation" not in found for found in kinds), "some callers left before their call changed anything"
+    if lock.home.near:  # on a server, how far a call comes in a turn of the loop depends on the machine
+        assert any("mutation" not in found for found in kinds), "some callers left before their call changed anything"
 
 
 def test_a_restored_backup_agrees(lived: Path, tmp_path: Path) -> None:

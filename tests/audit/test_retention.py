@@ -304,10 +304,9 @@ async def test_two_purges_at_once_remove_everything_once(tmp_path: Path) -> None
 @AUDIT_11
 async def test_a_broken_chain_is_not_purged_because_that_would_remove_the_evidence(tmp_path: Path) -> None:
     home = await make_home(tmp_path)
+    with unguarded(home) as db:
+        db.execute("UPDATE journal SET kind = 'late' WHERE seq = 7")
     kept = stored(home)
-    with opened(home) as db:
-        db.execute("DROP TRIGGER journal_never_changes")
-        db.execute("UPDATE journal SET body = replace(body, '2020', '2010') WHERE seq = 7")
     with pytest.raises(Failure, match="the chain is broken at record 7") as caught:
         purge(home, SETTINGS, now_ms=ms(2040), by=BY)
     assert caught.value.code == "E3804"
@@ -361,12 +360,16 @@ def tampered(home: Home, act: Callable[[Connection], Any]) -> Verdict:
 
 
 SEGMENT_EDITS = [
-    ("UPDATE segment SET hash = zeroblob(32) WHERE last_seq = 5", 5),
+    ("UPDATE segment SET hash = CAST('00000000000000000000000000000000' AS BLOB) WHERE last_seq = 5", 5),
     ("UPDATE segment SET at_ms = at_ms + 1 WHERE last_seq = 5", 5),
     ("UPDATE segment SET first_seq = 2 WHERE last_seq = 5", 5),
     ("UPDATE segment SET key_id = 'another' WHERE last_seq = 2", 2),
-    ("UPDATE segment SET signature = zeroblob(64) WHERE last_seq = 2", 2),
-    ("UPDATE segment SET signature = 'text' WHERE last_seq = 2", 1),
+    ("UPDATE segment SET signature = CAST(hash || hash AS BLOB) WHERE last_seq = 2", 2),
+    pytest.param(
+        "UPDATE segment SET signature = 'text' WHERE last_seq = 2",
+        1,
+        marks=pytest.mark.sqlite_only("columns hold values of any type"),
+    ),
     ("UPDATE segment SET last_seq = 4 WHERE last_seq = 5", 4),
     ("UPDATE segment SET last_seq = 7 WHERE last_seq = 5", 6),
     ("UPDATE segment SET last_seq = -3 WHERE last_seq = 2", 1),
@@ -500,7 +503,8 @@ async def test_others_write_between_the_slices_and_the_space_is_given_back(tmp_p
     time = Time(ms(2026))
     count = 30
     await _with_payloads(tmp_path, time, [2**20] * count)
-    large = (tmp_path / "interlock.db").stat().st_size
+    near = home_at(tmp_path).near  # in a file
+    large = (tmp_path / "interlock.db").stat().st_size if near else 0
     time.now_ms += DAY_MS
     async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
         between: list[int] = []
@@ -512,6 +516,8 @@ async def test_others_write_between_the_slices_and_the_space_is_given_back(tmp_p
 
         assert await expire_payloads(lock.journal, write) == count
         assert sorted(set(between), reverse=True) == [26, 22, 18, 14, 10, 6, 2, 0]
+    if not near:
+        return
     assert (tmp_path / "interlock.db").stat().st_size < large / 4
     assert not (tmp_path / "interlock.db-wal").exists() or (tmp_path / "interlock.db-wal").stat().st_size <= LOG_BYTES
 
@@ -530,6 +536,7 @@ async def test_a_purge_gives_the_space_back_and_says_before_what_it_would_remove
     assert stored(home)[0][0] == early[-1].last_seq + 1
 
 
+@pytest.mark.sqlite_only("the file of a store gives empty pages back")
 @pytest.mark.parametrize("earlier_version", [False, True])
 def test_a_file_that_was_emptied_shrinks(tmp_path: Path, earlier_version: bool) -> None:
     home = asyncio.run(make_home(tmp_path))

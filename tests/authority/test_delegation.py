@@ -22,7 +22,7 @@ from interlock.core.errors import Failure
 from tests.authority.test_tokens import DEPUTIES, NAMES, OPERATOR, World, opened, parts, sign
 from tests.authority.test_tokens import world as world  # the fixture
 from tests.support.identities import AGENT, HELPER, USER, did_of, private_key
-from tests.support.stores import notice_elsewhere
+from tests.support.stores import notice
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -343,7 +343,7 @@ async def test_another_process_on_the_home_notices_within_50_ms(world: World, wh
             await world.identities.update(Identity(did=AGENT, name="agent", trust=1), by="operator")
         else:
             await world.tokens.revoke(world.keys.active().kid, reason="leaked", by=OPERATOR)
-        await notice_elsewhere(world.home, world.clock, other.journal)
+        await notice(world.clock, other.journal)
         assert other.tokens.verifier.known(token) is None
         assert caller.capability is not None
         if what == "update":

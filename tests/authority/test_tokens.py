@@ -719,11 +719,11 @@ async def test_identities_are_registered_updated_and_revoked_for_good(world: Wor
     token = await world.issue()
     assert (await world.tokens.verifier.verify(token)).trust == 40
     await world.identities.update(Identity(did=AGENT, name="agent", trust=90), by="operator")
-    notice(world.home, world.clock)
+    await notice(world.clock, world.journal)
     assert world.tokens.verifier.known(token) is None
     assert (await world.tokens.verifier.verify(token)).trust == 90
     await world.identities.revoke(AGENT, reason="it misbehaved", by="operator")
-    notice(world.home, world.clock)
+    await notice(world.clock, world.journal)
     assert world.tokens.verifier.known(token) is None
     assert await world.refusal(token) == "E3201"
     with pytest.raises(Failure) as again:

@@ -253,7 +253,7 @@ async def test_a_revocation_counts_from_the_next_call_on(held: Interlock, home: 
     assert (await held.call("least.needs_nothing", token=other)).ok
     async with Interlock.open(home, clock=time.clock, housekeeping=False) as elsewhere:
         await elsewhere.tokens.revoke(AGENT, reason="stolen", by=OPERATOR)
-    notice(held.home, time)
+    await notice(time, held.journal)
     assert answer(await held.call("least.needs_nothing", token=other)) == ("E3201", 401)
 
 

@@ -19,6 +19,7 @@ from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests.support.stores import passes
 
 CONFIG = CircuitBreakerConfig.model_validate({"failure_threshold": 2})
 
@@ -77,14 +78,19 @@ def time() -> FakeClock:
 
 
 @pytest_asyncio.fixture
-async def services(tmp_path: Path, time: FakeClock) -> AsyncGenerator[Services]:
+async def journal(tmp_path: Path, time: FakeClock) -> AsyncGenerator[Journal]:
     place = home_at(tmp_path)
     place.prepare()
-    journal = Journal(place, clock=time.clock, signer=Signer(place.keys))
+    made = Journal(place, clock=time.clock, signer=Signer(place.keys))
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture
+async def services(journal: Journal, time: FakeClock) -> AsyncGenerator[Services]:
     made = Services(journal, time.clock)
     yield made
     await made.settle()
-    await journal.close()
 
 
 @pytest_asyncio.fixture
@@ -107,7 +113,7 @@ def states(services: Services) -> list[str]:
 
 @pytest.mark.supports("RESIL-09")
 async def test_endpoints_that_die_one_by_one_leave_the_next_and_at_last_a_marked_answer(
-    servers: list[Server], services: Services, time: FakeClock
+    servers: list[Server], services: Services, journal: Journal, time: FakeClock
 ) -> None:
     servers.sort(key=lambda server: server.port)
     names = [server.name for server in servers]
@@ -125,7 +131,7 @@ async def test_endpoints_that_die_one_by_one_leave_the_next_and_at_last_a_marked
             assert await ask() == (names[alive], "live", 0.0)
     assert states(services) == ["open", "open", "closed"]
     await servers[2].kill()
-    time.advance(5)
+    await passes(time, 5, journal)
     for _ in range(3):
         assert await ask() == (names[2], "cache", 5.0)
     assert states(services) == ["open", "open", "open"]
@@ -141,7 +147,7 @@ async def test_endpoints_that_die_one_by_one_leave_the_next_and_at_last_a_marked
         await ask(stale_s=4.0)
     # The first one is back: when its time has come it is asked again, and before the others.
     await servers[0].start(servers[0].port)
-    time.advance(60)
+    await passes(time, 60, journal)
     assert await ask() == (names[0], "live", 0.0)
 
 
@@ -170,7 +176,7 @@ async def test_an_answer_is_an_answer_even_if_it_is_no(servers: list[Server], se
 
 
 async def test_one_that_is_busy_is_passed_over_until_it_is_ready(
-    servers: list[Server], services: Services, time: FakeClock
+    servers: list[Server], services: Services, journal: Journal, time: FakeClock
 ) -> None:
     servers[0].says = "busy"
     endpoints = among(servers, services)
@@ -178,7 +184,7 @@ async def test_one_that_is_busy_is_passed_over_until_it_is_ready(
         assert (await endpoints.ask(send, CONFIG, safe=True)).value == "second"
     assert servers[0].asked == 1
     servers[0].says = "first"
-    time.advance(5)
+    await passes(time, 5, journal)
     assert (await endpoints.ask(send, CONFIG, safe=True)).value == "first"
 
 

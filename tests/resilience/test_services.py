@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import subprocess
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import orjson
@@ -18,12 +17,12 @@ from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.errors import Failure
 from interlock.resilience import limits
 from interlock.resilience.services import Services
-from interlock.store.changes import FRESH_S
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
-from tests.support import forked
+from tests.support import forked, stores
+from tests.support.stores import notice, passes
 
 ROOT = Path(__file__).parents[2]
 CONFIG = CircuitBreakerConfig.model_validate({})
@@ -90,7 +89,7 @@ async def test_after_five_failures_the_sixth_call_is_refused_and_says_when_to_co
 ) -> None:
     services = Services(journal, time.clock)
     await trip(services)
-    time.advance(15)
+    await passes(time, 15, journal)
     with pytest.raises(Failure) as caught:
         services.enter("bank", CONFIG)
     assert (caught.value.code, caught.value.row.http, caught.value.retry_after_ms) == ("E3501", 503, 45_000)
@@ -117,10 +116,10 @@ async def test_every_change_is_told_and_on_record(journal: Journal, time: FakeCl
     await trip(services)
     row = journal.reader.all("SELECT service, state, until_ms - since_ms, reason FROM breaker")
     assert row == [("bank", "open", 60_000, "E3502 upstream unavailable")]
-    time.advance(60)
+    await passes(time, 60, journal)
     assert call(services, DOWN) is None
     await services.settle()
-    time.advance(60)
+    await passes(time, 60, journal)
     for _ in range(3):
         assert call(services) is None
     await services.settle()
@@ -141,7 +140,7 @@ async def test_a_restart_keeps_a_breaker_open(tmp_path: Path, time: FakeClock) -
         (health,) = services.snapshot()
         assert (health.service, health.state, health.retry_after_ms) == ("bank", "open", 30_000)
         assert call(services) == "E3501"
-        time.advance(30)
+        await passes(time, 30, journal)
         assert call(services) is None
         assert services.snapshot()[0].state == "half_open", "a restart does not close it either"
         await services.settle()
@@ -154,18 +153,18 @@ async def test_another_process_hears_of_a_breaker_that_opens_and_closes(tmp_path
         here, there = Services(one, time.clock), Services(two, time.clock, listen=listen)
         assert call(there) is None
         await trip(here)
-        time.advance(2 * FRESH_S)
+        await notice(time, one, two)
         assert call(there) == "E3501"
-        time.advance(60)
+        await passes(time, 60, one, two)
         assert call(here) is None
         await here.settle()
-        time.advance(2 * FRESH_S)
+        await notice(time, one, two)
         # Who tries the service tries it alone.
         assert call(there) == "E3501"
         for _ in range(2):
             assert call(here) is None
         await here.settle()
-        time.advance(2 * FRESH_S)
+        await notice(time, one, two)
         assert call(there) is None
         assert told == [("bank", "closed", "open"), ("bank", "open", "closed")]
         assert recorded(two) == [("closed", "open"), ("open", "half_open"), ("half_open", "closed")]
@@ -185,7 +184,7 @@ async def test_of_two_that_open_at_the_same_time_one_does_and_the_other_follows(
             await services.settle()
         assert recorded(one) == [("closed", "open")]
         # And of two that try at the same time, one goes on.
-        time.advance(60)
+        await passes(time, 60, one, two)
         assert [call(services) for services in both] == [None, None]
         for services in both:
             await services.settle()
@@ -198,13 +197,13 @@ async def test_a_process_that_died_while_it_tried_does_not_keep_others_out(tmp_p
     async with opened(tmp_path, time) as journal:
         services = Services(journal, time.clock)
         await trip(services)
-        time.advance(60)
+        await passes(time, 60, journal)
         services.enter("bank", CONFIG)
         await services.settle()
     async with opened(tmp_path, time) as journal:
         services = Services(journal, time.clock)
         assert call(services) == "E3501"
-        time.advance(60)
+        await passes(time, 60, journal)
         for _ in range(3):
             assert call(services) is None
         await services.settle()
@@ -215,7 +214,7 @@ async def test_a_quick_life_is_written_in_order(journal: Journal, time: FakeCloc
     services = Services(journal, time.clock)
     for _ in range(5):
         call(services, DOWN)
-    time.advance(60)
+    await passes(time, 60, journal)
     for _ in range(3):
         call(services)
     await services.settle()
@@ -227,7 +226,7 @@ async def test_a_look_while_a_change_is_being_written_takes_it_for_nobody_elses(
 ) -> None:
     services = Services(journal, time.clock)
     await trip(services)
-    time.advance(60)
+    await passes(time, 60, journal)
     entry = services.enter("bank", CONFIG)
     for _ in range(20):
         assert services.snapshot()[0].state == "half_open"
@@ -243,7 +242,7 @@ async def test_of_200_calls_at_the_transition_only_the_limit_reach_the_service(
 ) -> None:
     services = Services(journal, time.clock)
     await trip(services)
-    time.advance(60)
+    await passes(time, 60, journal)
     reached = 0
 
     async def one() -> None:
@@ -273,12 +272,12 @@ async def test_a_service_that_says_not_now_is_left_alone_by_every_process(tmp_pa
         await one.drain()
         assert call(here) == "E3504"
         assert call(there) == "E3504"
-        time.advance(6.999)
+        await passes(time, 6.999, one, two)
         with pytest.raises(Failure) as caught:
             there.enter("bank", CONFIG)
         assert caught.value.retry_after_ms == 1
         assert here.snapshot()[0].suspended_ms == 1
-        time.advance(0.001)
+        await passes(time, 0.001, one, two)
         assert call(here) is None
         assert call(there) is None
         assert here.snapshot()[0].document() == {
@@ -301,7 +300,7 @@ async def test_another_process_hears_of_a_suspension_soon_although_it_has_just_l
         assert call(there) is None
         here.enter("bank", CONFIG).done(Failure("E3504", retry_after_ms=7000))
         await one.drain()
-        time.advance(2 * FRESH_S)
+        await notice(time, one, two)
         assert call(there) == "E3504"
 
 
@@ -315,9 +314,9 @@ async def test_of_tools_that_are_configured_differently_the_most_careful_numbers
     services = Services(journal, time.clock)
     assert call(services, DOWN, config=slow) is None
     assert call(services, DOWN, config=quick) is None
-    time.advance(99)
+    await passes(time, 99, journal)
     assert call(services, config=quick) == "E3501"
-    time.advance(1)
+    await passes(time, 1, journal)
     assert call(services, config=quick) is None
     await services.settle()
 
@@ -326,7 +325,7 @@ async def test_an_operator_may_set_more_for_a_service(journal: Journal, time: Fa
     rules = (BreakerRule.model_validate({"services": "ba*", "canary_share": 0.5}),)
     services = Services(journal, time.clock, rules=rules)
     await trip(services)
-    time.advance(60)
+    await passes(time, 60, journal)
     entries = [call(services, Failure("E3703")) for _ in range(5)]
     assert entries == [None, "E3501", None, "E3501", None]
     await services.settle()
@@ -344,14 +343,14 @@ async def test_a_journal_that_cannot_be_written_costs_only_the_sharing(
         services = Services(journal, time.clock, listen=fails)
         for _ in range(5):
             assert call(services, DOWN) is None
-        with closing(sqlite3.connect(home_at(tmp_path).database)) as database:
+        with stores.opened(home_at(tmp_path)) as database:
             database.execute("ALTER TABLE breaker RENAME TO gone")
             await services.settle()
             database.execute("ALTER TABLE gone RENAME TO breaker")
         assert "known to this process only" in caplog.text
-        time.advance(2 * FRESH_S)
+        await notice(time, journal)
         assert call(services) == "E3501"
-        time.advance(60)
+        await passes(time, 60, journal)
         for _ in range(3):
             assert call(services) is None
         await services.settle()
@@ -422,14 +421,14 @@ async def test_one_that_is_found_to_be_there_is_tried_at_once_and_by_everybody(
 ) -> None:
     here, there = Services(journal, time.clock), Services(journal, time.clock)
     await trip(here)
-    time.advance(2 * FRESH_S)
+    await notice(time, journal)
     assert (call(here), call(there)) == ("E3501", "E3501")
     await here.answers("bank")
-    time.advance(2 * FRESH_S)
+    await notice(time, journal)
     assert call(there, DOWN) is None, "it is tried"
     await there.settle()
-    time.advance(2 * FRESH_S)
+    await notice(time, journal)
     assert (call(here), call(there)) == ("E3501", "E3501"), "that it is there does not mean that it works"
     await here.answers("bank")
-    time.advance(2 * FRESH_S)
+    await notice(time, journal)
     assert call(here) is None

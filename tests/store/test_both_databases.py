@@ -223,5 +223,5 @@ def test_a_runtime_role_can_read_the_ledger_and_add_to_it_and_no_more(postgres_s
             "DROP TABLE journal",
             "UPDATE alembic_version SET version_num = '9999'",
         ):
-            with pytest.raises(sqlite3.ProgrammingError, match=r"permission denied|must be owner"):
+            with pytest.raises(sqlite3.OperationalError, match=r"permission denied|must be owner"):
                 runtime.execute(statement)

@@ -440,6 +440,10 @@ async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: 
          "interlock_never"),
         ("CREATE FUNCTION interlock_outcome(integer) RETURNS text LANGUAGE sql AS $$SELECT 'committed'$$",
          "interlock_outcome"),
+        ("CREATE TABLE more () INHERITS (revocation)", "revocation"),
+        ("CREATE RULE kept AS ON DELETE TO reservation DO INSTEAD NOTHING", "reservation"),
+        ("ALTER TABLE ticket ENABLE ROW LEVEL SECURITY", "ticket"),
+        ("CREATE TRIGGER more BEFORE INSERT ON ticket FOR EACH ROW EXECUTE FUNCTION interlock_never()", "more"),
     ],
 )  # fmt: skip
 async def test_a_trigger_or_function_that_was_changed_under_its_name_shows(

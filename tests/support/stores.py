@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, cast
 
-from interlock.store.changes import MAX_STALE_S
+from interlock.store.changes import FRESH_S, MAX_STALE_S
 from interlock.store.connection import Connection
 from interlock.store.home import Home
 
@@ -28,7 +28,7 @@ def opened(home: Home) -> Generator[Connection]:
     """A connection that may do anything. Each statement is committed at once, unless it is within a transaction."""
     address = address_of(home)
     if address is None:
-        made = sqlite3.connect(home.database, isolation_level=None, factory=Connection)
+        made = sqlite3.connect(home.database, timeout=30, isolation_level=None, factory=Connection)
     else:
         from interlock.store.postgres import connection as postgres
 
@@ -136,13 +136,14 @@ def lives(home: Home) -> list[str]:
         return [owner for (owner,) in connection.all("SELECT id FROM instance")]
 
 
-async def notice_elsewhere(home: Home, time: FakeClock, journal: Journal) -> None:
-    """The same for a cache that cannot wait until it has asked a server."""
-    notice(home, time)
-    if not home.near:
+async def passes(time: FakeClock, seconds: float, *journals: Journal) -> None:
+    """Let time pass, and caches notice what has changed, as they do at the beginning of each call."""
+    time.advance(seconds)
+    for journal in journals:
         await journal.changes.caught_up()
 
 
-def notice(home: Home, time: FakeClock) -> None:
+async def notice(time: FakeClock, *journals: Journal) -> None:
     """Let so much time pass that changes of other processes have to be noticed. A server is asked less often."""
-    time.advance(0.05 if home.near else MAX_STALE_S)
+    far = any(not journal.near for journal in journals)
+    await passes(time, MAX_STALE_S if far else FRESH_S, *journals)

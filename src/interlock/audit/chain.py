@@ -208,7 +208,7 @@ def _examine(
             _check_unsigned(reader, last, examined)
         if known_head is not None:
             _check_known_head(reader, known_head, examined)
-        for what in layout.contradictions(reader, (*layout.LEDGER, *verify_reads.COMPARED)):
+        for what in layout.contradictions(reader, (*layout.LEDGER, *layout.COMPARED)):
             note(0, what)
         for seq, what in agreement.disagreements(reader, examined.purged_through):
             note(seq, what)

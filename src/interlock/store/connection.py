@@ -14,6 +14,10 @@ class OutcomeUnknown(sqlite3.OperationalError):
     """Nobody can tell whether a transaction was committed. It must not be tried again."""
 
 
+class Refused(sqlite3.OperationalError):
+    """A server refuses one statement, for a table that is missing or a right that was not given. Others can go on."""
+
+
 DRIVER_VERSION = sqlite3.sqlite_version
 DRIVER_FITS = sqlite3.sqlite_version_info >= (3, 35)
 

@@ -61,7 +61,8 @@ class Readers:
                 yield piece
         finally:
             try:
-                self._threads.submit(pieces.close)
+                # The threads may end before it is their turn.
+                self._threads.submit(pieces.close).add_done_callback(lambda done: done.cancelled() and pieces.close())
             except RuntimeError:  # the threads have ended
                 pieces.close()
 

@@ -26,9 +26,6 @@ from interlock.store.port import Reader
 
 T = TypeVar("T")
 
-COMPARED = (
-    "identity", "revocation", "ticket", "standing", "reservation", "session", "spend", "hold", "cost",
-)  # fmt: skip
 # Few rows at a time stay in the processor's cache.
 AT_A_TIME = 32
 # A damaged schema can make the driver stumble over its own message.

@@ -19,7 +19,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import last_head, records
 from interlock.store.anchors import Anchors
-from interlock.store.connection import OutcomeUnknown
+from interlock.store.connection import OutcomeUnknown, Refused
 from interlock.store.home import Home, no_room, store_failure
 from interlock.store.last_head import anchor_line
 from interlock.store.port import EarlyRow, Unit
@@ -104,7 +104,7 @@ class Writer:
             if _of_the_store(error) and self._connection.lost and again and not isinstance(error, OutcomeUnknown):
                 # Nothing of it was committed: a connection that is lost in a commit finds out before it raises.
                 return self._write(batch, patience_s, again=False)
-            if _of_the_store(error):
+            if _of_the_store(error) and not isinstance(error, Refused):
                 _fail(batch, store_failure(error, "written"))
             else:
                 self._write_singly(batch, error, patience_s)

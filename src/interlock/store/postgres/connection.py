@@ -22,7 +22,7 @@ from psycopg import RawCursor, RawServerCursor
 from psycopg.pq import TransactionStatus
 
 from interlock.core.errors import Failure
-from interlock.store.connection import OutcomeUnknown, Rows
+from interlock.store.connection import OutcomeUnknown, Refused, Rows
 from interlock.store.postgres.dialect import adapt, translate
 
 # How long to wait for a server that does not answer when a connection is made.
@@ -238,7 +238,7 @@ def translated(error: psycopg.Error) -> Exception:
             return Failure("E3004", _NUL, resolution="remove the NUL character from the text")
         return sqlite3.DataError(words or "a value does not fit its column")
     if isinstance(error, psycopg.ProgrammingError):
-        return sqlite3.ProgrammingError(words or "the statement cannot be run")
+        return Refused(words) if state else sqlite3.ProgrammingError("the statement cannot be run")
     return sqlite3.OperationalError(words or "the database server does not answer")
 
 

@@ -1,24 +1,27 @@
-"""Checks of the ledger on PostgreSQL: its triggers, what stands in its tables' place, and who may change it."""
+"""Checks of tables on PostgreSQL: their triggers, what stands in their place, and who may change the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from interlock.store.layout import COMPARED
 from interlock.store.port import Reader
 from interlock.store.postgres.schema import FUNCTIONS, LEDGER, TRIGGERS, Function, Trigger
 
 _TABLES = """
-SELECT relname::text, relkind::text, relrowsecurity, (SELECT count(*) FROM pg_rewrite WHERE ev_class = c.oid),
+SELECT relname::text, relkind::text, relrowsecurity
+    OR EXISTS (SELECT 1 FROM pg_rewrite WHERE ev_class = c.oid)
+    OR EXISTS (SELECT 1 FROM pg_inherits WHERE c.oid IN (inhparent, inhrelid)),
     (SELECT count(*) FROM pg_index WHERE indrelid = c.oid AND NOT indisvalid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
-WHERE nspname = current_schema() AND relname IN (?, ?, ?)
+WHERE nspname = current_schema()
 """
 _TRIGGERS = """
 SELECT tgname::text, relname::text, tgtype, tgfoid::regproc::text, tgenabled::text,
     tgqual IS NULL AND tgnargs = 0 AND cardinality(tgattr::int2[]) = 0 FROM pg_trigger
 JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = relnamespace
-WHERE NOT tgisinternal AND nspname = current_schema() AND relname IN (?, ?, ?)
+WHERE NOT tgisinternal AND nspname = current_schema()
 """
 _FUNCTIONS = """
 SELECT proname::text, pg_get_function_arguments(p.oid), prosrc,
@@ -48,19 +51,24 @@ def server(reader: Reader) -> tuple[str, bool]:
 
 
 def departures(reader: Reader) -> Iterator[str]:
-    """Differences of the ledger from how the schema makes it, and rights to change it that nobody should have."""
-    tables = {_text(name): rest for name, *rest in reader.all(_TABLES, LEDGER)}
-    for name in LEDGER:
+    """Differences from how the schema makes the tables, and rights to change the ledger that nobody should have."""
+    tables = {_text(name): rest for name, *rest in reader.all(_TABLES)}
+    for name in (*LEDGER, *COMPARED):
         if name not in tables:
-            yield f"the table `{name}` is missing"
+            if name in LEDGER:  # a store of an earlier version may lack another one
+                yield f"the table `{name}` is missing"
             continue
-        kind, hides, rules, broken = tables[name]
-        if _text(kind) != "r" or hides or rules:
+        kind, changed, broken = tables[name]
+        if _text(kind) == "v":
+            yield f"the view `{name}` was not made by Interlock"
+        elif _text(kind) != "r" or changed:
             yield f"the table `{name}` is not as it was made"
         if broken:
             yield f"an index of the table `{name}` is not complete"
     found: dict[str, list[Trigger | None]] = {}
-    for name, table, events, function, state, plain in reader.all(_TRIGGERS, LEDGER):
+    for name, table, events, function, state, plain in reader.all(_TRIGGERS):
+        if _text(table) not in (*LEDGER, *COMPARED):
+            continue
         # A function that is named with its schema is not that of this one.
         one = Trigger(_text(table), int(events), _text(function))
         if _text(name) not in TRIGGERS:

@@ -35,7 +35,7 @@ COUNT = re.compile(r'^tool_invocation_count(?:_total)?\{[^}]*\bstatus="([a-z_]+)
 MISSES = 3
 
 
-class Stopped(Exception):
+class RolloutError(Exception):
     """The rollout cannot go on."""
 
 
@@ -67,7 +67,8 @@ class Node:
             text = self._get("/metrics")
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
-                raise Stopped(f"{self.url}/metrics needs a token with the scope metrics:read: --token-file") from None
+                words = f"{self.url}/metrics needs a token with the scope metrics:read: --token-file"
+                raise RolloutError(words) from None
             return None
         except OSError:
             return None
@@ -86,38 +87,35 @@ def run(command: str, node: Node, left: int) -> None:
     environment = {**os.environ, "NODE": node.url, "HOST": urlsplit(node.url).hostname or "", "LEFT": str(left)}
     code = subprocess.run(command, shell=True, env=environment, check=False).returncode
     if code:
-        raise Stopped(f"the command for {node.url} ended with {code}")
+        raise RolloutError(f"the command for {node.url} ended with {code}")
 
 
 def await_ready(node: Node, within_s: float, every_s: float) -> None:
     until = time.monotonic() + within_s
     while not node.ready():
         if time.monotonic() > until:
-            raise Stopped(f"{node.url} was not ready within {within_s:g} s")
+            raise RolloutError(f"{node.url} was not ready within {within_s:g} s")
         time.sleep(every_s)
 
 
 def watch(node: Node, given: argparse.Namespace) -> Calls:
     """Watch a server that was just updated. Raises when it is worse than allowed."""
     began, misses = time.monotonic(), 0
-    before = node.calls() or Calls(0, 0)
-    seen = Calls(0, 0)
+    seen = Calls(0, 0)  # since the new version was started: a server counts from zero
     while True:
         found = node.calls() if node.ready() else None
         misses = 0 if found else misses + 1
         if misses >= MISSES:
-            raise Stopped(f"{node.url} does not answer, or is not ready any more")
-        if found:
-            if found.ended < before.ended:  # it was started again meanwhile
-                before = Calls(0, 0)
-            seen = Calls(found.ended - before.ended, found.failed - before.failed)
+            raise RolloutError(f"{node.url} does not answer, or is not ready any more")
+        seen = found or seen
         if seen.ended >= given.calls and seen.failed > seen.ended * given.most_errors / 100:
-            raise Stopped(f"{node.url}: {seen.failed:g} of {seen.ended:g} calls failed, over {given.most_errors:g} %")
+            words = f"{node.url}: {seen.failed:g} of {seen.ended:g} calls failed, over {given.most_errors:g} %"
+            raise RolloutError(words)
         passed = time.monotonic() - began
         if seen.ended >= given.calls and passed >= given.watch:
             return seen
         if passed >= max(given.watch, given.patience):
-            raise Stopped(f"{node.url}: {seen.ended:g} calls in {passed:.0f} s are too few to judge; see --calls")
+            raise RolloutError(f"{node.url}: {seen.ended:g} calls in {passed:.0f} s are too few to judge; see --calls")
         time.sleep(given.every)
 
 
@@ -149,7 +147,7 @@ def main(words: list[str]) -> int:
             await_ready(node, given.ready_within, given.every)
             seen = watch(node, given)
             print(f"{node.url} updated: {seen.failed:g} of {seen.ended:g} calls failed", flush=True)
-    except (Stopped, KeyboardInterrupt) as why:
+    except (RolloutError, KeyboardInterrupt) as why:
         print(f"rolling back: {why or 'interrupted'}", file=sys.stderr, flush=True)
         return roll_back(updated, len(nodes), given)
     return 0
@@ -163,7 +161,7 @@ def roll_back(updated: list[Node], count: int, given: argparse.Namespace) -> int
             run(given.rollback, node, count - len(updated) + done + 1)
             await_ready(node, given.ready_within, given.every)
             print(f"{node.url} is back", flush=True)
-        except Stopped as why:
+        except RolloutError as why:
             print(f"not rolled back: {why}", file=sys.stderr, flush=True)
             code = 2
     return code

@@ -27,18 +27,28 @@ _PATIENCE_S = 300.0
 
 TOOLS = '''
 import asyncio
+import itertools
 import os
 from typing import Annotated
 
 from interlock import Effect, Field, Preview, tool
 
 PLACE = {place!r}
+# In a bad release one of so many calls fails.
+FAILS = int(os.environ.get("CLUSTER_FAILS", 0))
+calls = itertools.count(1)
 Name = Annotated[str, Field(description="a name", examples=["a"])]
+
+
+def fail_sometimes() -> None:
+    if FAILS and next(calls) % FAILS == 1:
+        raise RuntimeError("a bad release")
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="cluster")
 async def look(name: Name) -> str:
     """Look at something."""
+    fail_sometimes()
     return name
 
 
@@ -48,6 +58,7 @@ async def look(name: Name) -> str:
 )
 async def post(name: Name) -> str:
     """Make an entry, in a file that all servers share."""
+    fail_sometimes()
     descriptor = os.open(os.path.join(PLACE, "entries"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, (name + "\\n").encode())
     os.close(descriptor)
@@ -98,10 +109,11 @@ class Cluster:
         path = self.place / "entries"
         return Counter(path.read_text().splitlines() if path.exists() else ())
 
-    def start(self, number: int, release: Sequence[str] = ()) -> Node:
+    def start(self, number: int, release: Sequence[str] = (), **variables: str) -> Node:
         """Start a server on one of the data directories."""
         cli = self.clis[number]
-        process = warm.start((*release, *SERVE), cli.environment, cli.path, python=bool(release))
+        environment = {**cli.environment, **variables}
+        process = warm.start((*release, *SERVE), environment, cli.path, python=bool(release))
         self._stack.enter_context(process)
         said = ""
         while not said.endswith("}\n"):
@@ -111,7 +123,7 @@ class Cluster:
         rest: str = json.loads(said)["rest"]
         return Node(cli, process, urlsplit(rest).port or 0)
 
-    async def replace(self, balancer: Balancer, node: Node, release: Sequence[str] = ()) -> Node:
+    async def replace(self, balancer: Balancer, node: Node, release: Sequence[str] = (), **variables: str) -> Node:
         """Stop a server as a rolling update does, with a call in flight that ends last, and start another instead.
 
         The call in flight goes to the server itself, because the balancer would choose any.
@@ -136,7 +148,7 @@ class Cluster:
         assert await asyncio.to_thread(node.process.wait, _PATIENCE_S) == 0
         await balancer.remove(node.port)
         number = self.clis.index(node.cli)
-        fresh = await asyncio.to_thread(self.start, number, release)
+        fresh = await asyncio.to_thread(self.start, number, release, **variables)
         balancer.add(fresh.port)
         await balancer.until(lambda: fresh.port in balancer.ready)
         return fresh

@@ -279,7 +279,15 @@ def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_an
 BOTH = [frozenset(f"far.{name}" for name in names) for names in (("rate", "shape", *SETS[0]), ("rate", *SETS[1]))]
 
 
-@pytest.mark.part_of("REG-12", rest="the affordance cache is dropped at once, and does not expire a moment later")
+def _committed(lock: Interlock) -> bool:
+    """Whether the store has the new set."""
+    found = lock.journal.reader.all(
+        "SELECT address FROM tool_version WHERE address = 'far.new_49' AND state = 'active'"
+    )
+    return bool(found)
+
+
+@pytest.mark.proves("REG-12")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:
@@ -287,6 +295,7 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
     overlay = {"tools": {"rate": stale, "shape": stale, "old_7": stale}}
     home, seen, done = tmp_path / "home", list[frozenset[str]](), False
     rows: set[frozenset[str]] = set()
+    late: list[bool] = []
     async with Interlock.open(home, housekeeping=False) as lock, Interlock.open(home, housekeeping=False) as elsewhere:
         await lock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path)), by=lock.caller, overlay=overlay)
         tools, others = Service(lock).tools, Service(elsewhere).tools
@@ -298,10 +307,17 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
                 rows.add(frozenset(active - {"far.shape"}))  # its row stays, and nobody is offered it
                 seen.append(frozenset(one.row.address for one in await tools.visible(lock.caller)))
                 seen.append(frozenset(one.row.address for one in await others.visible(elsewhere.caller)))
-                described, _ = await listing.page(lock.caller, None)
+                described, _ = await listing.page(lock.caller, None, shows_apps=True)
                 seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
-                block = await lock.affordances(budget=100_000)
-                seen.append(frozenset(one["name"] for one in block.loaded))
+                # Whoever asks after the commit gets the new set: nothing is left to expire.
+                swapped = _committed(lock)
+                blocks = [await app.affordances(budget=100_000) for app in (lock, elsewhere)]
+                for block in blocks if swapped else ():
+                    assert "old_" not in block.text
+                    assert "furlong" not in block.text
+                    assert "new_49" in block.text
+                late.append(swapped)
+                seen.append(frozenset(one["name"] for one in blocks[0].loaded))
                 await asyncio.sleep(0.002)
 
         cached = ("far.rate", "far.shape", "far.old_7")
@@ -314,17 +330,18 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert "furlong" in (await lock.affordances(budget=100_000)).text
 
         reader = asyncio.create_task(read())
-        await until(lambda: len(seen) >= 4)
+        await until(lambda: reader.done() or len(seen) >= 4)
         (tmp_path / "swapped").touch()
         await lock.upstreams.probe("far")
         await until(lambda: reader.done() or seen[-4:] == [BOTH[1]] * 4)
         done = True
         await reader
         assert set(seen) == set(BOTH)
+        assert set(late) == {False, True}
         assert rows == {one - {"far.shape"} for one in BOTH}
 
         assert code(await lock.call("far.rate")) == "E3502", "what it answered before the change is forgotten"
-        told = b"".join(one.encoded for one in (await listing.page(lock.caller, None))[0])
+        told = b"".join(one.encoded for one in (await listing.page(lock.caller, None, shows_apps=True))[0])
         assert b"new_49" in told
         assert b"old_" not in told
         for app in (lock, elsewhere):

@@ -32,6 +32,9 @@ HINTED = offer("run_42", "Does what it is for, and nothing else.", search_hint="
 SPACED = offer("list_all", "Returns what there is.", namespace="veterinary")
 REMOTE = offer("remote", "Look up the lunar calendar.", namespace="far")
 NAMED = offer("zeppelin_rental", "Does something that nobody would guess.")
+# The first has the name, the second the better words for it.
+STAMP = offer("stamp", "Does something else that nobody would guess.")
+STAMPS = offer("many_stamps", "Stamp a stamp: all stamps.", search_hint="stamp stamps with a stamp", tags=["stamp"])
 NOTHING = "xylophone zymurgy quokka"
 
 
@@ -61,7 +64,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
         "search_encoder": "none",
     }
     async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS, HINTED, SPACED, NAMED)
+        await admit(lock, *TOOLS, HINTED, SPACED, NAMED, STAMP, STAMPS)
         await lock.journal.commit(_serve_elsewhere)
         await lock.catalog.forget()
         async with wired(lock) as opened:
@@ -95,10 +98,7 @@ async def _searched(wires: Wires, door: str, query: str) -> Json:
 DOORS = ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"]
 
 
-@pytest.mark.part_of(
-    "SURF-03", rest="an exact name against a tool with better words; tools hidden by surface_excluded, policy or scopes"
-)
-@pytest.mark.proves("SURF-02")
+@pytest.mark.proves("SURF-02", "SURF-03")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_nothing(wires: Wires, door: str) -> None:
     for query, first in (
@@ -137,6 +137,11 @@ async def test_a_search_tells_what_it_found_what_is_pending_and_that_it_found_no
     # The more of the words a tool has, the higher it ranks.
     ranked = [one["tool_id"] for one in (await _searched(wires, door, "invoice for a customer, email"))["deferred"]]
     assert ranked[:2] == ["office.create_invoice", "office.send_email"]
+    # By words the one with the better ones is first; by its exact name, the other.
+    for query, first in (("stamps", "many_stamps"), ("stamp", "stamp"), ("office.stamp", "stamp")):
+        ranked = [one["tool_id"] for one in (await _searched(wires, door, query))["deferred"]]
+        assert ranked[0] == f"office.{first}", query
+        assert {"office.stamp", "office.many_stamps"} <= set(ranked), query
     nothing = await _searched(wires, door, NOTHING)
     assert (nothing["tools"], nothing["deferred"], nothing["outcome"]) == ([], [], "pending")
     # To a caller without tools of it, the upstream does not exist.

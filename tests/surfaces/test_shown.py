@@ -214,7 +214,7 @@ async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_f
     assert told["runtime_refs"] == ["interlock", "upstream:far"]
 
 
-@pytest.mark.proves("SURF-01")
+@pytest.mark.proves("SURF-01", "SURF-03")
 @pytest.mark.parametrize("door", ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"])
 async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_every_door(
     wires: Wires, door: str
@@ -231,7 +231,14 @@ async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_eve
         told, none = await _looked_up(wires, door, tool), await _looked_up(wires, door, other)
         assert "E3101" in told
         assert _masked(told, tool) == _masked(none, other)
-        assert tool not in await _searched(wires, door, tool.partition(".")[2].replace("_", " "))
+        for words in (tool.partition(".")[2].replace("_", " "), tool, f"{tool}@1.0.0"):
+            found = (await _searched(wires, door, words)).replace(words, "")  # MCP tells the query again
+            assert tool not in found, words
+            assert tool.partition(".")[2] not in found, words
+    # Nor is one found that the policy forbids, although its caller may know of it; others still are.
+    for words in ("post letter", "send a letter by post", "office.post_letter"):
+        assert "post_letter" not in (await _searched(wires, door, words)).replace(words, ""), words
+    assert "office.send_email" in await _searched(wires, door, "send an email")
     heard = await wires.call(door, "office.ol_fax", {"value": "x"})
     assert "old_fax" not in heard.text
     # Another caller has another surface.

@@ -179,6 +179,31 @@ async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(t
         assert code(await lock.call("far.look@1.0.0", text="a")) == "E3210", "the old promise is not kept any more"
 
 
+async def test_a_change_that_breaks_callers_is_accepted_as_a_major_version_that_says_so(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        say, look = server.offers
+        for number, required in enumerate((["text", "tongue"], ["text"], ["tongue"]), 2):
+            tongue = {"type": "string", "description": "the language of the text"}
+            schema: Json = {**look.input_schema, "properties": {**look.input_schema["properties"], "tongue": tongue}}
+            server.offers = [say, replace(look, input_schema={**schema, "required": required})]
+            await upstreams.refresh("far")
+            assert (await states(upstreams))["look"] == "changed"
+            assert code(await lock.call("far.look", text="a")) == "E3210"
+            await upstreams.accept("far", by=lock.caller, reason="read it")
+            (found,) = [one for one in await upstreams.offers("far") if one.name == "look"]
+            # Where a parameter becomes optional again, nothing breaks.
+            expected = {2: "2.0.0", 3: "2.1.0", 4: "3.0.0"}[number]
+            assert (found.state, found.version) == ("admitted", expected), found.reason
+            version = await lock.catalog.resolve("far.look", None, None)
+            assert (version.row.version, version.contract.manifest.breaking_changes) == (expected, number != 3)
+            assert (await lock.call("far.look", {"text": "a", "tongue": "b"})).ok
+            assert not (await lock.call("far.look", {})).ok
+            await upstreams.refresh("far")
+            assert (await states(upstreams))["look"] == "admitted"
+
+
 async def test_an_alert_about_an_upstream_names_it_and_is_of_no_call(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -226,28 +226,13 @@ class _State:
             return "role_not_allowed", "the token or the scopes of the caller do not cover it"
         if parts.gateway.quarantine.holds(row.digest):
             return "feature_disabled", "it is in quarantine"
-        if self._forbidden(version):
+        if self.tools.never_allowed(self.caller, version):
             return "policy_blocked", "the policy forbids every call of it"
         if missing := self._missing(version):
             return "credential_missing", f"the credential `{missing}` is not stored"
         if parts.availability(row) != "AVAILABLE":
             return "setup_required", f"the upstream `{row.origin.removeprefix('upstream:')}` does not answer"
         return None, None
-
-    def _forbidden(self, version: Version) -> bool:
-        """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""
-        from interlock.authority.decisions import Question
-
-        parts, clock = self.parts, self.parts.clock
-        if parts.engine is not parts.policy:
-            return False
-        question = Question(
-            self.caller, version.contract, version.row.digest, {}, "invoke", "", "mcp", None, (0, 0), clock.now_ms(),
-        )  # fmt: skip
-        try:
-            return parts.policy.denies_every_call(question)
-        except Failure:
-            return True  # a policy that cannot be used forbids everything
 
     def _missing(self, version: Version) -> str | None:
         if self.credentials is None:

@@ -13,10 +13,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.exclusions import Exclusions
-from interlock.api.search import DEFAULT_LIMIT, Answer, Search
+from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND, Answer, Search
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
+from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
 
@@ -163,8 +164,37 @@ class Tools:
         return self._parts.latencies.describe(version.contract.ref, version.content.document)
 
     async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
-        """The tools that fit a request best, best first; by words, meaning or both."""
-        return await self._search.find(query, caller, limit, by)
+        """The tools that fit a request best, best first; by words, meaning or both.
+
+        Tools that the policy denies the caller, whatever they send, are left out.
+        """
+        asked = limit
+        while True:
+            answer = await self._search.find(query, caller, asked, by)
+            kept = [one for one in answer if not await self._never_allowed(caller, one.version)]
+            if len(kept) == len(answer) or len(kept) >= limit or len(answer) < asked or asked == MOST_FOUND:
+                return Answer(kept[:limit], answer.by, answer.note, answer.pending)
+            asked = min(2 * asked, MOST_FOUND)
+
+    async def _never_allowed(self, caller: Caller, version: Version) -> bool:
+        if not version.at_hand:
+            await DEFINITIONS.run(lambda: version.contract)
+        return self.never_allowed(caller, version)
+
+    def never_allowed(self, caller: Caller, version: Version) -> bool:
+        """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""
+        from interlock.authority.decisions import Question
+
+        parts, clock = self._parts, self._parts.clock
+        if parts.engine is not parts.policy:
+            return False
+        question = Question(
+            caller, version.contract, version.row.digest, {}, "invoke", "", "mcp", None, (0, 0), clock.now_ms(),
+        )  # fmt: skip
+        try:
+            return parts.policy.denies_every_call(question)
+        except Failure:
+            return True  # a policy that cannot be used forbids everything
 
 
 def compare_versions(before: Version, after: Version) -> Json:

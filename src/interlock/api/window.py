@@ -126,7 +126,7 @@ class Windows:
         return await DEFINITIONS.run(compile_affordances, offers, best, budget, manifest_of, await self.counter())
 
     async def _found(self, query: str, caller: Caller) -> dict[str, float]:
-        found = await self._tools.search(query, caller, MOST_CANDIDATES)
+        found = await self._tools.index.find(query, caller, MOST_CANDIDATES)
         return {one.version.row.address: one.score for one in found}
 
     async def _used(self, visible: Iterable[str], caller: Caller) -> dict[str, float]:

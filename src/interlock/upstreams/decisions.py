@@ -217,19 +217,20 @@ def _examined(one: Offered, tool: Tool[..., Any], published: Mapping[str, Versio
 
 
 def _next_version(published: Mapping[str, Version], one: Offered) -> Offered:
-    """Return the manifest with its version: the first, or the next after the published one."""
+    """Return the manifest with its version: the first, or the next after the published one.
+
+    A change that breaks callers is a major version that says so: a person has looked at it, and accepts it.
+    """
     manifest = cast("Manifest", one.manifest)
     if not published:
         return replace(one, address=manifest.address, version=manifest.version)
     latest = max(published, key=_numbers)
-    for version in (_bumped(latest, 1), _bumped(latest, 0)):
-        candidate = manifest.model_copy(update={"version": version})
-        tool = without_function(candidate)
-        pretend = Evidence(contract_digest(tool), True, "pending", "")
-        if admission.examine(candidate, pretend.digest, published, pretend).admitted:
-            return replace(one, manifest=candidate, version=version)
-    version = _bumped(latest, 0)
-    return replace(one, manifest=manifest.model_copy(update={"version": version}), version=version)
+    minor = manifest.model_copy(update={"version": _bumped(latest, 1)})
+    major = manifest.model_copy(update={"version": _bumped(latest, 0), "breaking_changes": True})
+    pretend = Evidence(contract_digest(without_function(minor)), True, "pending", "")
+    fits = admission.examine(minor, pretend.digest, published, pretend).admitted
+    candidate = minor if fits else major
+    return replace(one, manifest=candidate, version=candidate.version)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import tomllib
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from interlock.data import canonical
 from interlock.store import changes
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
-from tests.support import postgres, surroundings, zygotes
+from tests.support import postgres, redis, surroundings, zygotes
 
 surroundings.settle()
 zygotes.share()
@@ -193,6 +193,28 @@ def postgres_server() -> Iterator[postgres.Server]:
     server = postgres.Server()
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[redis.Server]:
+    """A Redis server that the tests of this process share. One that ends it makes a server of its own."""
+    server = redis.Server()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def make_redis() -> Iterator[Callable[..., redis.Server]]:
+    """Make Redis servers that a test may end, with options of its own."""
+    made: list[redis.Server] = []
+
+    def make(*options: str) -> redis.Server:
+        made.append(redis.Server(*options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.remove()
 
 
 @pytest.fixture(scope="session", autouse=True)

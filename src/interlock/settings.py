@@ -33,6 +33,16 @@ def _address(value: str) -> str:
     return value
 
 
+def _redis_address(value: str) -> str:
+    parts = urlsplit(value)
+    remote = parts.scheme in ("redis", "rediss") and parts.hostname
+    if value and not remote and not (parts.scheme == "unix" and parts.path.startswith("/")):
+        raise ValueError("a Redis server is written redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
+    if parts.password is not None:
+        raise ValueError("keep the password out of the settings: redis_secret names a stored one")
+    return value
+
+
 def _engine_address(value: str) -> str:
     parts = urlsplit(value)
     grpc = parts.scheme in ("grpc", "grpcs")
@@ -354,6 +364,15 @@ class Settings(pydantic.BaseModel):
         " `store` is then given no right to change or remove a record. Empty: the role of `store` owns them",
     )
 
+    redis: Annotated[str, pydantic.AfterValidator(_redis_address)] = pydantic.Field(
+        "",
+        description="a Redis server that tells other processes of changes sooner than they would read them from the"
+        " store: redis://USER@HOST:PORT, rediss://HOST:PORT (TLS) or unix:///PATH. Empty: none",
+    )
+    redis_secret: str = pydantic.Field(
+        "", max_length=200, description="the name of the stored credential that is its password"
+    )
+
     secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="the store of credentials")
     secrets_key: Literal["file", "keyring"] = pydantic.Field(
         "file",
@@ -531,6 +550,14 @@ class Settings(pydantic.BaseModel):
         if token is not None and parts.scheme in ("http", "grpc") and not _is_here(parts.hostname or ""):
             raise ValueError("the token would travel in clear text; use an https or grpcs address")
         return token
+
+    @pydantic.field_validator("redis_secret")
+    @classmethod
+    def _password_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
+        url = urlsplit(str(info.data.get("redis", "")))
+        if name and url.scheme == "redis" and not _is_here(url.hostname or ""):
+            raise ValueError("the password would travel in clear text; use a rediss address")
+        return name
 
     @pydantic.field_validator("search_encoder_secret")
     @classmethod

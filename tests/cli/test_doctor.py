@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from interlock.settings import load_settings
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.support.redis import Server
 
 POST = {"account": "cash", "cents": 250}
 FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
@@ -45,6 +47,19 @@ def of(cli: Cli, name: str, status: str = "broken") -> Finding:
     """The one finding of that name and status."""
     (found,) = [one for one in examine(home_at(cli.home), machine=False) if (one.name, one.status) == (name, status)]
     return found
+
+
+@pytest.mark.parametrize("options", [(), ("--requirepass", "secret")])
+def test_redis_is_named_where_the_settings_have_one(
+    cli: Cli, make_redis: Callable[..., Server], options: tuple[str, ...]
+) -> None:
+    server = make_redis(*options)
+    (cli.home / "settings.toml").write_text(f'redis = "{server.url}"\n')
+    assert of(cli, "redis", "good").what == f"{server.url} answers"
+    server.kill()
+    found = of(cli, "redis", "attention")
+    assert "no connection" in found.what
+    assert "the setting `redis`" in found.advice
 
 
 def test_a_policy_that_is_gone_denies_until_one_is_applied(cli: Cli) -> None:

@@ -66,6 +66,20 @@ def test_a_policy_is_checked_then_applied_with_a_record_of_both(cli: Cli) -> Non
     assert shown["digest"] == record["after"]
 
 
+def test_cached_decisions_are_dropped_with_a_record_of_it(cli: Cli) -> None:
+    named = cli("policy", "forget", "local:bob", "local:alice")
+    assert "about local:alice, local:bob are dropped" in named.out
+    assert cli.ask("policy", "forget") == {"forgotten": True, "subjects": None}
+    records = authority_records(cli)
+    assert [(one["act"], one["subjects"]) for one in records] == [
+        ("policy.forgotten", ["local:alice", "local:bob"]),
+        ("policy.forgotten", None),
+    ]
+    many = cli("policy", "forget", *map(str, range(1001)))
+    assert many.code == 1
+    assert "at most 1000" in many.err
+
+
 def test_applying_needs_the_scope_for_it(cli: Cli) -> None:
     (cli.path / "new.cedar").write_text(RULES)
     (cli.home / "principals.toml").write_text('[[principal]]\nid = "local:*"\nscopes = ["audit:read"]\n')

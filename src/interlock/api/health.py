@@ -70,6 +70,8 @@ class Health:
             parts["backups"] = await self._backups()
         if not self._parts.home.near:
             parts["nodes"] = await self._nodes()
+        if (redis := self._parts.messages.condition) is not None:
+            parts["redis"] = redis
         parts |= self._parts.gateway.runner.health()
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 

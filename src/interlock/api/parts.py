@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.api import demonstration
 from interlock.api.authority import Authority
 from interlock.api.background import BackgroundTasks, open_sandbox
+from interlock.api.messages import Messages
 from interlock.api.storage import Storage
 from interlock.api.wiring.gateway import Outside, build_gateway
 from interlock.api.wiring.reviewing import Reviewing
@@ -84,6 +85,14 @@ class Parts:
         self.policy, self.engine, self.redactor = authority.policy, authority.engine, authority.redactor
         self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
         self.secrets, self.box = authority.secrets, authority.box
+        self.messages = Messages(
+            settings,
+            engine=self.engine,
+            changes=self.journal.changes,
+            secret=authority.secret_texts,
+            supervisor=self.supervisor,
+            clock=clock,
+        )
         self._try_out = try_out
         self.cursors = Cursors(home.keys)
         self.connect: Connect = self._connect_upstream
@@ -102,6 +111,7 @@ class Parts:
             instance=self.instance,
             cursors=self.cursors,
             supervisor=self.supervisor,
+            breaker_changed=self.messages.breaker_changed,
             connect=lambda name: self.connect(name),
             read_file=read_file,
         )
@@ -166,6 +176,7 @@ class Parts:
         await self.gateway.close()
         if "upstreams" in vars(self):
             await self.upstreams.close()
+        await self.messages.close()
         await self.authority.close()
         await self.supervisor.close()
         await self._storage.close()

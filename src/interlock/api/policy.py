@@ -11,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
+from interlock.api.messages import MOST_SUBJECTS
 from interlock.api.rights import require_here
 from interlock.authority.facts import in_normal_form
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
-from interlock.store import records
+from interlock.store import decisions, records
 from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Policy:
         if replaces:
             keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
+        parts.messages.policy_changed(None)
         diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "in force", "new", lineterm="")
         return {
             "applied": True,
@@ -101,6 +103,30 @@ class Policy:
             "diff": list(diff),
             "faults": [fault_document(fault) for fault in faults],
         }
+
+    async def forget(self, subjects: Sequence[str] | None, *, by: Caller) -> Json:
+        """Let every process on the store drop its cached decisions about some subjects; None for everybody.
+
+        For decisions that depend on something else than the files of the data directory: those of a policy engine.
+        """
+        require_here(by, "policy:admin", "dropping decisions")
+        parts = self._parts
+        named = None if subjects is None else sorted(set(subjects))
+        if named is not None and len(named) > MOST_SUBJECTS:
+            raise Failure("E3004", f"at most {MOST_SUBJECTS} subjects can be named; name none to drop everything")
+        ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(8))
+
+        def unit(transaction: Transaction) -> None:
+            decisions.drop(transaction, named)
+            body = records.plain(
+                "authority", ref, transaction.now_ms, act="policy.forgotten", by=by.acting, subjects=named
+            )
+            transaction.append("authority", ref, body)
+
+        await parts.journal.commit(unit)
+        parts.messages.policy_changed(named)
+        await parts.journal.changes.look()
+        return {"forgotten": True, "subjects": named}
 
 
 def _require_policy(by: Caller) -> None:

@@ -30,6 +30,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "journal": doctor_journal.check_journal,
     "background": doctor_home.check_background,
     "nodes": doctor_home.check_nodes,
+    "redis": doctor_home.check_redis,
     "backups": doctor_home.check_backups,
     "policy": doctor_policy.check_policy,
     "settings": doctor_home.check_settings,

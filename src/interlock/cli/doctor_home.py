@@ -62,6 +62,34 @@ def check_nodes(home: Home) -> Iterator[Finding]:
         yield Finding("nodes", "attention", what, "copy it from the machine where it is right to the other")
 
 
+def check_redis(home: Home) -> Iterator[Finding]:
+    """Whether the Redis server of the settings answers. Its password is not tried: it may be sealed."""
+    import asyncio
+
+    from interlock.net.redis import Connection, Lost
+    from interlock.settings import load_settings
+
+    url = load_settings(home.settings).redis
+    if not url:
+        return
+
+    async def ask() -> None:
+        connection = await Connection.open(url)
+        try:
+            await connection.ask("PING")
+        finally:
+            connection.close()
+
+    try:
+        asyncio.run(ask())
+    except Lost as lost:
+        if "NOAUTH" not in str(lost):
+            advice = "start it, or correct the setting `redis`; until then changes are found by reading the store"
+            yield Finding("redis", "attention", f"{url} cannot be used: {lost}", advice)
+            return
+    yield Finding("redis", "good", f"{url} answers")
+
+
 def check_backups(home: Home) -> Iterator[Finding]:
     """Where a server makes backups by itself: whether the newest one is as recent as the settings want it."""
     from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""`interlock policy`: show, check, test, explain and apply the policy."""
+"""`interlock policy`: show, check, test, explain and apply the policy, and drop cached decisions."""
 
 from __future__ import annotations
 
@@ -319,6 +319,36 @@ async def _apply(out: Output, file: Path, apply_text: Callable[[], Awaitable[Jso
         page.line(GOOD, f" applied{kept}" if diff else " nothing to change")
 
     out.answer({"applied": True, "diff": diff, "faults": told["faults"]}, show_changes)
+    return 0
+
+
+# forget
+
+
+@policy.command()
+@click.argument("subjects", nargs=-1)
+@over_home
+async def forget(lock: Interlock, out: Output, /, subjects: tuple[str, ...]) -> int:
+    """Drop the cached decisions about SUBJECTS, ids of people and agents, in every process; without them, all.
+
+    Needed where a policy engine of your own decides and its answers have changed: decisions are cached for five minutes
+    at most. A new policy.cedar counts by itself.
+
+    \b
+    interlock policy forget local:alice did:web:agents.example:one
+    interlock policy forget
+    """
+    from interlock.api.policy import Policy
+
+    told = await Policy(lock).forget(subjects or None, by=lock.caller)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        about = f"about {', '.join(told['subjects'])}" if subjects else "about everybody"
+        page.line(GOOD, f" cached decisions {about} are dropped in every process")
+
+    out.answer(told, show)
     return 0
 
 

@@ -130,7 +130,8 @@ class Entry:
 class Services:
     """The services of a process. Belongs to the event loop of its journal.
 
-    `listen` receives the service, the old state and the new one, whichever process caused the change.
+    `listen` receives the service, the old state and the new one, whichever process caused the change. `publish`
+    receives the same once for each change on record, in the process that has written it.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Services:
         clock: Clock,
         *,
         listen: Callable[[str, str, str], None] | None = None,
+        publish: Callable[[str, str, str], None] = lambda service, old, new: None,
         rules: Sequence[BreakerRule] = (),
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -146,6 +148,7 @@ class Services:
         self._clock = clock
         self._monotonic = clock.monotonic
         self._listen = listen
+        self._publish = publish
         self._rules = tuple(rules)
         self._resolved: dict[tuple[str, str, CircuitBreakerConfig], tuple[str, CircuitBreakerConfig]] = {}
         self._supervisor = supervisor or Supervisor(clock)
@@ -306,6 +309,7 @@ class Services:
                 move = held.moves.popleft()
                 if await self._journal.commit(_exchange(service, held.row, move)):
                     held.row = move.row
+                    self._publish(service, move.old, move.new)
                 else:
                     held.moves.clear()
                 # Rows that were read before this point and not yet applied are outdated.

@@ -180,7 +180,7 @@ class ChangeReader:
 
     def try_catch_up(self) -> bool:
         """The same. False while the thread reads, if what is known is too old: `caught_up` waits for it."""
-        self._is_needed()
+        self.hurry()
         now = self._monotonic()
         known = now - self._read_at < self._max_stale_s
         read, failure = None, None
@@ -282,7 +282,8 @@ class ChangeReader:
 
     # The thread
 
-    def _is_needed(self) -> None:
+    def hurry(self) -> None:
+        """Read soon and often, as for calls: somebody asks, or a message says that something has changed."""
         before, self._asked_at = self._asked_at, time.monotonic()
         if self._thread is not None:
             if self._asked_at - before >= IDLE_AFTER_S:

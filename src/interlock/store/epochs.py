@@ -16,6 +16,7 @@ IDENTITIES = "identity_epoch"
 SERVICES = "service_epoch"
 UPSTREAMS = "upstream_epoch"
 SURFACES = "surface_epoch"
+DECISIONS = "decision_epoch"
 
 
 class Epochs(NamedTuple):
@@ -28,13 +29,14 @@ class Epochs(NamedTuple):
     services: str | None
     upstreams: str | None
     surfaces: str | None
+    decisions: str | None
 
 
 _READ = (
     "SELECT (SELECT max(seq) FROM revocation), (SELECT max(epoch) FROM quarantine),"
     " (SELECT value FROM fact WHERE name = 'registry_epoch'), (SELECT value FROM fact WHERE name = 'identity_epoch'),"
     " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch'),"
-    " (SELECT value FROM fact WHERE name = 'surface_epoch')"
+    " (SELECT value FROM fact WHERE name = 'surface_epoch'), (SELECT value FROM fact WHERE name = 'decision_epoch')"
 )
 
 

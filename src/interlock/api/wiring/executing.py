@@ -50,7 +50,12 @@ class Executing:
         credentials = Credentials(outside.lend, clock, failure_log)
         self.cancellation = Cancellation(active, journal, clock, observer)
         self.services = Services(
-            journal, clock, listen=observer.breaker_changed, rules=settings.breakers, supervisor=outside.supervisor
+            journal,
+            clock,
+            listen=observer.breaker_changed,
+            publish=outside.breaker_changed,
+            rules=settings.breakers,
+            supervisor=outside.supervisor,
         )
         self.audit = EffectAudit(
             journal, observer, redaction, shared.quarantine, file_watchers(settings), database_watchers(settings)

@@ -55,6 +55,8 @@ class Outside:
     instance: Instance
     cursors: Cursors
     supervisor: Supervisor
+    # Tells other processes that a breaker is in another state: service, old state, new state.
+    breaker_changed: Callable[[str, str, str], None]
     connect: Callable[[str], Connector]
     # Reads a file that an earlier call of a caller left.
     read_file: ReadFile

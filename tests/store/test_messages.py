@@ -14,13 +14,14 @@ import pytest
 
 from interlock import Caller, Interlock
 from interlock.api.health import Health
-from interlock.api.messages import BREAKERS, MOST_SUBJECTS, POLICY, affected
+from interlock.api.messages import BREAKERS, POLICY, affected
 from interlock.api.policy import Policy
 from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
 from interlock.net import redis
 from interlock.net.redis import MOST_BYTES
 from interlock.settings import load_settings
+from interlock.store.decisions import MOST_SUBJECTS
 from tests.authority.test_remote import FakeHttpEngine, http
 from tests.conftest import TOOLS
 from tests.support.redis import Server

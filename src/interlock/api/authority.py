@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
+from interlock.api.messages import Messages
 from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
 from interlock.authority.policy import Policies
@@ -21,6 +23,9 @@ from interlock.store.home import Home
 from interlock.store.port import Store
 from interlock.store.sealing import Box
 
+if TYPE_CHECKING:
+    from interlock.core.supervise import Supervisor
+
 
 class Authority:
     """Decides who callers are and what they may do, and lends credentials."""
@@ -32,6 +37,7 @@ class Authority:
         *,
         clock: Clock,
         settings: Settings,
+        supervisor: Supervisor,
         caller: str | None,
         registry: DidRegistry | None,
     ) -> None:
@@ -60,6 +66,14 @@ class Authority:
         self.box = Box(home.keys, where=settings.secrets_key)
         self.secrets = Secrets(journal, self.box, clock)
         self._configured = self.lent_from = secret_source(settings, self.secrets, clock)
+        self.messages = Messages(
+            settings,
+            engine=self.engine,
+            changes=journal.changes,
+            secret=self.secret_texts,
+            supervisor=supervisor,
+            clock=clock,
+        )
         self._caller_id = caller or f"local:{local_user()}"
         self._acting: Caller | None = None
 
@@ -102,7 +116,8 @@ class Authority:
             credential.wipe()
 
     async def close(self) -> None:
-        """Close the connections to the policy engine and to the configured source of credentials."""
+        """Send the last messages, and close the connections to the policy engine and to the source of credentials."""
+        await self.messages.close()
         await self.engine.close()
         await self._configured.close()
 

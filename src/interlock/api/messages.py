@@ -2,7 +2,7 @@
 
 Theory of operation. The store is the truth. An order to drop cached decisions, and the state of breakers, are rows
 there, and the reader of changes finds them within 30 ms, in a process without calls within half a second. Redis, where
-the settings name one, brings the news earlier. A message is never believed, whoever has sent it:
+the settings name one, brings the news earlier. A message is never believed:
 
     abac:policy:updates   {"affected_subjects": ["did:…", …]}   cached decisions about these subjects are dropped;
                                                                 all of them if the message is anything else
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
     from interlock.settings import Settings
-    from interlock.store.changes import ChangeReader
+    from interlock.store.port import Changes
 
 POLICY = "abac:policy:updates"
 BREAKERS = "cb:state:changes"
@@ -44,7 +44,6 @@ AGAIN_S = 0.5
 GATHER_S = 0.05
 # How many messages are taken before calls have their turn.
 AT_ONCE = 100
-MOST_SUBJECTS = 1000
 MOST_WAITING = 1000
 # How long a process that ends waits until its messages are sent.
 CLOSE_S = 2.0
@@ -61,7 +60,7 @@ class Messages:
         settings: Settings,
         *,
         engine: Engine,
-        changes: ChangeReader,
+        changes: Changes,
         secret: Callable[[str], Awaitable[list[str]]],
         supervisor: Supervisor,
         clock: Clock,
@@ -97,7 +96,7 @@ class Messages:
         self._post(POLICY, orjson.dumps({"affected_subjects": None if subjects is None else sorted(subjects)}).decode())
 
     def breaker_changed(self, service: str, old: str, new: str) -> None:
-        """Tell other processes, and whoever else listens, that a breaker is in another state."""
+        """Tell other processes and other subscribers that a breaker is in another state."""
         self._post(BREAKERS, f"{service}:{old}->{new}")
 
     async def close(self) -> None:
@@ -118,7 +117,7 @@ class Messages:
     def _drop(self, subjects: frozenset[str] | None) -> None:
         """Drop decisions as a message asks for: at once, and those of later messages together."""
         gathered = None if subjects is None or self._gathered is None else self._gathered | subjects
-        self._gathered = None if gathered is None or len(gathered) > MOST_SUBJECTS else gathered
+        self._gathered = None if gathered is None or len(gathered) > decisions.MOST_SUBJECTS else gathered
         if self._timer is None:
             self._drop_gathered()
 
@@ -206,7 +205,7 @@ def affected(content: bytes) -> frozenset[str] | None:
     except (Malformed, ValueError):
         return None
     named: Any = cast("dict[str, Any]", message).get("affected_subjects") if isinstance(message, dict) else None
-    if not isinstance(named, list) or len(cast("list[Any]", named)) > MOST_SUBJECTS:
+    if not isinstance(named, list) or len(cast("list[Any]", named)) > decisions.MOST_SUBJECTS:
         return None
     subjects = cast("list[Any]", named)
     return frozenset(subjects) if all(isinstance(one, str) for one in subjects) else None

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from interlock.api import demonstration
 from interlock.api.authority import Authority
 from interlock.api.background import BackgroundTasks, open_sandbox
-from interlock.api.messages import Messages
 from interlock.api.storage import Storage
 from interlock.api.wiring.gateway import Outside, build_gateway
 from interlock.api.wiring.reviewing import Reviewing
@@ -80,19 +79,18 @@ class Parts:
         self.latencies = Latencies()
         self.remote_cancel = RemoteCancel(self.journal, self.instance)
         self.authority = authority = Authority(
-            home, self.journal, clock=clock, settings=settings, caller=caller, registry=registry
+            home,
+            self.journal,
+            clock=clock,
+            settings=settings,
+            supervisor=self.supervisor,
+            caller=caller,
+            registry=registry,
         )
         self.policy, self.engine, self.redactor = authority.policy, authority.engine, authority.redactor
         self.identities, self.tokens, self.issuer_keys = authority.identities, authority.tokens, authority.issuer_keys
         self.secrets, self.box = authority.secrets, authority.box
-        self.messages = Messages(
-            settings,
-            engine=self.engine,
-            changes=self.journal.changes,
-            secret=authority.secret_texts,
-            supervisor=self.supervisor,
-            clock=clock,
-        )
+        self.messages = authority.messages
         self._try_out = try_out
         self.cursors = Cursors(home.keys)
         self.connect: Connect = self._connect_upstream
@@ -176,7 +174,6 @@ class Parts:
         await self.gateway.close()
         if "upstreams" in vars(self):
             await self.upstreams.close()
-        await self.messages.close()
         await self.authority.close()
         await self.supervisor.close()
         await self._storage.close()

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
-from interlock.api.messages import MOST_SUBJECTS
 from interlock.api.rights import require_here
 from interlock.authority.facts import in_normal_form
 from interlock.call.context import Caller
@@ -112,8 +111,10 @@ class Policy:
         require_here(by, "policy:admin", "dropping decisions")
         parts = self._parts
         named = None if subjects is None else sorted(set(subjects))
-        if named is not None and len(named) > MOST_SUBJECTS:
-            raise Failure("E3004", f"at most {MOST_SUBJECTS} subjects can be named; name none to drop everything")
+        if named is not None and len(named) > decisions.MOST_SUBJECTS:
+            raise Failure(
+                "E3004", f"at most {decisions.MOST_SUBJECTS} subjects can be named; name none to drop everything"
+            )
         ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(8))
 
         def unit(transaction: Transaction) -> None:

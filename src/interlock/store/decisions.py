@@ -14,6 +14,8 @@ import orjson
 from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 
+# How many subjects one order may name.
+MOST_SUBJECTS = 1000
 _SUBJECTS = "decision_subjects"
 
 

@@ -147,6 +147,10 @@ class Changes(Protocol):
         """Begin to tell of changes also where nobody asks (`catch_up`)."""
         ...
 
+    def hurry(self) -> None:
+        """Read soon and often, as for calls: something may have changed."""
+        ...
+
     async def look(self) -> None:
         """Let what this process has just committed count at once."""
         ...

@@ -82,6 +82,9 @@ def _chat_model(value: str) -> str:
     return _encoder(value)
 
 
+_ENCRYPTED = {"http": "an https", "redis": "a rediss"}
+
+
 def _is_here(host: str) -> bool:
     """Whether a host name is this machine."""
     if host == "localhost":
@@ -551,33 +554,18 @@ class Settings(pydantic.BaseModel):
             raise ValueError("the token would travel in clear text; use an https or grpcs address")
         return token
 
-    @pydantic.field_validator("redis_secret")
+    @pydantic.field_validator("search_encoder_secret", "selection_model_secret", "redis_secret")
     @classmethod
-    def _password_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
-        url = urlsplit(str(info.data.get("redis", "")))
-        if name and url.scheme == "redis" and not _is_here(url.hostname or ""):
-            raise ValueError("the password would travel in clear text; use a rediss address")
-        return name
-
-    @pydantic.field_validator("search_encoder_secret")
-    @classmethod
-    def _key_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
-        url = urlsplit(str(info.data.get("search_encoder", "")).rpartition("@")[2])
-        if name and url.scheme == "http" and not _is_here(url.hostname or ""):
-            raise ValueError("the credential would travel in clear text; use an https address")
+    def _credential_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
+        address = str(info.data.get((info.field_name or "").removesuffix("_secret"), ""))
+        url = urlsplit(address if address.startswith("redis") else address.rpartition("@")[2])
+        if name and url.scheme in ("http", "redis") and not _is_here(url.hostname or ""):
+            raise ValueError(f"the credential would travel in clear text; use {_ENCRYPTED[url.scheme]} address")
         return name
 
     @property
     def backup_every_ms(self) -> int:
         return round(self.backup_every_h * 3_600_000)
-
-    @pydantic.field_validator("selection_model_secret")
-    @classmethod
-    def _model_key_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
-        url = urlsplit(str(info.data.get("selection_model", "")).rpartition("@")[2])
-        if name and url.scheme == "http" and not _is_here(url.hostname or ""):
-            raise ValueError("the credential would travel in clear text; use an https address")
-        return name
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction

@@ -89,6 +89,9 @@ def test_training_minimises_the_cross_entropy_of_the_tools_that_were_called() ->
         mass = softmax(rows @ weights)[np.arange(len(PAIRS)), right]
         return float(-np.log(mass).mean() + 0.5e-4 * (weights**2).sum())
 
+    wanted = np.eye(len(router.tools), dtype=np.float32)[right]
+    slope = rows.T @ (softmax(rows @ router.weights) - wanted) / len(PAIRS) + 1e-4 * router.weights
+    assert np.linalg.norm(slope) < 1e-3
     found = entropy(router.weights)
     assert found < 0.2 * entropy(np.zeros_like(router.weights))
     draw = np.random.default_rng(7)
@@ -114,6 +117,8 @@ def test_the_distribution_is_over_current_tools_new_ones_are_reached_and_gone_on
     cold = router.distribution("send a mail", {"mail.send": 0.9, "x.y": 0.2}, frozenset({"mail.send", "x.y"}))
     assert cold["mail.send"] > cold["x.y"]
     assert sum(cold.values()) == pytest.approx(1.0, abs=1e-4)
+    # Nothing is known of any tool.
+    assert router.distribution("x", {}, frozenset("ab")) == {"a": 0.5, "b": 0.5}
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 100, b"PK\x03\x04"])
@@ -149,6 +154,11 @@ async def test_the_router_of_a_home_is_trained_used_measured_and_kept_from_getti
         # A stranger of another tenant teaches it nothing, although the words would.
         stranger = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
         await _used(lock, PAIRS[:5], stranger)
+        # Nor does a caller of the same name there, who selects before I call, or calls after I have selected.
+        twin = Caller(id=me.id, tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        for selects, calls in ((twin, me), (me, twin)):
+            await lock.select("the noise of the canteen", intent=False, caller=selects)
+            assert (await lock.call("food.menu", {"value": "x"}, caller=calls)).ok
         # Nor does a call that failed.
         await lock.select("once more, and wrongly", intent=False)
         assert not (await lock.call("bank.balance", {"wrong": 1})).ok
@@ -200,7 +210,18 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
         same = await lock.selections.learning.train(lock.caller)
         assert same["router"]["first"] == same["before"]["first"]
         assert same["replaced"]  # it is not worse
+
+        def other(pairs: list[tuple[str, str]]) -> Router:
+            learned = train(pairs)
+            return Router(learned.tools, learned.weights * np.float32(1.25))
+
+        monkeypatch.setattr("interlock.selection.router.train", other)
+        first = await lock.selections.learning.router("local")
+        assert (await lock.selections.learning.train(lock.caller))["replaced"]
         good = await lock.selections.learning.router("local")
+        assert first is not None
+        assert good is not None
+        assert np.allclose(good.weights, 1.25 * first.weights, rtol=0.01, atol=0.001)
         names = sorted(TEXTS)
         turned = dict(zip(names, names[1:] + names[:1], strict=True))
 
@@ -215,7 +236,6 @@ async def test_a_worse_router_does_not_replace_a_better_one(home: Path, monkeypa
         assert worse["router"]["first"] < worse["before"]["first"]
         assert worse["held_out"] == worse["before"]["requests"] == len(HELD_OUT)
         kept = await lock.selections.learning.router("local")
-        assert good is not None
         assert kept is not None
         assert (kept.weights == good.weights).all()
 

@@ -88,8 +88,12 @@ def _recorded(lock: Interlock, made: Any) -> Json:
 @pytest.mark.proves("SURF-07", "SURF-15")
 async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> None:
     async with opened(home) as lock:
+        await admit(lock, some_tool("rain_report", f"How much rain falls. {'Written by hand. ' * 60}"))
+        await lock.catalog.forget()
         made = await lock.select("will it rain in Rome tomorrow?")
         assert made.chosen == "office.forecast"
+        sizes = {one.tool: one.tokens for one in made.candidates}
+        assert sizes["office.rain_report"] > sizes["office.forecast"] + 60
         assert [one.name for one in made.stages] == [
             "intent", "hierarchy", "retrieval", "router", "rules", "allocation", "cost", "model",
         ]  # fmt: skip
@@ -110,7 +114,9 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
 
 
 @pytest.mark.proves("SURF-15")
-async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(home: Path) -> None:
+async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(home, selection_requests="never") as lock:
         made = await lock.select("thank you so much")
         assert (made.chosen, made.verdict) == (None, None)
@@ -140,6 +146,14 @@ async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(h
             for stage in ("hierarchy", "retrieval", "router", "rules", "model"):
                 assert set(_stages(one)[stage]) <= left, stage
         assert lock.journal.reader.one("SELECT count(*) FROM payload") == (0,)
+        # Nor does a router that prefers a tool which the verdict left out.
+        read = await lock.select("list the weather of a city")
+        (other, *_) = every - set(_stages(read)["intent"])
+        monkeypatch.setattr(lock.selections.learning, "router", _scripted(other))
+        routed = await lock.select("list the weather of a city")
+        assert routed.intent == read.intent
+        assert other not in str(routed.document()["candidates"])
+        assert (await lock.select("list the weather of a city", intent=False)).chosen == other
 
 
 @pytest.mark.proves("SURF-08")
@@ -165,6 +179,13 @@ async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_
         assert by_model.verdict is not None
         assert (by_model.verdict.answer, by_model.verdict.check) == ("DENY", "authorization")
         assert _recorded(lock, by_model)["gate"]["answer"] == "DENY"
+        mail = _chooses("office.send_email", value="x")
+        second = await lock.select(
+            "weather of the next seven days in the city of Rome, and an email", selector=mail, intent=False
+        )
+        assert second.candidates[0].tool != second.chosen == "office.send_email"
+        assert second.verdict is not None
+        assert (second.verdict.answer, second.verdict.check) == ("DENY", "authorization")
         monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.send_email"))
         by_router = await lock.select("weather", intent=False)
         assert (by_router.chosen, by_router.candidates[0].reason) == ("office.send_email", "router")
@@ -262,7 +283,8 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
         if router:
             monkeypatch.setattr(lock.selections.learning, "router", _scripted("office.translate", "office.send_email"))
 
-        async def last(_: str, offered: Sequence[Json]) -> Json:
+        async def last(asked: str, offered: Sequence[Json]) -> Json:
+            assert asked == "weather"
             return {"tool": offered[-1]["name"], "parameters": {"value": "x"}}
 
         made = await lock.select("weather", intent=False, selector=last if model else None)
@@ -292,6 +314,12 @@ async def test_every_stage_leaves_its_candidates_with_or_without_the_others(
         record = _recorded(lock, cut)
         assert record["left"]["allocation"] == [one.tool for one in cut.candidates]
         assert (record["chosen"], record["gate"]["answer"]) == (cut.chosen, "ALLOW")
+        assert cut.chosen == cut.candidates[-1 if model else 0].tool
+        # What was cut cannot be chosen any more.
+        (gone, *_) = set(expected) - {one.tool for one in cut.candidates}
+        allocation = sizes[0] + sizes[1]
+        refused = await lock.select("weather", intent=False, selector=_chooses(gone, value="x"), allocation=allocation)
+        assert (refused.chosen, refused.verdict, refused.stages[-1].facts["code"]) == (None, None, "E3101")
 
 
 def _completion(*calls: tuple[str, str]) -> HttpAnswer:
@@ -303,6 +331,7 @@ def _completion(*calls: tuple[str, str]) -> HttpAnswer:
 async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(home: Path) -> None:
     def answer(got: Got) -> HttpAnswer:
         assert got.path == "/v1/chat/completions"
+        assert orjson.loads(got.body)["messages"][-1] == {"role": "user", "content": "weather in Rome"}
         offered = [one["function"]["name"] for one in orjson.loads(got.body)["tools"]]
         return _completion((next(name for name in offered if "forecast" in name), '{"value": "Rome"}'))
 
@@ -452,14 +481,14 @@ async def test_what_a_session_has_spent_counts_for_that_session(
 
 @pytest.mark.proves("SURF-08")
 async def test_a_call_that_a_person_must_approve_says_so_with_the_time_they_have(home: Path) -> None:
-    async with opened(home) as lock:
+    async with opened(home, approval={"timeout_seconds": 1234}) as lock:
         ask = '@id("ask-mail")\n@ask("a person agrees to mail")\n'
         ask += 'forbid (principal, action, resource == Tool::"office.send_email") unless { context.approved };\n'
         lock.policy.path.write_text(lock.policy.path.read_text() + ask)
         made = await lock.select("send a mail", selector=_chooses("office.send_email", value="x"), intent=False)
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("REQUIRE_APPROVAL", "authorization")
-        assert made.verdict.timeout_s == lock.settings.approval.timeout_seconds
+        assert made.verdict.timeout_s == 1234
         assert made.verdict.reason
 
 
@@ -508,7 +537,7 @@ async def test_the_rate_of_a_tool_counts_and_a_selection_uses_nothing_up(home: P
 
 
 @pytest.mark.proves("SURF-10")
-async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None:
+async def test_above_fifty_tools_categories_are_chosen_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(home) as lock:
         papers = [some_tool(f"archive_{n}", f"Old paper number {n}.", namespace="attic") for n in range(60)]
         # Tools that the caller does not see do not count.
@@ -546,9 +575,15 @@ async def test_above_fifty_tools_categories_are_chosen_first(home: Path) -> None
         assert recorded["categories"] == stage.facts["categories"]
         # A step shows the categories, or ten schemas at most, and neither grows with each tool.
         assert 0 < made.tokens["categories"] <= 60 * total
-        largest = max(one.tokens for one in made.candidates)
-        assert 0 < made.tokens["schemas"] <= 10 * largest
+        assert 0 < made.tokens["schemas"] == sum(one.tokens for one in made.candidates)
+        assert len(made.candidates) <= 10
         assert made.tokens["schemas"] == more.tokens["schemas"]
+        # Nor does a router bring in a tool of another category.
+        (other, *_) = {f"attic.archive_{n}" for n in range(60)} - set(stage.tools)
+        monkeypatch.setattr(lock.selections.learning, "router", _scripted(other))
+        routed = await lock.select("what is the weather in Rome", intent=False, caller=eve)
+        assert set(_stages(routed)["router"]) <= set(stage.tools)
+        assert routed.candidates[0].reason == "router"
 
 
 @pytest.mark.proves("SURF-16")

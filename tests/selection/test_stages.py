@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import sets
+from interlock.api.narrowing import Narrowing
+from interlock.api.search import Search
 from interlock.core.errors import Failure
 from interlock.search.evaluation import recall
 from interlock.search.index import Entry, Index
 from interlock.search.table import shipped
 from interlock.selection.dangers import dangers
-from interlock.selection.hierarchy import CHOSEN, LEAST_SIZE, Hierarchy, most_tools, partition
+from interlock.selection.hierarchy import CHOSEN, LEAST_SIZE, Category, Hierarchy, most_tools, partition
 from interlock.selection.intent import LEAST, NONE_THRESHOLD, THRESHOLD, Intent, classifier
 from interlock.selection.kinds import EVERY, KINDS, Kind, kinds_of
-from interlock.selection.stages import Candidate, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
+from interlock.selection.stages import Candidate, Stage, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
 from interlock.window.tokens import estimate
 
 # Requests, the kind of help that each needs, and whether that is clear enough for a verdict.
@@ -40,6 +45,7 @@ LABELLED: list[tuple[str, Kind, bool]] = [
     ("reply to the customer's mail", "communicate", True),
     ("tell me a joke", "none", True),
     ("thank you so much", "none", True),
+    ("hello there", "none", False),
 ]
 
 
@@ -69,25 +75,52 @@ def test_without_a_clear_kind_there_is_no_verdict_and_every_tool_stays() -> None
     assert classifier().classify("delete the file", threshold=1.0).kind is None
 
 
+def _visible(tools: list[frozenset[Kind]]) -> dict[str, Any]:
+    """Tools that can give these kinds of help, as their names and classes say."""
+    verbs = {"read": "get", "change": "create", "compute": "calculate", "communicate": "send"}
+    made: dict[str, Any] = {}
+    for place, kinds in enumerate(tools):
+        words = "_".join(verbs[kind] for kind in sorted(kinds & set(verbs))) or "thing"
+        manifest = orjson.dumps({"tool_id": f"{words}_{place}", "description": "", "mutation_class": ""})
+        made[f"id{place}"] = SimpleNamespace(row=SimpleNamespace(manifest=manifest, address=f"a.{words}_{place}"))
+    return made
+
+
 @pytest.mark.proves("SURF-15")
 @given(
     st.sampled_from([None, *KINDS]),
     st.lists(st.floats(0, 1), min_size=len(KINDS), max_size=len(KINDS)),
-    st.lists(st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)),
+    st.lists(st.frozensets(st.sampled_from(sorted(EVERY)), max_size=2), max_size=12),
 )
 def test_a_verdict_leaves_a_part_of_the_candidates(
     kind: Kind | None, numbers: list[float], tools: list[frozenset[Kind]]
 ) -> None:
     intent = Intent(kind, 0.9, dict(zip(KINDS, numbers, strict=True)), ())
-    kept = [one for one in tools if intent.allows(one)]
-    assert all(one in tools for one in kept)
+    visible, stages = _visible(tools), list[Stage]()
+    narrowing = Narrowing(cast("Search", None))  # which categories alone need
+    kept = asyncio.run(narrowing.by_intent(visible, intent, stages))
+    assert set(kept) <= set(visible)
+    assert stages[0].tools == tuple(visible[one].row.address for one in kept)
+    likely: list[str] = []
+    for one, version in visible.items():
+        able = kinds_of(orjson.loads(version.row.manifest)["tool_id"])
+        if sum(intent.probabilities[each] for each in able) >= LEAST:
+            likely.append(one)
     if kind is None:
-        assert kept == tools
-    if kind == "none":
+        assert kept == list(visible)
+    elif kind == "none":
         assert not kept
-    if kind not in (None, "none"):
-        likely = [one for one in tools if sum(intent.probabilities[each] for each in one) >= LEAST]
-        assert kept == likely
+    else:
+        assert kept == (likely or list(visible))
+
+
+@pytest.mark.proves("SURF-10", "SURF-15")
+def test_categories_are_chosen_among_those_that_hold_a_tool_which_the_verdict_left() -> None:
+    categories = [Category("sky", "weather rain", ("a", "b")), Category("money", "invoice", ("c",))]
+    hierarchy = Hierarchy(categories, None)
+    assert [one.name for one in hierarchy.choose("weather and rain")] == ["sky"]
+    assert [one.name for one in hierarchy.choose("weather and rain", among=frozenset("b"))] == ["sky"]
+    assert [one.name for one in hierarchy.choose("weather and rain", among=frozenset("c"))] == ["money"]
 
 
 def test_what_a_tool_can_do_follows_from_its_name_and_its_class() -> None:
@@ -199,6 +232,7 @@ def test_a_choice_by_category_takes_few_tokens_and_finds_as_much(name: str, most
         found = [hit.id for hit in index.search(query.text, 10, index.mask(inside))]
         stepped += recall(found, query.needed)
         shown = max(shown, sum(schemas[tool] for tool in found))
+    assert flat > 0.5 * len(queries)
     assert stepped >= flat - 0.05 * len(queries)
     whole = sum(schemas.values())
     assert max(estimate(hierarchy.text), shown) < 0.15 * whole

@@ -72,19 +72,18 @@ class Narrowing:
         self, request: str, visible: Mapping[str, Version], narrowed: list[str], stages: list[Stage]
     ) -> tuple[list[str], Hierarchy | None]:
         """The tools of the categories that fit a request, where there are many tools."""
-        from interlock.selection.hierarchy import FLAT
+        from interlock.selection.hierarchy import CHOSEN, FLAT
 
         if len(visible) <= FLAT or not narrowed:
             why = f"{len(visible)} tools are few enough" if narrowed else "there are no candidates"
             stages.append(Stage("hierarchy", len(narrowed), _addresses(visible, narrowed), why))
             return narrowed, None
         hierarchy = await self._hierarchy(visible)
-        chosen = await WALKS.run(hierarchy.choose, request)
+        among = None if len(narrowed) == len(visible) else frozenset(narrowed)
+        chosen = await WALKS.run(hierarchy.choose, request, CHOSEN, among)
         inside = {tool for one in chosen for tool in one.tools}
         kept = [tool for tool in narrowed if tool in inside]
         why = f"{len(chosen)} of {len(hierarchy.categories)} categories: {'; '.join(one.name for one in chosen)}"
-        if not kept:
-            kept, why = narrowed, "none of the categories that fit holds a candidate, so all are looked at"
         names = [one.name for one in chosen]
         stages.append(Stage("hierarchy", len(narrowed), _addresses(visible, kept), why, {"categories": names}))
         return kept, hierarchy

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -165,7 +166,13 @@ class Hierarchy:
         """What a model reads in the first step."""
         return "".join(one.line for one in self.categories.values())
 
-    def choose(self, request: str, most: int = CHOSEN) -> list[Category]:
-        """The categories whose descriptions fit a request best; all, in order, where none fits."""
-        found = self._index.search(request, most, self._all)
-        return [self.categories[hit.id] for hit in found] or list(self.categories.values())
+    def choose(self, request: str, most: int = CHOSEN, among: AbstractSet[str] | None = None) -> list[Category]:
+        """The categories whose descriptions fit a request best; all, in order, where none fits.
+
+        With `among`, only categories that hold one of these tools.
+        """
+        held = list(self.categories.values())
+        if among is not None:
+            held = [one for one in held if not among.isdisjoint(one.tools)]
+        mask = self._all if among is None else self._index.mask(one.name for one in held)
+        return [self.categories[hit.id] for hit in self._index.search(request, most, mask)] or held

@@ -74,7 +74,8 @@ class Router:
         known = [place for place, tool in enumerate(self.tools) if tool in current]
         alike = similarity(near)
         if not known:
-            return {tool: alike.get(tool, 0.0) for tool in current}
+            unknown = 0.0 if alike else 1 / max(len(current), 1)
+            return {tool: alike.get(tool, unknown) for tool in current}
         learned = softmax(features([request]) @ self.weights[:, known])[0]
         share = SHARE if alike else 1.0
         found = {tool: (1 - share) * alike.get(tool, 0.0) for tool in current}

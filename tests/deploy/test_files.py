@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
@@ -42,6 +45,25 @@ def test_what_is_started_is_a_command_with_options_that_it_has() -> None:
         assert command is not None, name
         context = command.make_context(words[0], list(words[1:]))
         assert words[0] != "serve" or context.params["bare"], name
+
+
+def test_the_service_with_postgres_gets_a_password_that_is_its_alone(tmp_path: Path) -> None:
+    """The entry point of compose.postgres.yaml, with another program in the place of the server."""
+    services = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())["services"]
+    server, database = services["interlock"], services["postgres"]["environment"]
+    store: str = server["environment"]["INTERLOCK_STORE"]
+    parts = urlsplit(store)
+    assert (parts.username, parts.path) == (database["POSTGRES_USER"], f"/{database['POSTGRES_DB']}")
+    assert parts.hostname in services
+    assert server["secrets"] == services["postgres"]["secrets"]
+    (tmp_path / "secret").write_text("of the database")
+    words = [word.replace("$$", "$").replace("/run/secrets/postgres", "secret") for word in server["entrypoint"]]
+    words[2] = words[2].replace("exec interlock", "exec echo")
+    environment = {"PGPASSFILE": str(tmp_path / "pgpass"), "PATH": os.environ["PATH"]}
+    said = subprocess.run([*words, "serve"], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout == "serve\n"
+    assert (tmp_path / "pgpass").read_text() == "*:*:*:*:of the database"
+    assert (tmp_path / "pgpass").stat().st_mode & 0o777 == 0o600
 
 
 def test_variables_are_settings() -> None:

@@ -108,7 +108,7 @@ def _expression(value: str) -> str:
 class _ForSome(pydantic.BaseModel):
     """A rule about tools for every caller, for those of some groups, or for some callers by their ids."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
     groups: frozenset[str] = frozenset()
@@ -136,7 +136,7 @@ class Excluded(_ForSome):
 class SelectionRule(pydantic.BaseModel):
     """A rule of the tool selection: a request with all of the words, or one that the pattern matches, gets the tool."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     tool: Annotated[str, pydantic.Field(min_length=1, max_length=512)]
     words: Annotated[tuple[str, ...], pydantic.Field(max_length=20)] = ()
@@ -598,6 +598,9 @@ def effective_settings(path: Path, **given: Any) -> Effective:
         from_environment = os.environ.get(variable(name))
         if from_environment is not None:
             values[name] = _from_environment(name, from_environment)
+    if not values and not given:
+        # The defaults, without a validator, which takes some time to build.
+        return Effective(Settings.model_construct(), {})
     stated = {name: one for name, one in values.items() if name not in given}
     faults = [
         f"{_place('', loc, text, given)}: `{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}"

@@ -10,8 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.home_health import Condition
-from interlock.audit import retention
-from interlock.audit.retention import expire_payloads, remove_pieces
 from interlock.authority import budgets
 from interlock.core.threads import DISK
 from interlock.gateway import idempotency
@@ -106,6 +104,9 @@ class BackgroundTasks:
 
     async def maintain(self) -> list[Milestone]:
         """Remove expired data and retire versions that are due. Runs by itself once an hour."""
+        from interlock.audit.retention import expire_payloads
+        from interlock.registry.retirement import sweep
+
         for evict, at_once in _EVICTIONS:
             while await self._journal.commit(evict) == at_once:
                 pass
@@ -114,8 +115,6 @@ class BackgroundTasks:
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
             await DISK.run(self._purge)
-        from interlock.registry.retirement import sweep
-
         days = self._settings.deprecation_extend_days
         now_ms = self._clock.now_ms()
         milestones = await sweep(self._journal, now_ms, by="housekeeping", force=days == 0, extend_days=days)
@@ -125,6 +124,8 @@ class BackgroundTasks:
 
     def _purge(self) -> None:
         """Remove the records that are past their term and give the space back. Long: runs in a thread, in slices."""
+        from interlock.audit import retention
+
         now_ms = self._clock.now_ms()
         if retention.due(self._home, self._settings, now_ms=now_ms, through=1):
             retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping")
@@ -155,6 +156,8 @@ class BackgroundTasks:
         await block_orphans(self._journal, self._alive, self._announce)
 
     async def _remove_pieces(self) -> None:
+        from interlock.audit.retention import remove_pieces
+
         await self._release_pieces(self._alive)
         await remove_pieces(self._journal)
 

@@ -21,13 +21,15 @@ import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.net.outgoing import Outgoing, Trouble, Unanswered
 from interlock.store.signing import refuse_shared
+
+if TYPE_CHECKING:
+    from interlock.net.outgoing import Trouble
 
 Algorithm = Literal["RS256", "EdDSA", "ES256"]
 ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
@@ -469,6 +471,8 @@ async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool
     local = loopback_http and parts is not None and parts.scheme == "http" and host in ("127.0.0.1", "localhost")
     if parts is None or (parts.scheme != "https" and not local) or not host or "@" in parts.netloc:
         raise Failure("E3001", "keys are fetched from https addresses only")
+    from interlock.net.outgoing import Outgoing, Unanswered  # the HTTP client; most processes fetch no keys
+
     client = Outgoing("public" if public_only and not local else "any")
     try:
         answer = await client.ask("GET", url, most=FETCH_BYTES, timeout_s=FETCH_S)

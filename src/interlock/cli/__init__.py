@@ -181,8 +181,9 @@ def _token_in(path: str) -> str:
 
 def main() -> None:
     """The console script."""
-    # Imported modules stay: collecting garbage while they are loaded takes 5 % of the time of a command.
-    gc.set_threshold(50_000, 50, 100)
+    # Imported modules stay: collecting garbage while they are loaded takes 5 % of the time of a command, and no command
+    # loads as many objects. A server sets thresholds of its own.
+    gc.set_threshold(200_000, 50, 100)
     _steady_streams()
     garbled = [word for word in sys.argv[1:] if not _is_text(word)]
     if garbled:

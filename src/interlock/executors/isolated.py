@@ -18,13 +18,11 @@ from interlock.call.executor import Executor
 from interlock.call.phases import Call, Granted
 from interlock.core.errors import Failure
 from interlock.executors.confinement import Confinement
-from interlock.executors.program import last_lines, program_job, program_output
-from interlock.executors.sandbox.job import Outcome, PythonJob, failure_of
-from interlock.executors.sandboxed_function import function_job, function_output
 from interlock.executors.site import Site
 
 if TYPE_CHECKING:
     from interlock.executors.egress import Refusal
+    from interlock.executors.sandbox.job import Outcome
     from interlock.executors.sandbox.supervisor import Sandbox
 
 # The number of stderr lines in the log.
@@ -32,7 +30,7 @@ LOGGED_LINES = 20
 State = Literal["closed", "opening", "open", "refusing"]
 
 
-# The sandbox and the egress proxy are imported only when needed: most processes never need either.
+# The sandbox, its jobs and the egress proxy are imported only when needed: most processes never need them.
 async def _open(shared: Path | None) -> Sandbox:
     from interlock.executors.sandbox.supervisor import Sandbox
 
@@ -54,6 +52,10 @@ class IsolatedExecutor(Executor):
         self._opening: asyncio.Future[Sandbox] | None = None
 
     async def execute(self, granted: Granted, context: Context | None) -> Any:
+        from interlock.executors.program import program_job, program_output
+        from interlock.executors.sandbox.job import failure_of
+        from interlock.executors.sandboxed_function import function_job, function_output
+
         call, execution = granted, granted.tool.contract.manifest.execution
         program = execution if execution is not None and execution.argv else None
         sandbox = await self._sandbox()
@@ -105,6 +107,8 @@ class IsolatedExecutor(Executor):
 
         Isolation is found by trying, which on a busy machine can take as long as a call may.
         """
+        from interlock.executors.sandbox.job import PythonJob
+
         await (await self._sandbox()).run(PythonJob(source="import interlock\ndef main(): pass", entry="main"))
 
     @property
@@ -137,6 +141,8 @@ def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:
 
     Lines stay whole, so that the logger can find private values in them.
     """
+    from interlock.executors.program import last_lines
+
     lines = last_lines(outcome.stderr, LOGGED_LINES)
     if lines:
         failure.add_note("\n".join(("its last words on stderr:", *lines)))

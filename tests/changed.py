@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.support.source import parse
 from tests.thorough import no_collection
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +95,7 @@ class Modules:
         own = self.names[file]
         yield from self._known(own)
         package = own if file.endswith("__init__.py") else own.rpartition(".")[0]
-        for node in _run(ast.parse((ROOT / file).read_text())):
+        for node in _run(parse((ROOT / file).read_text())):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield from self._known(alias.name)

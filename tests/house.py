@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.support.source import parse
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "interlock"
 PACKAGE = "interlock"
@@ -50,7 +52,7 @@ def modules() -> dict[str, Module]:
         parts = (PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text()
-        found[name] = Module(name, path, text, ast.parse(text))
+        found[name] = Module(name, path, text, parse(text))
     return found
 
 

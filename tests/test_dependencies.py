@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from tests.support.source import parse
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "explanation" / "dependencies.md"
 # Users bring these themselves: agent frameworks with their agents, pytest and pytest-asyncio with their own tests, and
@@ -34,7 +36,7 @@ def _imported() -> set[str]:
     """The distributions of all modules that the source imports, wherever it does."""
     distributions, found = packages_distributions(), set[str]()
     for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = [one.name for one in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:

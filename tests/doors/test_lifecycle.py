@@ -16,7 +16,6 @@ import orjson
 import pytest
 import pytest_asyncio
 
-import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.call.capability import ToolGrant
@@ -27,6 +26,7 @@ from tests import processes, sample
 from tests.authority.test_tokens import _issuer_keys, part, parts, sign  # pyright: ignore[reportPrivateUsage]
 from tests.conftest import TOOLS
 from tests.gateway import isolated_tools as cell
+from tests.support import source
 from tests.support.calls import admit, until
 from tests.support.identities import did_of, private_key
 from tests.support.ways import DOORS, Told, Ways, Wish, failed, register_people, served
@@ -864,18 +864,13 @@ async def test_no_door_lets_a_write_through_without_a_proper_key_of_its_callers_
 @pytest.mark.proves("IDEM-01")
 def test_no_part_of_the_server_makes_a_key_for_a_caller() -> None:
     """Whatever hands a call on hands on the key it was given; only what Interlock itself undoes has one of its own."""
-    package = Path(interlock.__file__).parent
     makers: set[str] = set()
-    for path in package.rglob("*.py"):
-        source = path.read_text()
-        for node in ast.walk(ast.parse(source)) if "key=" in source else ():
-            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in MAKERS:
-                continue
-            for given in node.keywords:
-                if given.arg == "key" and any(
-                    isinstance(one, ast.Call | ast.JoinedStr) for one in ast.walk(given.value)
-                ):
-                    makers.add(f"{path.relative_to(package)}: {ast.unparse(given.value)}")
+    for file, node in source.nodes_with("key="):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in MAKERS:
+            continue
+        for given in node.keywords:
+            if given.arg == "key" and any(isinstance(one, ast.Call | ast.JoinedStr) for one in ast.walk(given.value)):
+                makers.add(f"{file}: {ast.unparse(given.value)}")
     assert makers - ALLOWED == set()
 
 

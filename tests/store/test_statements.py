@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import interlock
+from tests.support.source import parse
 
 SOURCE = Path(interlock.__file__).parent
 
@@ -69,7 +70,7 @@ def outside() -> Iterator[str]:
 
 def faults(source: str) -> list[str]:
     """The imports of drivers and the statements in a file."""
-    tree = ast.parse(source)
+    tree = parse(source)
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -82,7 +83,7 @@ def faults(source: str) -> list[str]:
 
 def peculiarities(source: str) -> list[str]:
     """What in the statements of a file only SQLite understands, and the driver's types in signatures."""
-    tree = ast.parse(source)
+    tree = parse(source)
     texts = ((line, OF_SQLITE_ONLY.search(text)) for line, text in _texts(tree))
     found = [f"line {line}: {match[0]!r}" for line, match in texts if match]
     for node in ast.walk(tree):

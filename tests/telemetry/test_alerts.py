@@ -23,10 +23,10 @@ from interlock.telemetry import alerts as alerts_module
 from interlock.telemetry.alerts import FULL, SIGNALS, Alert, Alerts, Memory
 from interlock.testing import FakeClock
 from tests import sample
+from tests.support import source
 from tests.telemetry.conftest import traced
 from tests.upstreams.servers import HttpServer
 
-SOURCE = Path(__file__).parents[2] / "src" / "interlock"
 # The clause, as it is written.
 NAMED = (
     "TOOL_OUTPUT_SCHEMA_VIOLATION", "TOOL_OUTPUT_CORRUPTION", "MUTATION_CLASS_VIOLATION", "WRITE_TOOL_NO_MUTATION",
@@ -35,10 +35,10 @@ NAMED = (
 REST = "saga_compensation_failure, which nothing fires yet"
 
 
-def fired(path: Path) -> set[str]:
-    """The names that a module fires: the first argument of `alert`, and `alert=` of `announce` and `emit`."""
+def fired() -> set[str]:
+    """The names that modules fire: the first argument of `alert`, and `alert=` of `announce` and `emit`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for _, node in source.nodes_with("alert"):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         said = [word.value for word in node.keywords if word.arg == "alert"]
@@ -49,7 +49,7 @@ def fired(path: Path) -> set[str]:
 
 
 def test_every_name_that_is_fired_is_in_the_table() -> None:
-    names = {name for path in SOURCE.rglob("*.py") for name in fired(path)}
+    names = fired()
     assert "ROLLBACK_FAILED" in names
     assert names <= SIGNALS.keys()
 

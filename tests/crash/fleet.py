@@ -250,10 +250,12 @@ async def fleet(place: Path, settings: str, seed: int, *, hastened: bool = False
         await asyncio.gather(*(node.start() for node in nodes))
         yield Fleet(place, server, address, nodes, token, seed, hastened=hastened)
     finally:
-        for node in nodes:
-            await asyncio.to_thread(node.end)
-            await asyncio.to_thread(node.proxy.close)
-        server.remove()
+        try:
+            for node in nodes:
+                await asyncio.to_thread(node.end)
+                await asyncio.to_thread(node.proxy.close)
+        finally:
+            server.remove()
 
 
 def _prepare(nodes: list[Node], settings: str) -> str:

@@ -26,7 +26,7 @@ from interlock.audit.chain import verify
 from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import facts
+from interlock.store import facts, verify_reads
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
 from interlock.store.node_files import differences
@@ -521,3 +521,21 @@ async def test_a_lease_that_has_run_out_is_taken_once_the_server_has_been_up_for
             await asyncio.sleep(0.1)
         assert lock.instance.alive("well")
         assert not lock.instance.alive("nobody")
+
+
+@pytest.mark.usefixtures("journal")
+async def test_the_records_of_a_call_are_found_without_reading_the_journal(address: str) -> None:
+    """The verifier asks for those of each key. PostgreSQL has no statistics here, as after a fast start."""
+    with closing(Connection(address)) as connection:
+        connection.execute(
+            "INSERT INTO journal (seq, kind, call, body, hash) SELECT number, 'closed', 'call-' || number,"
+            " convert_to(repeat('x', 700), 'UTF8'), ''::bytea FROM generate_series(1000, 9000) AS number"
+        )
+    with closing(Connection(address, reading=True)) as reader:
+        reader.execute("BEGIN")
+        assert [seq for seq, _, _ in verify_reads.records_of_call(reader, "call-7000")] == [7000]
+        (read,) = reader.one(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables"
+            " WHERE relname = 'journal' AND schemaname = current_schema()"
+        )
+    assert read < 100

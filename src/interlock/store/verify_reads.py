@@ -176,7 +176,8 @@ def records_of_costs(reader: Reader) -> Iterator[Entry]:
 
 def records_of_call(reader: Reader, call: str) -> Iterator[tuple[Any, Any, Any]]:
     """Seq, kind and body of the records of a call that change its idempotency key."""
-    for seq, kind, body in reader.each(_OF_A_CALL, (call,)):
+    # Few rows, read at once: for a cursor PostgreSQL may plan to walk the whole journal in its order, for each call.
+    for seq, kind, body in reader.all(_OF_A_CALL, (call,)):
         yield seq, plain(kind), body
 
 

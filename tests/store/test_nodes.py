@@ -27,6 +27,8 @@ from tests.support.postgres import Server
 from tests.thorough import THOROUGH
 
 KEYS = 1000 if THOROUGH else 100
+RACES = 1000 if THOROUGH else 20
+AT_ONCE = 10
 PATIENCE_S = 120.0
 NODES = 3
 PAID = 10
@@ -38,7 +40,7 @@ import os
 from functools import partial
 from typing import Annotated
 
-from interlock import Context, Effect, Field, Preview, tool
+from interlock import Context, Effect, Field, Precondition, Preview, tool
 
 PLACE = {place!r}
 write = partial(tool, version="1.0.0", mutation_class="write_reversible", namespace="nodes")
@@ -90,6 +92,27 @@ async def hang(name: Name) -> str:
     return name
 
 
+def document(name: str) -> tuple[int, str]:
+    with open(os.path.join(PLACE, name)) as file:
+        version, body = file.read().split()
+    return int(version), body
+
+
+@write(effects=[Effect("doc:{{name}}", "UPDATE")], preconditions=[Precondition("doc:{{name}}", "{{seen}}")])
+async def edit(name: Name, body: Name, seen: Annotated[str | None, Field(description="a version")] = None) -> int:
+    """Write a document anew: it is read first, and written over a moment later."""
+    version = document(name)[0] + 1
+    await asyncio.sleep(0.001)
+    with open(os.path.join(PLACE, f"{{name}}.{{body}}"), "w") as file:
+        file.write(f"{{version}} {{body}}")
+    os.replace(file.name, os.path.join(PLACE, name))
+    return version
+
+
+edit.version_of(lambda resource: document(resource.removeprefix("doc:"))[0])
+edit.preview(lambda name, body, seen=None: Preview(impact="a document"))
+edit.compensate(lambda result: None)
+
 for one in (post, inside, pay, hang):
     one.preview(lambda name: Preview(impact="an entry"))
     one.compensate(lambda name: None)
@@ -117,9 +140,18 @@ class Nodes:
         path = self.place / file
         return path.read_text().splitlines() if path.exists() else []
 
-    async def call(self, client: httpx.AsyncClient, node: Node, tool: str, name: str, key: str, token: str = "") -> Any:
+    async def call(
+        self,
+        client: httpx.AsyncClient,
+        node: Node,
+        tool: str,
+        name: str,
+        key: str,
+        token: str = "",
+        **given: str | None,
+    ) -> Any:
         """Call a tool at one node. Returns its status and its answer."""
-        sent = {"tool_id": f"nodes.{tool}", "parameters": {"name": name}, "idempotency_key": key}
+        sent = {"tool_id": f"nodes.{tool}", "parameters": {"name": name, **given}, "idempotency_key": key}
         headers = {"authorization": f"Bearer {token or self.token}"}
         answer = await client.post(f"{node.rest}/tools/invoke", json=sent, headers=headers)
         return answer.status_code, answer.json()
@@ -198,6 +230,32 @@ async def test_calls_of_several_nodes_are_never_inside_together(nodes: Nodes) ->
     assert nodes.lines("met") == []
     # One that waited too long for its turn was refused, and did nothing.
     assert len(nodes.lines("entered")) == sum(status == 200 for status, _ in answers) > 0
+
+
+@pytest.mark.part_of("EFFECT-06", rest="a process that is stopped for longer than its lease while its tool runs")
+async def test_of_two_writes_by_two_nodes_one_at_least_succeeds_and_the_other_may_conflict(nodes: Nodes) -> None:
+    async def race(web: httpx.AsyncClient, number: int) -> None:
+        name = f"doc-{number}"
+        (nodes.place / name).write_text("7 before")
+        # Both decided on version 7; or the second did not look at all.
+        given = {"A": {"seen": "7"}, "B": {"seen": "7"} if number % 2 else {}}
+        where = {"A": nodes.running[number % NODES], "B": nodes.running[(number + 1) % NODES]}
+
+        async def write(body: str) -> bool:
+            status, told = await nodes.call(web, where[body], "edit", name, f"{body}{number}", body=body, **given[body])
+            assert status == 200 or told["error"]["error_code"] == "E3410", told
+            return status == 200
+
+        done = dict(zip("AB", await asyncio.gather(write("A"), write("B")), strict=True))
+        count = sum(done.values())
+        assert count == 1 or (number % 2 == 0 and count == 2)
+        version, body = (nodes.place / name).read_text().split()
+        assert int(version) == 7 + count
+        assert done[body]
+
+    async with client() as web:
+        for start in range(0, RACES, AT_ONCE):
+            await asyncio.gather(*(race(web, number) for number in range(start, start + AT_ONCE)))
 
 
 async def test_a_budget_is_not_overshot_by_all_nodes_together(nodes: Nodes) -> None:

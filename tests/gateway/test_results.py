@@ -560,7 +560,7 @@ async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interl
         assert all(one.keys() == {"sealed", "sha256"} for one in shown)
         assert len({one["sha256"] for one in shown}) == 3, "a hash without salt would tell equal values"
         assert digest(f"made-up-{name}") not in {one["sha256"] for one in shown}
-        opened = [results.gateway.storage.changes.read(one) for one in shown]
+        opened = [results.gateway.storage.changes.read(results.journal.reader, one) for one in shown]
         assert opened == [f"made-up-{name}", f"made-up-{name}", f"former-{name}"]
     assert changes["row:users/7"]["newValue"].keys() == {"sealed", "sha256"}
     assert changes["session:colour"]["newValue"] == "made-up-colour"
@@ -592,7 +592,7 @@ async def test_a_sealed_value_that_was_exchanged_is_not_believed(results: Interl
     await results.journal.commit(exchange)
     for shown, expected in ((one, "E3801"), (other, "E3604")):
         with pytest.raises(Failure) as caught:
-            results.gateway.storage.changes.read(shown)
+            results.gateway.storage.changes.read(results.journal.reader, shown)
         assert caught.value.code == expected
 
 

@@ -164,6 +164,7 @@ async def _answer(lock: Interlock) -> str | None:
     return None if result.error is None else result.error.code
 
 
+@pytest.mark.sqlite_only("the file of a store is removed or replaced")
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 async def test_calls_are_refused_when_the_database_is_gone_for_longer_than_the_bound_and_recover(
     tmp_path: Path, how: str

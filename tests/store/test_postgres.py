@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
 import pytest
 import pytest_asyncio
 
-from interlock import Interlock
+from interlock import Context, Effect, Field, Interlock, tool
 from interlock.api.health import Health
 from interlock.api.listing import Wanted
 from interlock.api.service import Service
@@ -37,6 +37,7 @@ from interlock.store.postgres.layout import departures
 from interlock.store.readers import THREADS, Readers
 from interlock.store.signing import Signer
 from tests import sample, warm
+from tests.support.calls import admit
 from tests.support.postgres import Server
 
 TOOL = '''
@@ -51,6 +52,7 @@ async def add(a: Number, b: Number = 5) -> int:
     """Add two whole numbers."""
     return a + b
 '''
+Whole = Annotated[int, Field(description="a whole number", examples=[1])]
 BODY = b'{"kind":"test","call":"x"}'
 
 
@@ -267,6 +269,54 @@ async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_too
             assert sample.world.runs == 1
     verdict = verify(home_at(tmp_path / "one", address))
     assert verdict.intact, verdict.faults
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="loop")
+def look(ctx: Context, number: Whole) -> int:
+    """Look at what the session keeps."""
+    return ctx.session.get("number", number)
+
+
+@tool(
+    version="1.0.0",
+    mutation_class="write_reversible",
+    namespace="loop",
+    effects=[Effect("number:{number}", "UPDATE")],
+)
+async def keep(ctx: Context, number: Whole) -> int:
+    """Keep a number in the session."""
+    ctx.session["number"] = number
+    ctx.effect(f"number:{number}", "UPDATE", before=0, after=number)
+    ctx.compensate_with(number=number)
+    return number
+
+
+@keep.compensate
+async def _(number: Whole) -> None:
+    """Change nothing."""
+
+
+async def test_calls_wait_for_the_server_on_threads_and_never_on_the_loop(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, on_loop, execute = threading.get_ident(), list[str](), Connection.execute
+
+    def executed(self: Connection, statement: str, *parameters: Any) -> Any:
+        if threading.get_ident() == loop:
+            on_loop.append(statement)
+        return execute(self, statement, *parameters)
+
+    async with Interlock.open(tmp_path / "home", store=address) as lock:
+        await admit(lock, look, keep)
+        await lock.journal.changes.caught_up()
+        monkeypatch.setattr(Connection, "execute", executed)
+        for number in (1, 2):
+            assert (await lock.call("loop.keep", number=number, key=f"k{number}")).unwrap() == number
+            assert (await lock.call("loop.look", number=0)).unwrap() == number
+            assert await lock.replay_session() == {"number": number}
+            await lock.journal.changes.look()
+        monkeypatch.undo()
+    assert on_loop == []
 
 
 def backends(address: str) -> list[int]:

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from interlock.api import budgets, requests, waiting
@@ -354,7 +354,8 @@ class Interlock(Parts):
 
     async def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, rebuilt from the journal's records of its changes."""
-        return self.gateway.storage.changes.replay_session(caller or self.caller, session)
+        replay = self.gateway.storage.changes.replay_session
+        return await self.readers.read(partial(replay, caller or self.caller, session))
 
     async def inputs(self, invocation_id: str) -> Inputs:
         """The four inputs of a call with all their differences, as far as they are kept; E3702 if it is not on record.

@@ -122,6 +122,9 @@ class FastPath:
                 return None
             if caller.surface is not None and not caller.surface.offers(tool.contract.address):
                 return None
+            takes_context = tool.bound.takes_context
+            if takes_context and not self._contexts.near and not tool.bound.is_async:
+                return None  # its session is read first, from a server
             taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:
                 if size_of(given, SMALL_INPUT) > SMALL_INPUT or not tool.fits_input(given):
@@ -149,7 +152,7 @@ class FastPath:
             loop = self._loops.seen(caller, tool.ref, input_hash, now)
             if loop is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)
-            if tool.bound.takes_context:
+            if takes_context:
                 read.call = self._authorizer.as_granted(read)
                 read.context = self._contexts.make(read.call)
             read.rest, read.function = rest, self._start(read, read.context)

@@ -4,7 +4,8 @@ Theory of operation. A transaction that changes tools, identities, revocations, 
 raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVERY_S`. A cache watches some of them
 (`watch`): when one has changed, its `load` reads what the cache needs, still on the thread, and its `apply` takes that
 over on the event loop. The loop itself reads in three cases only: after a change of this process, which must count at
-once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`).
+once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`). If
+the store is on a server, it reads once, before anything is known; other threads read the rest.
 The loop never waits for a read of the thread: `caught_up` and `look` let it go on meanwhile, and `catch_up` refuses.
 
     thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 from interlock.store import epochs
 from interlock.store.connection import Connection, StoreError
 from interlock.store.epochs import Epochs
@@ -155,11 +157,14 @@ class ChangeReader:
     async def look(self) -> None:
         """Read now, so that what this process has just committed counts. Raises where the store cannot be read."""
         try:
-            await self._wait_for(lambda: self._lock.acquire(blocking=False))
-            try:
-                read = self._read()
-            finally:
-                self._lock.release()
+            if self._home.near:
+                await self._wait_for(lambda: self._lock.acquire(blocking=False))
+                try:
+                    read = self._read()
+                finally:
+                    self._lock.release()
+            else:
+                read = await DISK.run(self._read_apart)
         except BaseException:
             self._distrust()
             raise
@@ -246,6 +251,15 @@ class ChangeReader:
     def _distrust(self) -> None:
         """Something is known to have changed and what it is now is not: nothing is fresh until it was read."""
         self._read_at = self.fresh_until = _NEVER
+
+    def _read_apart(self) -> _Read:
+        """Read on a thread that may wait for a server; E3801 if another read hangs."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise _unanswered()
+        try:
+            return self._read()
+        finally:
+            self._lock.release()
 
     # On either side, with the lock
 

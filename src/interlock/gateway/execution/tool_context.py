@@ -46,7 +46,7 @@ class Contexts:
         self._progress = progress
         self._outputs = outputs
         self._sessions = sessions
-        # Whether `make` may be called on the event loop. Otherwise `prepare` is, where the caller can wait.
+        # Whether `make` may read on the event loop. Otherwise `prepare` reads what is needed, where the caller can wait.
         self.near = sessions.near
         self._checkpoints = checkpoints
         self._invoke = invoke
@@ -64,10 +64,12 @@ class Contexts:
         """Return the context of a granted call. `stored` is its session, if it has been read."""
         call, request = granted, granted.request
         assert request.caller is not None
-        # A write must not begin if its session cannot be read. The thread of a sync function reads no database.
-        now = granted.tool.writes or not granted.tool.bound.is_async
         read = partial(self._sessions.read, request.caller, request.session)
-        session = SessionState(None, *(stored or read())) if now else SessionState(read)
+        # A write must not begin if its session cannot be read. The thread of a sync function reads no database. From a
+        # store that is not near `prepare` has read it; a context that is made later is for reports alone.
+        if stored is None and self.near and (granted.tool.writes or not granted.tool.bound.is_async):
+            stored = read()
+        session = SessionState(read) if stored is None else SessionState(None, *stored)
         caller, deadline = narrowed(granted), Deadline(at=granted.deadline)
         progress, part = self._progress, self._outputs.shown_part
         return Context(

@@ -65,8 +65,7 @@ def is_sealed_value(recorded: Any) -> TypeGuard[Json]:
 class ChangeValues:
     """Stores and reads the private values of changes."""
 
-    def __init__(self, reader: Reader, settings: Settings, box: Box) -> None:
-        self._reader = reader
+    def __init__(self, settings: Settings, box: Box) -> None:
         self._settings = settings
         self._box = box
 
@@ -77,21 +76,21 @@ class ChangeValues:
             sealed = self._box.seal(plain, purpose=VALUE, about=ref, within=transaction)
             insert(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(plain), days)
 
-    def read(self, recorded: Any) -> Any:
+    def read(self, reader: Reader, recorded: Any) -> Any:
         """Return a value of a change, from its record. E3801 if the stored value is gone or has another hash."""
         if not is_sealed_value(recorded):
             return recorded
         ref = str(recorded["sealed"])
-        body = payloads.body(self._reader, ref)
+        body = payloads.body(reader, ref)
         plain = b"" if body is None else self._box.open(body, purpose=VALUE, about=ref)
         if hashlib.sha256(plain).hexdigest() != recorded["sha256"]:
             raise Failure("E3801", f"`{ref}` is gone, or not what the journal says it was; see interlock audit verify")
         return decode(plain)["value"]
 
-    def replay_session(self, caller: Caller, session: str) -> Json:
-        """Return a session's state, computed from the journal's records of its changes."""
+    def replay_session(self, caller: Caller, session: str, reader: Reader) -> Json:
+        """Return a session's state, computed from the journal's records of its changes. Takes long."""
         state: Json = {}
-        for body in ledger.session_changes(self._reader):
+        for body in ledger.session_changes(reader):
             record: Json = orjson.loads(body)
             owner = (record["tenant"], record["callerId"], record.get("session", ""))
             if "sessionState" not in record or owner != (caller.tenant, caller.id, session):
@@ -100,5 +99,5 @@ class ChangeValues:
             if record["mutationType"] == "DELETE":
                 state.pop(name, None)
             else:
-                state[name] = self.read(record["newValue"])
+                state[name] = self.read(reader, record["newValue"])
         return state

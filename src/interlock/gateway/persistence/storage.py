@@ -24,5 +24,5 @@ class CallStorage:
         self.payloads = PayloadStore(journal, settings, box, self.pieces)
         self.inputs = InputStore(journal, settings, box, self.payloads, self.pieces)
         self.outcomes = OutcomeStore(box)
-        self.changes = ChangeValues(journal.reader, settings, box)
+        self.changes = ChangeValues(settings, box)
         self.undo = UndoStore(journal, redaction, settings, box)

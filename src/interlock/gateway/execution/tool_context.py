@@ -46,7 +46,7 @@ class Contexts:
         self._progress = progress
         self._outputs = outputs
         self._sessions = sessions
-        # Whether `make` may read on the event loop. Otherwise `prepare` reads what is needed, where the caller can wait.
+        # Whether `make` may read on the event loop. Otherwise `prepare` reads, where the caller can wait.
         self.near = sessions.near
         self._checkpoints = checkpoints
         self._invoke = invoke

@@ -19,7 +19,6 @@ SYNCHRONOUS = {
         1,
         "the code of a tool reads the state of its session without await; that of a write is read before it runs",
     ),
-    "interlock.gateway.persistence.storage": (1, "the session that recorded changes replay to, for auditors"),
 }
 
 

@@ -106,11 +106,10 @@ def _expression(value: str) -> str:
 
 
 class _ForSome(pydantic.BaseModel):
-    """A rule about tools for every caller, for those of some groups, or for some callers by their ids."""
+    """A rule for every caller, for those of some groups, or for some callers by their ids."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
     groups: frozenset[str] = frozenset()
     callers: frozenset[str] = frozenset()
 
@@ -126,11 +125,27 @@ class _ForSome(pydantic.BaseModel):
 class Pinned(_ForSome):
     """Tools that are always listed."""
 
+    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
+
+
+ModelCapability = Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+
 
 class Excluded(_ForSome):
-    """Tools that are off the surface of callers, by name or pattern (`shop.*`), and why."""
+    """Tools that are off the surface of callers, by name or pattern (`shop.*`), and why.
 
+    With `needs`, only of those callers whose models lack one of these capabilities; the reason is model_unsupported.
+    """
+
+    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
+    needs: Annotated[frozenset[ModelCapability], pydantic.Field(max_length=20)] = frozenset()
     reason: Literal["feature_disabled", "model_unsupported", "recursive_tool_forbidden"] = "feature_disabled"
+
+
+class ModelRule(_ForSome):
+    """The capabilities of the models that callers use."""
+
+    capabilities: Annotated[tuple[ModelCapability, ...], pydantic.Field(max_length=20)]
 
 
 class SelectionRule(pydantic.BaseModel):
@@ -455,7 +470,13 @@ class Settings(pydantic.BaseModel):
     surface_excluded: tuple[Excluded, ...] = pydantic.Field(
         (),
         description="tools that do not exist for callers of any endpoint: tools, by name or pattern, groups or callers,"
-        " for these alone, and reason: feature_disabled, model_unsupported or recursive_tool_forbidden",
+        " for these alone, needs, for models that lack one of these capabilities alone, and reason: feature_disabled,"
+        " model_unsupported or recursive_tool_forbidden",
+    )
+    surface_models: tuple[ModelRule, ...] = pydantic.Field(
+        (),
+        description="what the models of callers can do: capabilities, such as tool_calls and image_input, and groups or"
+        " callers, for these alone. The first rule about a caller counts; without one it is tool_calls",
     )
     surface_unloaded: Literal["refuse", "load"] = pydantic.Field(
         "refuse",

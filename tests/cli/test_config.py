@@ -50,6 +50,7 @@ TEXTS = {
     "surface_doors": "mcp,rest",
     "surface_pinned": '[{"tools": ["demo.post"]}]',
     "surface_excluded": '[{"tools": ["demo.*"]}]',
+    "surface_models": '[{"capabilities": ["tool_calls"]}]',
     "selection_rules": '[{"tool": "demo.post", "words": ["book"]}]',
     "selection_model": "openai:small@https://models.example.com",
     "selection_model_secret": "models",

@@ -49,8 +49,13 @@ SETTINGS: Json = {
     ),
     "surface_excluded": (
         {"tools": ["office.old_*"]},
-        {"tools": ["office.draw"], "groups": ["weather"], "reason": "model_unsupported"},
+        {"tools": ["office.draw"], "needs": ["image_input"]},
         {"tools": ["office.ask_bot"], "callers": [did_of("rain")], "reason": "recursive_tool_forbidden"},
+    ),
+    # The models of those who draw see images; those of the others call tools and no more.
+    "surface_models": (
+        {"capabilities": ["tool_calls", "parallel_tool_calls"], "groups": ["weather"]},
+        {"capabilities": ["tool_calls", "image_input"], "callers": [did_of("eve")]},
     ),
 }
 SCOPED = offer("pay_wages", "Pay the wages of a month.", scopes=["wages"])
@@ -158,7 +163,7 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.part_of("SURF-01", rest="model_capabilities of the model that asks: it is the same list for every caller")
+@pytest.mark.proves("SURF-01")
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert await wires.http.get("/v1/tools")
     own: Json = (await wires.http.get("/v1/surface")).json()
@@ -185,7 +190,7 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
     assert datetime.fromisoformat(told["created_at"]) == datetime.fromisoformat(own["changed_at"])
     assert told["producer"] == f"interlock:{wires.lock.instance.id}"
     assert told["capability_requirements"] == ["tool_calls", "tool_search", "tool_loading"]
-    assert told["model_capabilities"] == ["tool_calls"]
+    assert told["model_capabilities"] == ["tool_calls", "parallel_tool_calls"]
     assert "pinned or loaded" in told["surface_reason"]
     assert told["role_constraints"] == ["group:weather"]
     assert told["policy_refs"]
@@ -199,6 +204,9 @@ async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_t
         assert _reasons(seen["surface"]["blocked_tools"]).items() >= (BLOCKED | FOR_OPERATORS).items()
         assert _reasons(seen["surface"]["excluded_tools"]) == EXCLUDED
         assert seen["surface"]["loaded_tools"] == told["loaded_tools"]
+        assert seen["surface"]["model_capabilities"] == told["model_capabilities"]
+    # Nobody has said what the operator's own model can do.
+    assert (await wires.http.get("/v1/surface")).json()["surface"]["model_capabilities"] == ["tool_calls"]
 
 
 @pytest.mark.proves("SURF-01")
@@ -272,6 +280,7 @@ async def test_every_door_shows_the_same_surface(wires: Wires) -> None:
         orjson.loads((await stub.Surface(wire.SurfaceRequest(), metadata=hers)).surface_json),
     ]
     for other in others:
+        assert other["model_capabilities"] == ["tool_calls", "image_input"]
         assert other["surface_id"] != rest["surface"]["surface_id"]
         assert other["tool_refs"] == ["office.translate", "office.draw"]
     for modern in (True, False):

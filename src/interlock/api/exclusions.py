@@ -1,21 +1,28 @@
-"""Tools that the operator has excluded for some callers (`surface_excluded`). For these callers they do not exist."""
+"""Tools that the operator has excluded for some callers (`surface_excluded`). For these callers they do not exist.
+
+A rule may be about capabilities that a tool needs of the model which calls it. The operator also says what models
+callers have (`surface_models`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
-    from interlock.settings import Excluded
+    from interlock.settings import Excluded, ModelRule
+
+DEFAULT_CAPABILITIES: Final = ("tool_calls",)
 
 
 class Exclusions:
     """The rules of the operator."""
 
-    def __init__(self, rules: Sequence[Excluded]) -> None:
+    def __init__(self, rules: Sequence[Excluded], models: Sequence[ModelRule] = ()) -> None:
         self._rules = tuple(rules)
+        self._models = tuple(models)
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -24,11 +31,20 @@ class Exclusions:
         """Whether there are rules about a caller."""
         return any(rule.concerns(caller.groups, caller.id, caller.agent) for rule in self._rules)
 
+    def capabilities(self, caller: Caller) -> tuple[str, ...]:
+        """What the model of a caller can do, by the first rule about them."""
+        for rule in self._models:
+            if rule.concerns(caller.groups, caller.id, caller.agent):
+                return rule.capabilities
+        return DEFAULT_CAPABILITIES
+
     def reason(self, caller: Caller, address: str) -> str | None:
         """The reason why a tool does not exist for a caller; None if no rule is about it."""
         for rule in self._rules:
-            if rule.concerns(caller.groups, caller.id, caller.agent) and any(
-                fnmatchcase(address, one) for one in rule.tools
+            if (
+                rule.concerns(caller.groups, caller.id, caller.agent)
+                and any(fnmatchcase(address, one) for one in rule.tools)
+                and not (rule.needs and rule.needs.issubset(self.capabilities(caller)))
             ):
-                return rule.reason
+                return "model_unsupported" if rule.needs else rule.reason
         return None

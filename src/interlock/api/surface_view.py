@@ -170,7 +170,7 @@ class SurfaceViews:
             selection_policy="search" if defers else "all",
             default_tool_choice="auto",
             capability_requirements=("tool_calls", "tool_search", "tool_loading") if defers else ("tool_calls",),
-            model_capabilities=("tool_calls",),
+            model_capabilities=self._tools.exclusions.capabilities(caller),
             role_constraints=(
                 *(f"group:{one}" for one in sorted(caller.groups)),
                 *(f"scope:{one}" for one in sorted(caller.scopes)),

@@ -72,7 +72,7 @@ class Tools:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.exclusions = Exclusions(parts.settings.surface_excluded)
+        self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
         self.index = self._search = Search(parts, self.visible)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:

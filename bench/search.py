@@ -32,8 +32,10 @@ from interlock.window.tokens import estimate
 
 Find = Callable[[str, int], list[str]]
 # Tools, p95 of a search in ms, seconds to build and MB of the index; of a change in ms.
-GOALS = ((10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
+GOALS = ((1_000, 5.0, None, None), (10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
 CHANGE_MS = 5.0
+# What a million tokens cost that a model reads. The sets do not say what calls cost, so this is the cost of a task.
+TOKEN_PRICE = 3.0
 CHOSEN_AMONG, CHOICE_MS = 500, 10.0
 # Time of other threads would not be counted.
 _ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -80,16 +82,19 @@ def selection_table(told: sets.Set, most: int) -> Table:
             left += len(among)
             found = [hit.id for hit in index.search(one.text, 10, index.mask(among))]
             tokens = sum(sizes[tool] for tool in found) + (shown if by_category else 0)
-            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens, 0.0))
+            cost = tokens * TOKEN_PRICE / 1_000_000
+            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens, cost))
         made = report(outcomes)
         figures = (made.precision, made.recall, made.wrong, made.without, made.tokens / whole)
         figures = (left / (len(queries) * len(kinds)), *figures)
-        rows.append((name, *(f"{100 * one:.1f}" for one in figures)))
+        rows.append((name, *(f"{100 * one:.1f}" for one in figures), f"{1000 * made.cost:.2f}"))
     title = f"Selection: {told.name}, {len(told.entries):,} tools, {len(queries):,} requests"
     columns = (
         "stages", "tools left, %", "precision@10", "recall@10", "first is wrong", "no tool", "tokens, % of all schemas",
+        "cost of 1,000 tasks",
     )  # fmt: skip
     note = f"{len(hierarchy.categories)} categories, {shown:,} tokens to choose from; all schemas have {whole:,}."
+    note += f" The cost is that of the tokens of schemas and categories, at {TOKEN_PRICE:g} a million."
     return Table(title, columns, rows, note)
 
 

@@ -17,6 +17,7 @@ import pydantic
 
 from interlock.call.allowances import Budget, LoopLimits, Prices, RateLimit
 from interlock.call.channels import Channel
+from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
 from interlock.data.bounds import MOST_REQUEST_VALUES
@@ -103,49 +104,6 @@ def _expression(value: str) -> str:
     if expression.match(""):
         raise ValueError("it matches the empty text, so it would match everywhere")
     return value
-
-
-class _ForSome(pydantic.BaseModel):
-    """A rule for every caller, for those of some groups, or for some callers by their ids."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    groups: frozenset[str] = frozenset()
-    callers: frozenset[str] = frozenset()
-
-    @property
-    def for_everybody(self) -> bool:
-        return not self.groups and not self.callers
-
-    def concerns(self, groups: frozenset[str], *ids: str | None) -> bool:
-        """Whether it is about a caller of these groups, with these ids."""
-        return self.for_everybody or not self.groups.isdisjoint(groups) or not self.callers.isdisjoint(ids)
-
-
-class Pinned(_ForSome):
-    """Tools that are always listed."""
-
-    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
-
-
-ModelCapability = Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-
-
-class Excluded(_ForSome):
-    """Tools that are off the surface of callers, by name or pattern (`shop.*`), and why.
-
-    With `needs`, only of those callers whose models lack one of these capabilities; the reason is model_unsupported.
-    """
-
-    tools: tuple[str, ...] = pydantic.Field(min_length=1, max_length=100)
-    needs: Annotated[frozenset[ModelCapability], pydantic.Field(max_length=20)] = frozenset()
-    reason: Literal["feature_disabled", "model_unsupported", "recursive_tool_forbidden"] = "feature_disabled"
-
-
-class ModelRule(_ForSome):
-    """The capabilities of the models that callers use."""
-
-    capabilities: Annotated[tuple[ModelCapability, ...], pydantic.Field(max_length=20)]
 
 
 class SelectionRule(pydantic.BaseModel):
@@ -499,6 +457,12 @@ class Settings(pydantic.BaseModel):
     )
     selection_model_secret: str = pydantic.Field(
         "", max_length=200, description="the name of the stored credential that it receives as its bearer"
+    )
+    selection_model_per_minute: int = pydantic.Field(
+        60,
+        ge=1,
+        le=10_000,
+        description="how many selections of a caller ask that model in any minute; others are refused (E3003)",
     )
     recommend_callers: int = pydantic.Field(
         3, ge=1, le=1000, description="how many other callers must have used a tool for it to be recommended"

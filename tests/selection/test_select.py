@@ -356,6 +356,30 @@ async def test_a_model_behind_an_endpoint_chooses_and_its_answers_are_checked(ho
         assert (none.chosen, none.refused) == (None, None)
 
 
+async def test_a_caller_makes_the_model_of_the_settings_choose_so_often_a_minute(home: Path) -> None:
+    clock = FakeClock()
+    async with HttpServer.open() as server:
+        server.otherwise = lambda _: _completion()
+        settings: Json = {"selection_model": f"openai:small@{server.url}", "selection_model_per_minute": 2}
+        async with opened(home, clock=clock.clock, **settings) as lock:
+            eve = Caller(id="eve", scopes=frozenset())
+            for _ in range(2):
+                assert (await lock.select("weather in Rome", caller=eve, intent=False)).refused is None
+            with pytest.raises(Failure, match="2 selections by a model per caller in a minute") as refused:
+                await lock.select("weather in Rome", caller=eve, intent=False)
+            assert refused.value.code == "E3003"
+            assert refused.value.retry_after_ms
+            assert len(server.got) == 2
+            # Another caller has their own, and a model of the caller's own is theirs to ask.
+            await lock.select("weather in Rome", intent=False)
+            mine = await lock.select("weather in Rome", caller=eve, selector=_chooses(None), intent=False)
+            assert mine.refused is None
+            assert len(server.got) == 3
+            clock.advance(61)
+            await lock.select("weather in Rome", caller=eve, intent=False)
+            assert len(server.got) == 4
+
+
 @pytest.mark.proves("SURF-08")
 @pytest.mark.parametrize(
     ("settings", "parameters", "check", "answer", "says"),

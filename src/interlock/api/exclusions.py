@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
-    from interlock.settings import Excluded, ModelRule
+    from interlock.call.surface_rules import Excluded, ModelRule
 
 DEFAULT_CAPABILITIES: Final = ("tool_calls",)
 

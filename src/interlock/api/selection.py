@@ -24,6 +24,7 @@ from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.bounds import check_unicode
+from interlock.resilience import limits
 from interlock.selection.stages import (
     MOST_REQUEST,
     Candidate,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from interlock.selection.together import Recommendation
     from interlock.store.port import Transaction
 
+_MINUTE_MS: Final = 60_000
 # How many candidates a search brings before router and rules look at them.
 _FOUND: Final = 50
 # The calls from which on the journal says what a tool costs.
@@ -119,7 +121,12 @@ class Selections:
         self._configured: Selector | None = None
 
     async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
-        """Choose a tool for a request, ask the gate, and put both on record."""
+        """Choose a tool for a request, ask the gate, and put both on record.
+
+        E3003 if the caller has made the model of the settings choose too often: what it costs is not theirs.
+        """
+        if options.get("selector") is None and self._parts.settings.selection_model and request.strip():
+            await self._parts.journal.commit(partial(limits.admit, among=(self._bucket(caller),)))
         made, version = await self.choose(request, caller, **options)
         return await self._gated(made, version, caller, options)
 
@@ -166,6 +173,11 @@ class Selections:
             answer,
         )
         return made, None if picked.tool is None else by_name[picked.tool]
+
+    def _bucket(self, caller: Caller) -> limits.Bucket:
+        most = self._parts.settings.selection_model_per_minute
+        key = orjson.dumps(["selection", caller.tenant, caller.id]).decode()
+        return limits.Bucket(key, most, _MINUTE_MS, f"{most} selections by a model per caller in a minute")
 
     def _model(self) -> Selector | None:
         """The model that the settings name."""

@@ -18,13 +18,12 @@ import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
-from interlock.api.selection_gate import Gate, Verdict
+from interlock.api.selection_gate import Gate, Verdict, admit_model
 from interlock.api.selection_records import answer_of, said, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.bounds import check_unicode
-from interlock.resilience import limits
 from interlock.selection.stages import (
     MOST_REQUEST,
     Candidate,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from interlock.selection.together import Recommendation
     from interlock.store.port import Transaction
 
-_MINUTE_MS: Final = 60_000
 # How many candidates a search brings before router and rules look at them.
 _FOUND: Final = 50
 # The calls from which on the journal says what a tool costs.
@@ -126,7 +124,7 @@ class Selections:
         E3003 if the caller has made the model of the settings choose too often: what it costs is not theirs.
         """
         if options.get("selector") is None and self._parts.settings.selection_model and request.strip():
-            await self._parts.journal.commit(partial(limits.admit, among=(self._bucket(caller),)))
+            await admit_model(self._parts, caller)
         made, version = await self.choose(request, caller, **options)
         return await self._gated(made, version, caller, options)
 
@@ -173,11 +171,6 @@ class Selections:
             answer,
         )
         return made, None if picked.tool is None else by_name[picked.tool]
-
-    def _bucket(self, caller: Caller) -> limits.Bucket:
-        most = self._parts.settings.selection_model_per_minute
-        key = orjson.dumps(["selection", caller.tenant, caller.id]).decode()
-        return limits.Bucket(key, most, _MINUTE_MS, f"{most} selections by a model per caller in a minute")
 
     def _model(self) -> Selector | None:
         """The model that the settings name."""

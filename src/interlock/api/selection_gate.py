@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+import orjson
+
 from interlock.api.policy import asked_all_the_same, question_of
 from interlock.authority import budgets
 from interlock.core.amounts import millionths
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Answer = Literal["ALLOW", "REQUIRE_APPROVAL", "DENY"]
 Check = Literal["authorization", "safety", "cost", "rate"]
+_MINUTE_MS: Final = 60_000
 _RANK: Final[dict[Answer, int]] = {"ALLOW": 0, "REQUIRE_APPROVAL": 1, "DENY": 2}
 _ANSWERS: Final[dict[str, Answer]] = {"allow": "ALLOW", "deny": "DENY"}
 
@@ -139,3 +142,11 @@ class Gate:
         except Failure as failure:
             return Finding("rate", "DENY", failure.message)
         return Finding("rate", "ALLOW", "every limit has room" if buckets else "there is no limit")
+
+
+async def admit_model(parts: Parts, caller: Caller) -> None:
+    """Count a selection by the model of the settings; E3003 if the caller has made too many in the last minute."""
+    most = parts.settings.selection_model_per_minute
+    key = orjson.dumps(["selection", caller.tenant, caller.id]).decode()
+    bucket = limits.Bucket(key, most, _MINUTE_MS, f"{most} selections by a model per caller in a minute")
+    await parts.journal.commit(lambda transaction: limits.admit(transaction, (bucket,)))

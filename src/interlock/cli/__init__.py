@@ -98,6 +98,7 @@ def _print_envelope(words: str) -> None:
         "audit": "audit:audit",
         "backup": "backup:backup",
         "restore": "backup:restore",
+        "archive": "archive:archive",
         "migrate": "migrate:migrate",
         "store": "store:store",
         "health": "health:health",

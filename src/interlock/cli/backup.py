@@ -13,16 +13,18 @@ import click
 from interlock.cli.command import Output, refuse_token, without_home
 
 if TYPE_CHECKING:
+    from interlock.audit.archive import Tier
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
-    from interlock.store.backup import Copy
+    from interlock.store.backup import Copy, Progress
     from interlock.store.home import Home
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.argument("directory", type=click.Path(), required=False)
+@click.option("--tier", type=click.Choice(["hot", "warm", "cold"]), help="Of s3://: its term [default: warm].")
 @without_home
-def backup(out: Output, /, directory: Path | None) -> int:
+def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     """Copy the whole home to DIRECTORY, which must not exist or be empty, and verify the copy. Servers may run on.
 
     The copy is the home as it was at one moment: journal, keys, anchors, policy, principals, settings, manifests. As it
@@ -31,36 +33,47 @@ def backup(out: Output, /, directory: Path | None) -> int:
     Without DIRECTORY it goes to the folder of the scheduled backups (the setting backup_to), under the present time;
     those that are older than backup_days are removed.
 
+    DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. Credentials are
+    those of the environment (AWS_ACCESS_KEY_ID and so on; AWS_ENDPOINT_URL for a store that is not Amazon's).
+    interlock archive expire removes it after the term of its tier: hot 1 hour, warm 90 days, cold 7 years.
+
     \b
     interlock backup /srv/backups/monday
+    interlock backup s3://backups/interlock --tier cold
     interlock --home /srv/backups/monday audit verify
     interlock restore /srv/backups/monday --drill
     """
+    from interlock.audit.archive import is_archive
     from interlock.audit.backups import copy_verified, make
     from interlock.store.homes import home_at
 
     refuse_token("a backup of the home")
     home = home_at(out.session.path)
+    if tier is not None and (directory is None or not is_archive(directory)):
+        raise click.UsageError("--tier is for an address s3://BUCKET/PREFIX")
     with _progress(out) as told:
         if directory is None:
             folder, days = _scheduled(home)
-            directory, copy, verdict = make(home, folder, days, datetime.now(UTC), *told)
+            made, copy, verdict = make(home, folder, days, datetime.now(UTC), *told)
+            directory = str(made)
+        elif is_archive(directory):
+            directory, copy, verdict = _to_archive(home, directory, tier or "warm", *told)
         else:
-            copy, verdict = copy_verified(home, directory, *told)
+            copy, verdict = copy_verified(home, Path(directory), *told)
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"copied to {directory}")
         page.facts([("next", "keep it off this machine, and as safe as the home: it holds the keys")])
 
-    out.answer({"home": str(out.session.path), "backup": str(directory), **_document(copy, verdict)}, show)
+    out.answer({"home": str(out.session.path), "backup": directory, **_document(copy, verdict)}, show)
     return 0
 
 
 @click.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
+@click.argument("place", metavar="[DIRECTORY]", type=click.Path(), required=False)
 @click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
 @without_home
-def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
+def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     """Make the home anew from the backup in DIRECTORY, and verify it. There must be no home, or an empty directory.
 
     The home knows nothing of what happened after the backup was made: a call made since then runs again if it is sent
@@ -72,19 +85,27 @@ def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
     With --drill the backup is restored in a temporary directory, verified, compared row by row, opened, and removed
     again. Without DIRECTORY it is the newest scheduled backup (the setting backup_to).
 
+    DIRECTORY may be an address s3://BUCKET/PREFIX, for the newest backup there, or s3://BUCKET/PREFIX/TIER/NAME.
+
     \b
     interlock --home /srv/interlock restore /srv/backups/monday
+    interlock --home /srv/interlock restore s3://backups/interlock
     interlock restore --drill
     """
+    from interlock.store.home import Home
+
+    refuse_token("restoring a home")
+    if place is None and not drill:
+        raise click.UsageError("name the backup to restore; without one, only --drill is possible")
+    with _fetched(out, place or str(_newest(Home(out.session.path)))) as directory:
+        return _drill(out, directory) if drill else _restore(out, directory, place or "")
+
+
+def _restore(out: Output, directory: Path, place: str) -> int:
     from interlock.audit.backups import copy_verified, restore_store
     from interlock.store.home import Home
     from interlock.store.homes import restored_home
 
-    refuse_token("restoring a home")
-    if drill:
-        return _drill(out, directory or _newest(Home(out.session.path)))
-    if directory is None:
-        raise click.UsageError("name the backup to restore; without one, only --drill is possible")
     target = restored_home(out.session.path, directory)
     with _progress(out) as told:
         if target.near:
@@ -102,7 +123,7 @@ def restore(out: Output, /, directory: Path | None, *, drill: bool) -> int:
             page.line(f"  calls that were approved and had not run: {approved:,}; {told}")
         page.facts([("next", "interlock doctor, then interlock calls reconcile, before agents are let in again")])
 
-    document = {"home": str(out.session.path), "backup": str(directory), **_document(copy, verdict)}
+    document = {"home": str(out.session.path), "backup": place, **_document(copy, verdict)}
     out.answer({**document, "calls_running": running, "calls_approved": approved}, show)
     return 0
 
@@ -144,6 +165,49 @@ async def _open(restored: Home) -> None:
 
     async with Interlock.open(restored.path, housekeeping=False, hooks=(), otlp_endpoint="", store=""):
         pass
+
+
+def _to_archive(
+    home: Home, address: str, tier: Tier, pages: Progress, records: Callable[[int], None]
+) -> tuple[str, Copy, Verdict]:
+    """Copy a data directory to a temporary directory, verify it, and write it to an archive; its address there."""
+    import asyncio
+    import tempfile
+
+    from interlock.audit.archive import archive_at
+    from interlock.audit.backups import copy_verified
+
+    async def store(source: Path) -> str:
+        async with archive_at(address) as archive:
+            return (await archive.store(source, tier, datetime.now(UTC), pages)).name
+
+    with tempfile.TemporaryDirectory(prefix="interlock-backup-") as place:
+        copy, verdict = copy_verified(home, Path(place) / "home", pages, records)
+        name = asyncio.run(store(Path(place) / "home"))
+    return f"{address.rstrip('/')}/{name}", copy, verdict
+
+
+@contextmanager
+def _fetched(out: Output, place: str) -> Generator[Path]:
+    """The directory with a backup: the one that is named, or a temporary one with the backup of an archive."""
+    import asyncio
+    import tempfile
+
+    from interlock.audit.archive import archive_at, is_archive
+
+    if not is_archive(place):
+        if not Path(place).is_dir():
+            raise click.UsageError(f"there is no directory `{place}`")
+        yield Path(place)
+        return
+
+    async def fetch(target: Path) -> None:
+        async with archive_at(place) as archive:
+            await archive.fetch(target, lambda done, total: out.progress(f"reading: {100 * done // total} %"))
+
+    with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
+        asyncio.run(fetch(Path(directory)))
+        yield Path(directory)
 
 
 def _scheduled(home: Home) -> tuple[Path, int]:

@@ -1,0 +1,185 @@
+"""Backups in an S3-compatible store: written, read back and compared, listed, restored, and removed after their term.
+
+    PREFIX/TIER/interlock-TIME/manifest.json      every file of the backup with the digests of its parts; written last
+    PREFIX/TIER/interlock-TIME/0000000, …         the parts, of at most `PART` bytes
+
+INVARIANT: a backup without a manifest is none. The manifest is written when every part was read back and is what was
+sent, and it is removed first. So a backup that was cut off in the middle is never restored, and is removed after its
+term as others are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple, get_args
+from urllib.parse import urlsplit
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.net.s3 import Account, Bucket
+
+Tier = Literal["hot", "warm", "cold"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+# How long what is in a tier is kept.
+TERMS: dict[Tier, timedelta] = {
+    "hot": timedelta(hours=1),
+    "warm": timedelta(days=90),
+    "cold": timedelta(days=7 * 365.25),
+}
+PART = 16 << 20
+_MANIFEST = "manifest.json"
+_TIME = "%Y%m%dT%H%M%SZ"
+_NAMED = re.compile(r"^(hot|warm|cold)/interlock-(\d{8}T\d{6}Z)/([^/]+)$")
+_BACKUP = re.compile(r"^(.*?)/?(hot|warm|cold)/interlock-(\d{8}T\d{6}Z)$")
+_Progress = Callable[[int, int], None]
+
+
+class Archived(NamedTuple):
+    """A backup in an archive."""
+
+    tier: Tier
+    made: datetime
+    # Whether it was finished.
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.tier}/interlock-{self.made.strftime(_TIME)}"
+
+
+class Archive:
+    """The backups below one address, s3://BUCKET/PREFIX."""
+
+    def __init__(self, bucket: Bucket, prefix: str, chosen: str = "") -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        # The backup that the address names, if it names one.
+        self.chosen = chosen
+
+    async def store(self, source: Path, tier: Tier, now: datetime, progress: _Progress | None = None) -> Archived:
+        """Write a backup, which is a directory. Every part is read back; E3804 where it is not what was sent."""
+        backup = Archived(tier, now.astimezone(UTC).replace(microsecond=0), whole=True)
+        place = f"{self._prefix}{backup.name}/"
+        if await self._bucket.list(place):
+            raise Failure("E3411", f"there is a backup `{backup.name}` already", resolution="run this again")
+        paths = sorted(path for path in source.rglob("*") if path.is_file())  # noqa: ASYNC240 - a command does nothing else
+        total, done, number = sum(path.stat().st_size for path in paths), 0, 0
+        files: dict[str, list[list[str]]] = {}
+        for path in paths:
+            parts = files[path.relative_to(source).as_posix()] = list[list[str]]()
+            with open(path, "rb") as file:  # noqa: ASYNC230 - likewise
+                while data := file.read(PART):
+                    parts.append([f"{number:07}", await self._put(f"{place}{number:07}", data)])
+                    number, done = number + 1, done + len(data)
+                    if progress is not None:
+                        progress(done, total)
+        await self._put(place + _MANIFEST, orjson.dumps({"version": 1, "files": files}))
+        return backup
+
+    async def list(self) -> list[Archived]:
+        """The backups, the oldest first, also those that were not finished."""
+        found: dict[str, Archived] = {}
+        for key in await self._bucket.list(self._prefix):
+            if named := _NAMED.match(key.removeprefix(self._prefix)):
+                made = datetime.strptime(named[2], _TIME).replace(tzinfo=UTC)
+                one = Archived(next(tier for tier in TIERS if tier == named[1]), made, named[3] == _MANIFEST)
+                if one.whole or one.name not in found:
+                    found[one.name] = one
+        return sorted(found.values(), key=lambda one: (one.made, one.tier))
+
+    async def fetch(self, target: Path, progress: _Progress | None = None) -> str:
+        """Read the named backup, or the newest one, into an empty directory; its name.
+
+        E3804 where anything is missing or is not what was written.
+        """
+        name = self.chosen or await self._newest()
+        place = f"{self._prefix}{name}/"
+        manifest = await self._bucket.get(place + _MANIFEST)
+        if manifest is None:
+            raise Failure(
+                "E3411", f"there is no finished backup `{name}`", resolution="interlock archive list names them"
+            )
+        try:
+            files: dict[str, list[list[str]]] = orjson.loads(manifest)["files"]
+            count, done = sum(len(parts) for parts in files.values()), 0
+            for file, parts in files.items():
+                path = _inside(target, file)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:  # noqa: ASYNC230 - likewise
+                    for part, digest in parts:
+                        out.write(await self._get(place + PurePosixPath(part).name, digest))
+                        done += 1
+                        if progress is not None:
+                            progress(done, count)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise Failure(
+                "E3804", f"the manifest of `{name}` is damaged", resolution="restore another backup"
+            ) from None
+        return name
+
+    async def expire(self, now: datetime) -> list[Archived]:
+        """Remove the backups that are past the term of their tier, but never the newest finished one."""
+        every = await self.list()
+        newest = [one for one in every if one.whole][-1:]
+        past = [one for one in every if now - one.made >= TERMS[one.tier] and one not in newest]
+        for one in past:
+            place = f"{self._prefix}{one.name}/"
+            await self._bucket.remove(place + _MANIFEST)
+            for key in await self._bucket.list(place):
+                await self._bucket.remove(key)
+        return past
+
+    async def _newest(self) -> str:
+        whole = [one for one in await self.list() if one.whole]
+        if not whole:
+            raise Failure("E3411", "there is no finished backup at this address", resolution="check the address")
+        return whole[-1].name
+
+    async def _put(self, key: str, data: bytes) -> str:
+        """Store a part and read it back; its digest."""
+        await self._bucket.put(key, data)
+        digest = hashlib.sha256(data).hexdigest()
+        await self._get(key, digest)
+        return digest
+
+    async def _get(self, key: str, digest: str) -> bytes:
+        data = await self._bucket.get(key)
+        if data is None or hashlib.sha256(data).hexdigest() != digest:
+            what = "is missing" if data is None else "is not what was written"
+            words = f"a part of the backup {what}: `{key}`"
+            raise Failure("E3804", words, resolution="use another backup, and look at who may write to the bucket")
+        return data
+
+
+def _inside(target: Path, name: str) -> Path:
+    """The path of a file of a backup. A name that would lead out of the directory raises ValueError."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ValueError(name)
+    return target / path
+
+
+@asynccontextmanager
+async def archive_at(address: str) -> AsyncGenerator[Archive]:
+    """The archive at an address; credentials are those of the environment."""
+    parts = urlsplit(address)
+    prefix, chosen = parts.path.strip("/"), ""
+    if named := _BACKUP.match(prefix):
+        prefix, chosen = named[1], f"{named[2]}/interlock-{named[3]}"
+    bucket = Bucket(Account.of(os.environ), parts.netloc)
+    try:
+        yield Archive(bucket, prefix, chosen)
+    finally:
+        await bucket.close()
+
+
+def is_archive(place: str) -> bool:
+    """Whether a place is an address of an archive and not a directory."""
+    return place.startswith("s3://")

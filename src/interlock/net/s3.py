@@ -2,7 +2,7 @@
 
 Addresses and credentials come from the variables that every tool for S3 reads: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, and AWS_ENDPOINT_URL for stores that are not Amazon's. Objects are
-small enough to be sent at once; whoever has more to store cuts it into parts. A request that can be repeated is sent up
+small enough to be sent at once; larger ones are cut into parts by the caller. A request that can be repeated is sent up
 to three times.
 """
 

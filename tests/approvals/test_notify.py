@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -582,6 +584,32 @@ def _senders() -> list[int]:
     """Processes of this one that send for a channel."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return [int(pid) for pid in children if b"sender.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+_OPENED = """
+import sys
+from interlock.approvals.sender import open_url
+opened = open_url(sys.argv[1])
+print(len(opened or ()), sum(name.startswith("apprise.plugins.") for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("url", "all_plugins"),
+    [
+        ("json://127.0.0.1:9/", False),
+        ("mailtos://me:pass@example.com", False),
+        # As the service hands it out: every plugin is asked.
+        ("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ", True),
+    ],
+)
+def test_a_sender_loads_the_plugin_of_its_url_and_all_only_where_none_declares_the_scheme(
+    url: str, all_plugins: bool
+) -> None:
+    done = subprocess.run([sys.executable, "-c", _OPENED, url], capture_output=True, text=True, check=True)
+    opened, plugins = map(int, done.stdout.split())
+    assert opened == 1
+    assert plugins > 100 if all_plugins else plugins < 10
 
 
 async def test_a_service_that_hangs_is_killed_and_the_next_message_is_sent(post: Post, receiver: Receiver) -> None:

@@ -21,6 +21,7 @@ SECTIONS = {
     "journal": "cost per durable call on a short and a long journal",
     "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",
     "doors": "the doors under load beside other servers, with the goals",
+    "scale": "durable calls per second on SQLite and on PostgreSQL with one node and two, beside job queues",
     "soak": "memory of one server over a hundred thousand requests of every kind",
     "siege": "how long an honest caller waits beside a hostile one of each kind",
     "sandbox": "an isolated call beside a bare interpreter's start",

@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 import interlock
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-PEERS = ("langchain-core", "pydantic-ai-slim", "fastmcp", "mcp")
+PEERS = ("langchain-core", "pydantic-ai-slim", "fastmcp", "mcp", "procrastinate", "dbos")
 PASS, FAIL = "pass", "FAIL"
 _STYLES = {PASS: "green", FAIL: "bold red"}
 
@@ -63,8 +63,9 @@ def verdict(holds: bool) -> str:
 def heading() -> str:
     """When, where and on what the figures were taken, without naming the machine."""
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.python_implementation()} "
-    return f"{now} · {machine}{platform.python_version()} · commit {_commit()}"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{now} · {machine}, {python} · commit {_commit()}"
 
 
 def peers() -> str:

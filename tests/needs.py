@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import NoReturn
 
-import pytest
-
 
 def need(program: str, package: str, *, below: str = "") -> Path:
     """Where a program is, on the PATH or in a directory that matches `below`."""
@@ -21,6 +19,8 @@ def need(program: str, package: str, *, below: str = "") -> Path:
 
 def missing(words: str) -> NoReturn:
     """Skip the test because the machine lacks something; fail it where CI=true."""
+    import pytest  # which benchmarks do without
+
     if os.environ.get("CI") == "true":
         pytest.fail(words)
     pytest.skip(words)

@@ -42,10 +42,11 @@ OPTIONS = (
 class Server:
     """A server on a socket in a temporary directory, run by somebody who is not root."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: str = OPTIONS, directory: str | None = None) -> None:
+        self._options = options
         self._binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
         # In memory, and with a short name: it is a part of the path of a socket.
-        self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=surroundings.memory() or "/tmp"))
+        self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=directory or surroundings.memory() or "/tmp"))
         self._data = self.place / "data"
         self._user: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -60,7 +61,7 @@ class Server:
         return f"postgresql://postgres@/postgres?host={self.place}"
 
     def start(self) -> None:
-        options = " ".join(("-k", str(self.place), *(f"-c {one}" for one in OPTIONS.split())))
+        options = " ".join(("-k", str(self.place), *(f"-c {one}" for one in self._options.split())))
         self._run("pg_ctl", "-D", self._data, "-w", "-l", self.place / "log", "-o", options, "start")
 
     def stop(self, how: str = "immediate") -> None:

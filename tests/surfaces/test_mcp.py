@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+import httpx2
+import mcp_types as types
 import orjson
 import pytest
 import pytest_asyncio
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Interlock
 from interlock.call.capability import ToolGrant
@@ -134,3 +141,79 @@ async def test_mistakes_of_a_model_are_answered_for_it(wires: Wires, name: str, 
     answer = await _call(wires, name, arguments, modern=True)
     assert answer["isError"]
     assert answer["_meta"]["interlock/error"]["error_code"] == "E3004"
+
+
+@dataclass
+class Model:
+    """The model of a client. It answers with a text that was put in, and remembers what it was asked."""
+
+    answer: str = ""
+    asked: list[Any] = field(default_factory=list[Any])
+
+    async def sample(self, _: Any, params: Any) -> types.CreateMessageResult | types.ErrorData:
+        self.asked.append(params)
+        if not self.answer:
+            return types.ErrorData(code=-1, message="the person said no")
+        return types.CreateMessageResult(role="assistant", content=types.TextContent(text=self.answer), model="m")
+
+
+@asynccontextmanager
+async def _client(wires: Wires, mode: str, **options: Any) -> AsyncGenerator[Client]:
+    headers = {"authorization": wires.http.headers["authorization"]}
+    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+        transport = streamable_http_client(f"{wires.http.base_url}/mcp".replace("//mcp", "/mcp"), http_client=http)
+        async with Client(transport, mode=mode, read_timeout_seconds=60, **options) as client:
+            yield client
+
+
+@pytest.mark.proves("SURF-07")
+async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_sampling(wires: Wires) -> None:
+    model = Model()
+    async with _client(wires, "legacy", sampling_callback=model.sample) as client:
+
+        async def select(request: str, answer: str) -> Json:
+            model.answer = answer
+            told = await client.call_tool("select_tool", {"request": request})
+            assert not told.is_error
+            return cast("Json", told.structured_content)
+
+        assert [one.name for one in (await client.list_tools()).tools] == [*OWN, "select_tool"]
+        made = await select(
+            "weather in Rome", '```json\n{"tool": "office.forecast", "parameters": {"value": "Rome"}}\n```'
+        )
+        assert made["tool"]["name"] == "office-forecast"
+        assert made["tool"]["inputSchema"]["properties"]["value"]["description"] == "a value"
+        assert (made["parameters"], made["gate"]["answer"], made["refused"]) == ({"value": "Rome"}, "ALLOW", None)
+        # It was asked about the candidates alone, and what it chose is loaded.
+        (asked,) = model.asked
+        assert "office.forecast" in asked.messages[0].content.text
+        assert "weather in Rome" in asked.messages[0].content.text
+        assert "office-forecast" in [one.name for one in (await client.list_tools()).tools]
+        done = await client.call_tool("office-forecast", made["parameters"])
+        assert done.structured_content == {"result": "forecast Rome"}
+        # What it makes up, and an answer of another form, are refused before the gate.
+        for answer in (
+            '{"tool": "office.made_up", "parameters": {}}',
+            '{"tool": "office.forecast", "parameters": {"city": "Rome"}}',
+            "the forecast, of course",
+            "[1]",
+            "",
+        ):
+            refused = await select("weather in Rome", answer)
+            assert (refused["tool"], refused["gate"]) == (None, None), answer
+            assert refused["refused"], answer
+        assert (await select("weather in Rome", '{"tool": null}'))["refused"] is None
+        # The gate decides about its choice too.
+        forbid = '\n@id("no-words") forbid (principal, action, resource == Tool::"office.translate");\n'
+        wires.lock.policy.path.write_text(wires.lock.policy.path.read_text() + forbid)
+        denied = await select("translate a text", '{"tool": "office.translate", "parameters": {"value": "x"}}')
+        assert (denied["gate"]["answer"], denied["tool"]) == ("DENY", {"name": "office-translate"})
+        assert "office-translate" not in [one.name for one in (await client.list_tools()).tools]
+        wrong = await client.call_tool("select_tool", {"queries": ["weather"]})
+        assert wrong.is_error
+    # Others have no such tool: those without a model, and those that cannot be asked in the middle of a call.
+    async with _client(wires, "legacy") as client:
+        assert "select_tool" not in [one.name for one in (await client.list_tools()).tools]
+        with pytest.raises(MCPError):
+            await client.call_tool("select_tool", {"request": "weather"})
+    assert "select_tool" not in await _listed(wires, modern=True)

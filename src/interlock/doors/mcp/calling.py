@@ -31,7 +31,8 @@ from interlock.core.record import step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
-from interlock.doors.mcp.surface_tools import LOAD, SurfaceTools
+from interlock.doors.mcp.sampling import sampled
+from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -138,17 +139,28 @@ class Calling:
         # Called when the endpoint is closed, before calls are waited for.
         self.before_close: list[Callable[[], None]] = []
 
-    async def on_surface(self, name: str, arguments: Json, caller: Caller) -> Json | None:
-        """The answer to a call of a tool that belongs to a surface itself; None to a call of any other tool."""
+    async def on_surface(
+        self, name: str, arguments: Json, caller: Caller, client: Callable[[], Interaction | None] | None = None
+    ) -> Json | None:
+        """The answer to a call of a tool that belongs to a surface itself; None to a call of any other tool.
+
+        `client` is how the client of the call is asked, if that is possible.
+        """
+        selector = sampled(client()) if name == SELECT and client is not None else None
         try:
-            return await self._surface_tools.call(name, arguments, caller)
+            return await self._surface_tools.call(name, arguments, caller, selector)
         except Failure as failure:
             return failed(failure, no_trace(), {})
 
     @staticmethod
+    def samples(client: Interaction | None) -> bool:
+        """Whether the model of a client can be asked in the middle of a call."""
+        return sampled(client) is not None
+
+    @staticmethod
     def loads(name: str) -> bool:
         """Whether a tool changes what a surface lists."""
-        return name == LOAD
+        return name in (LOAD, SELECT)
 
     async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
         """Make a call that its client may give up on: cancelling this cancels the call, on record.

@@ -91,7 +91,8 @@ class Handlers:
         caller, wanted = await self._caller(ctx), cast("Json | None", expected)
         declared = ctx.session.client_capabilities
         shows = declared is not None and shows_apps({"extensions": declared.extensions})
-        described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows)
+        samples = self._calling.samples(interaction(ctx))
+        described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows, samples=samples)
         more = {} if cursor is None else {"nextCursor": cursor}
         return {"tools": [one.document for one in described], **_OWN, **more}
 
@@ -111,7 +112,8 @@ class Handlers:
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Json:
         caller = await self._caller(ctx)
         if caller.surface is not None:
-            found = await self._calling.on_surface(params.name, params.arguments or {}, caller)
+            client = partial(interaction, ctx)
+            found = await self._calling.on_surface(params.name, params.arguments or {}, caller, client)
             if found is not None:
                 if self._calling.loads(params.name):
                     await self.changes.loaded(ctx)

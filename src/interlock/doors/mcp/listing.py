@@ -28,7 +28,7 @@ from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import UI, Names, served_uri
-from interlock.doors.mcp.surface_tools import DOCUMENTS
+from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
 from interlock.registry.catalog import Version
 from interlock.upstreams.mcp.protocol import APPS, members, strings
 
@@ -82,6 +82,7 @@ class Form:
 
 
 _SURFACE = [Described(one, orjson.dumps(one), Form(False, False, False, False, True)) for one in DOCUMENTS.values()]
+_SAMPLED = [Described(one, orjson.dumps(one), Form(False, False, False, False, True)) for one in SAMPLED.values()]
 
 
 class Listing:
@@ -95,16 +96,24 @@ class Listing:
         self.form: Callable[[Prepared], Form] = lru_cache(maxsize=1000)(_form_of_tool)
 
     async def page(
-        self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None, *, shows_apps: bool
+        self,
+        caller: Caller,
+        cursor: str | None,
+        expected: Mapping[str, Any] | None = None,
+        *,
+        shows_apps: bool,
+        samples: bool = False,
     ) -> tuple[Sequence[Described], str | None]:
         """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them.
 
         Of a surface, all that it lists. A caller who names tools by what is expected of them has no need of one.
-        Tools for interfaces alone are listed to clients that show interfaces: others would give them to their model.
+        `select_tool` is for clients whose model can be asked (`samples`). Tools for interfaces alone are listed to
+        clients that show interfaces: others would give them to their model.
         """
         if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
             listed = [self.described(version) for version in await self._service.surfaces.listed(caller)]
-            return [*_SURFACE, *(one for one in listed if shows_apps or not one.for_apps)], None
+            own = [*_SURFACE, *(_SAMPLED if samples else ())]
+            return [*own, *(one for one in listed if shows_apps or not one.for_apps)], None
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
         page = await self._service.tools.page(caller, cursor, PAGE, wanted)
         found = [self.described(version) for version in page.versions]

@@ -1,5 +1,6 @@
 """`search_tools`, `load_tools` and `read_result`: how a model gets at tools and results too large to be sent whole.
 
+Clients whose own model can be asked (`sampling`) have `select_tool` too: their model chooses among the candidates.
 They are part of the list of tools, not of the catalog: they read the registry for their caller, as `tools/list` does,
 and the caller's own results, as `resources/read` does.
 """
@@ -7,7 +8,7 @@ and the caller's own results, as `resources/read` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
@@ -20,9 +21,13 @@ from interlock.doors.mcp.names import Names
 from interlock.registry.catalog import Version
 from interlock.window.reading import LONGEST, asked
 
+if TYPE_CHECKING:
+    from interlock.selection.stages import Selector
+
 SEARCH: Final = "search_tools"
 LOAD: Final = "load_tools"
 READ: Final = "read_result"
+SELECT: Final = "select_tool"
 # In `_meta` of a search: the tools that were found and are not loaded, as `deferred_tool_ref` of the standard.
 DEFERRED: Final = "interlock/deferred"
 _DEFAULT_LIMIT: Final = 5
@@ -117,9 +122,36 @@ DOCUMENTS: Mapping[str, Json] = {
     },
 }
 
+# For clients that let their model be asked.
+SAMPLED: Mapping[str, Json] = {
+    SELECT: {
+        "name": SELECT,
+        "title": "Select a tool",
+        "description": (
+            "Find and load the one tool for a step, in words such as 'refund a payment'. Candidates are narrowed down,"
+            " and your client's model chooses among them. Returns the tool with what it takes, and whether you may call"
+            " it."
+        ),
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "request": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": _LONGEST_QUERY,
+                    "description": "what is to be done, one step",
+                }
+            },
+            "required": ["request"],
+            "additionalProperties": False,
+        },
+        "annotations": {"title": "Select a tool", **_READS},
+    },
+}
+
 
 class SurfaceTools:
-    """Answers calls of the three. `describe` is how a tool is listed."""
+    """Answers calls of them. `describe` is how a tool is listed."""
 
     def __init__(self, service: Service, names: Names, describe: Callable[[Version], Json]) -> None:
         self._lock = service.lock
@@ -127,11 +159,19 @@ class SurfaceTools:
         self._names = names
         self._describe = describe
 
-    async def call(self, name: str, arguments: Json, caller: Caller) -> Json | None:
-        """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model."""
-        if caller.surface is None or not caller.surface.defers or name not in DOCUMENTS:
+    async def call(self, name: str, arguments: Json, caller: Caller, selector: Selector | None = None) -> Json | None:
+        """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model.
+
+        `selector` is the model of a client that can be asked. Without one there is no `select_tool`.
+        """
+        if caller.surface is None or not caller.surface.defers:
             return None
-        document, meta = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
+        if name == SELECT and selector is not None:
+            document, meta = await self._select(arguments, caller, selector)
+        elif name in DOCUMENTS:
+            document, meta = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
+        else:
+            return None
         content = [{"type": "text", "text": orjson.dumps(document).decode()}]
         told: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
         return {**told, "_meta": meta} if meta else told
@@ -169,6 +209,26 @@ class SurfaceTools:
         shown = [self._describe(one) for one in found]
         kept = ("name", "description", "inputSchema")
         return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}, {}
+
+    async def _select(self, arguments: Json, caller: Caller, selector: Selector) -> tuple[Json, Json]:
+        """Choose a tool by the client's own model, and load it if the gate does not deny it."""
+        request: Any = arguments.get("request")
+        if not isinstance(request, str) or arguments.keys() != {"request"}:
+            raise Failure("E3004", "send `request`, a text", resolution=_AS_LISTED)
+        made = await self._lock.select(request[:_LONGEST_QUERY], caller=caller, selector=selector, door="mcp")
+        verdict = made.verdict
+        told: Json = {
+            "tool": None,
+            "parameters": made.parameters,
+            "refused": made.refused,
+            "gate": None if verdict is None else {"answer": verdict.answer, "reason": verdict.reason},
+        }
+        if made.chosen is not None:
+            told["tool"] = {"name": self._names.of(made.chosen)}
+        if made.chosen is not None and verdict is not None and verdict.answer != "DENY":
+            (shown,) = (await self._load({"names": [self._names.of(made.chosen)]}, caller))[0]["tools"]
+            told["tool"] = shown
+        return told, {}
 
     async def _read(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
         ref: Any = arguments.get("ref")

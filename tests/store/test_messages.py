@@ -182,7 +182,7 @@ async def test_an_order_is_published_with_its_subjects(home: Path, http: FakeHtt
             assert json.loads(await asyncio.to_thread(next, messages)) == {"affected_subjects": None}
 
 
-@pytest.mark.part_of("RESIL-03", rest="nodes on several machines")
+@pytest.mark.part_of("RESIL-03", rest=REST)
 async def test_each_change_of_a_breaker_is_published_once(
     home: Path, http: FakeHttpEngine, redis_server: Server
 ) -> None:

@@ -1,4 +1,7 @@
-"""Three servers with data directories of their own on one PostgreSQL store: nothing is weaker than on one machine."""
+"""Three servers with data directories of their own on one PostgreSQL store: nothing is weaker than on one machine.
+
+They have a policy engine and a Redis server.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
@@ -19,11 +24,14 @@ import httpx
 import psycopg
 import pytest
 
-from interlock import Interlock
+from interlock import Failure, Interlock
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.registry import quarantine
 from tests import warm
 from tests.cli.conftest import Cli
+from tests.support import forked
 from tests.support.postgres import Server
+from tests.support.redis import Server as Redis
 from tests.thorough import THOROUGH
 
 KEYS = 1000 if THOROUGH else 100
@@ -32,7 +40,12 @@ AT_ONCE = 10
 PATIENCE_S = 120.0
 NODES = 3
 PAID = 10
+LIMIT = 10
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
+
+UNTIMED = "that it takes less than a second, which no test asserts"
+SECOND = "a second reading of the clause as a whole"
+BOTH = "the suite on PostgreSQL and Redis, of which a part runs there"
 
 TOOLS = '''
 import asyncio
@@ -113,7 +126,15 @@ edit.version_of(lambda resource: document(resource.removeprefix("doc:"))[0])
 edit.preview(lambda name, body, seen=None: Preview(impact="a document"))
 edit.compensate(lambda result: None)
 
-for one in (post, inside, pay, hang):
+
+@write(effects=[Effect("limited:{{name}}", "CREATE")])
+async def limited(name: Name) -> str:
+    """Make an entry, as often as may be."""
+    note("limited", name)
+    return name
+
+
+for one in (post, inside, pay, hang, limited):
     one.preview(lambda name: Preview(impact="an entry"))
     one.compensate(lambda name: None)
 '''
@@ -126,15 +147,91 @@ class Node(NamedTuple):
     process: warm.Started
     rest: str
 
+    async def redis(self, client: httpx.AsyncClient) -> str:
+        """How Redis is for this node."""
+        return (await client.get(f"{self.rest.removesuffix('/v1')}/ready")).json()["dependencies"].get("redis", "")
+
+
+ENGINE = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PLACE = sys.argv[1]
+
+class Engine(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        subject = json.loads(self.rfile.read(int(self.headers["content-length"])))["subject"]
+        with open(os.path.join(PLACE, "asked"), "a") as asked, open(os.path.join(PLACE, "denied")) as denied:
+            asked.write(subject + "\\n")
+            allowed = subject not in denied.read().splitlines()
+        body = json.dumps({"decision": "allow" if allowed else "deny"}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def _engine(place: Path) -> Generator[str]:
+    """A policy engine that allows everything, but for those whom a file names."""
+    (place / "denied").write_text("")
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", ENGINE, str(place)], stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        yield f"http://127.0.0.1:{program.stdout.readline().strip()}/"
+        program.kill()
+
 
 class Nodes:
     """Servers on one store."""
 
-    def __init__(self, place: Path, address: str, running: list[Node], token: str) -> None:
+    def __init__(self, place: Path, address: str, token: str, redis: Redis) -> None:
         self.place = place
         self.address = address
-        self.running = running
         self.token = token
+        self.redis = redis
+        self.running: list[Node] = []
+
+    def issue(self, agent: str) -> str:
+        """A token for somebody who may call all tools."""
+        return self.running[0].cli("token", "issue", "--agent", agent, "--tool", "nodes.*", "--ttl", "1h").out.strip()
+
+    async def connected(self, web: httpx.AsyncClient) -> None:
+        """Wait until every node has subscribed."""
+        for node in self.running:
+
+            async def healthy(node: Node = node) -> bool:
+                return await node.redis(web) == "healthy"
+
+            await until(healthy)
+
+    async def use_up(self, web: httpx.AsyncClient, token: str) -> list[Any]:
+        """Make more calls of a limited tool than are allowed, at all nodes at once."""
+        keys = [(node, secrets.token_hex(8)) for node in self.running for _ in range(LIMIT)]
+        return await asyncio.gather(*(self.call(web, node, "limited", key, key, token) for node, key in keys))
+
+    async def publish(self, *subjects: str) -> None:
+        message = json.dumps({"affected_subjects": subjects}).encode()
+        await asyncio.to_thread(self.redis.ask, "PUBLISH", "abac:policy:updates", stdin=message)
+
+    @contextmanager
+    def denying(self, subject: str) -> Generator[None]:
+        """Let the policy engine deny what somebody asks for."""
+        (self.place / "denied").write_text(subject)
+        yield
+        (self.place / "denied").write_text("")
 
     def lines(self, file: str) -> list[str]:
         path = self.place / file
@@ -166,20 +263,28 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, postgres_server: Server) -> 
     place = tmp_path_factory.mktemp("nodes")
     address = postgres_server.new_schema()
     (place / "node_tools.py").write_text(TOOLS.format(place=str(place)))
-    settings = f'[[budgets]]\nper = "tenant"\nlimit = {PAID}\ntools = "nodes.pay"\n'
-    clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(NODES)]
-    first = clis[0]
-    first.home.mkdir(parents=True)
-    (first.home / "settings.toml").write_text(settings)
-    added = first("tools", "add", str(place / "node_tools.py"))
-    assert added.code == 0, added.err
-    issued = first("token", "issue", "--agent", "tester", "--tool", "nodes.*", "--ttl", "1h")
-    assert issued.code == 0, issued.err
-    for other in clis[1:]:
-        shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
     with ExitStack() as stack:
-        started = [stack.enter_context(_started(cli)) for cli in clis]
-        yield Nodes(place, address, started, issued.out.strip())
+        engine, redis = stack.enter_context(_engine(place)), Redis()
+        stack.callback(redis.remove)
+        settings = (
+            f'policy_engine = "remote"\npolicy_url = "{engine}"\npolicy_timeout_s = 30\npolicy_arguments = "none"\n'
+            f'[[budgets]]\nper = "tenant"\nlimit = {PAID}\ntools = "nodes.pay"\n'
+            f'[[rate_limits]]\nper = "caller"\nlimit = {LIMIT}\nwindow_s = 86400\ntools = "nodes.limited"\n'
+        )
+        chosen = {"INTERLOCK_STORE": address, "INTERLOCK_REDIS": redis.url}
+        clis = [Cli(place / str(number), chosen) for number in range(NODES)]
+        first = clis[0]
+        first.home.mkdir(parents=True)
+        (first.home / "settings.toml").write_text(settings)
+        added = first("tools", "add", str(place / "node_tools.py"))
+        assert added.code == 0, added.err
+        issued = first("token", "issue", "--agent", "tester", "--tool", "nodes.*", "--ttl", "1h")
+        assert issued.code == 0, issued.err
+        for other in clis[1:]:
+            shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
+        made = Nodes(place, address, issued.out.strip(), redis)
+        made.running += [stack.enter_context(_started(cli)) for cli in clis]
+        yield made
 
 
 @contextmanager
@@ -328,6 +433,173 @@ async def test_machines_with_other_files_are_named(nodes: Nodes) -> None:
     finally:
         policy.write_text(before)
     await until(lambda: told(set()), "that all files are the same again")
+
+
+@pytest.mark.part_of("AUTH-06", rest=UNTIMED)
+async def test_a_decision_that_changed_counts_at_every_node_after_a_message(nodes: Nodes) -> None:
+    token = nodes.issue("changing")
+    async with client() as web:
+        await nodes.connected(web)
+        before = len(nodes.lines("asked"))
+
+        async def allowed(node: Node) -> bool:
+            status, _ = await nodes.call(web, node, "post", "decided", f"d-{secrets.token_hex(8)}", token)
+            return status == 200
+
+        for node in nodes.running:
+            assert await allowed(node)
+        (subject,) = set(nodes.lines("asked")[before:])
+        with nodes.denying(subject):
+            await nodes.publish(subject)
+            for number, node in enumerate(nodes.running):
+
+                async def denied(node: Node = node) -> bool:
+                    return not await allowed(node)
+
+                await until(denied, f"the denial at node {number}")
+
+
+@pytest.mark.part_of("AUTH-06", rest=UNTIMED)
+async def test_nodes_that_missed_a_message_serve_no_stale_decision_once_they_have_a_subscription_again(
+    nodes: Nodes,
+) -> None:
+    token = nodes.issue("missed")
+    async with client() as web:
+        await nodes.connected(web)
+        before = len(nodes.lines("asked"))
+
+        async def allowed(node: Node) -> bool:
+            status, _ = await nodes.call(web, node, "post", "missed", f"m-{secrets.token_hex(8)}", token)
+            return status == 200
+
+        for node in nodes.running:
+            assert await allowed(node)
+        (subject,) = set(nodes.lines("asked")[before:])
+        await asyncio.to_thread(nodes.redis.together, "ACL SETUSER default -subscribe", "CLIENT KILL TYPE pubsub")
+        for number, node in enumerate(nodes.running):
+
+            async def lost(node: Node = node) -> bool:
+                return await node.redis(web) == "down"
+
+            await until(lost, f"the loss of the subscription of node {number}")
+            assert await allowed(node), "calls go on"
+        with nodes.denying(subject):
+            await nodes.publish(subject)
+            await asyncio.to_thread(nodes.redis.ask, "ACL", "SETUSER", "default", "+subscribe")
+            await nodes.connected(web)
+            assert [await allowed(node) for node in nodes.running] == [False] * NODES
+
+
+@pytest.mark.part_of("RESIL-05", rest=SECOND)
+async def test_a_limit_is_not_exceeded_by_all_nodes_together(nodes: Nodes) -> None:
+    async with client() as web:
+        answers = await nodes.use_up(web, nodes.issue("hasty"))
+    refused = [told["error"] for status, told in answers if status != 200]
+    assert len(answers) - len(refused) == LIMIT
+    assert {one["error_code"] for one in refused} == {"E3003"}
+    assert all(0 < one["retryAfterMs"] <= 86_400_000 for one in refused), refused
+
+
+@pytest.mark.part_of("OPS-07", rest=BOTH)
+async def test_redis_that_crashes_is_filled_and_flushed_under_load_changes_nothing(nodes: Nodes) -> None:
+    names = [f"flushed-{number}" for number in range(KEYS // 4)]
+    async with client() as web:
+        await nodes.connected(web)
+        token, over = nodes.issue("flushed"), asyncio.Event()
+        used = await nodes.use_up(web, token)
+        assert sum(status == 200 for status, _ in used) == LIMIT
+
+        async def fail() -> None:
+            while not over.is_set():
+                await asyncio.to_thread(nodes.redis.restart)
+                await asyncio.to_thread(nodes.redis.ask, "CONFIG", "SET", "maxmemory", "2mb")
+                await asyncio.to_thread(nodes.redis.ask, "DEBUG", "POPULATE", "10000")
+                await asyncio.to_thread(nodes.redis.ask, "FLUSHALL")
+
+        async def post(node: Node, name: str) -> None:
+            async def answered() -> bool:
+                status, told = await nodes.call(web, node, "post", name, name)
+                assert status == 200 or told["error"]["error_code"] == "E3408", told  # it runs elsewhere, for long
+                return status == 200
+
+            await until(answered)
+
+        failing = asyncio.create_task(fail())
+        await asyncio.gather(*(post(node, name) for name in names for node in nodes.running))
+        over.set()
+        await failing
+        await nodes.connected(web)
+        limited = await nodes.use_up(web, token)
+    made = Counter(nodes.lines("entries"))
+    assert [made[name] for name in names] == [1] * len(names)
+    assert {told["error"]["error_code"] for _, told in limited} == {"E3003"}, "a flush frees nothing"
+
+
+BREAKING = """
+import asyncio, sys
+from interlock import Interlock
+from interlock.contract.manifest import CircuitBreakerConfig
+from interlock.core.errors import Failure
+
+async def main() -> None:
+    config = CircuitBreakerConfig.model_validate({"timeout_seconds": 3600})
+    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        services = lock.gateway.services
+        while lock.messages.condition != "healthy":
+            await asyncio.sleep(0.01)
+        entries = [services.enter("bank", config) for _ in range(5)]
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for entry in entries:
+            entry.done(Failure("E3502"))
+        await services.settle()
+        try:
+            services.enter("bank", config)
+        except Failure as failure:
+            print(failure.code)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.part_of("RESIL-03", rest=UNTIMED)
+async def test_a_breaker_that_three_nodes_open_together_is_told_once_and_stays_open(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    with nodes.redis.heard("cb:state:changes") as messages:
+        assert await asyncio.to_thread(_break, nodes) == ["E3501"] * NODES
+        await asyncio.to_thread(nodes.redis.ask, "PUBLISH", "cb:state:changes", "that is all")
+        told = [await asyncio.to_thread(next, messages) for _ in range(2)]
+        assert told == ["bank:closed->open", "that is all"]
+    shutil.copytree(nodes.running[0].cli.home, tmp_path / "home", ignore=NOT_COPIED)
+    async with Interlock.open(tmp_path / "home", store=nodes.address, housekeeping=False) as fourth:
+        with pytest.raises(Failure) as refused:
+            fourth.gateway.services.enter("bank", CircuitBreakerConfig.model_validate({}))
+        assert refused.value.code == "E3501"
+        rows = fourth.journal.reader.all("SELECT body FROM journal WHERE kind = 'registry' AND call = 'bank'")
+    assert [(one["from"], one["to"]) for one in (json.loads(body) for (body,) in rows)] == [("closed", "open")]
+
+
+def _break(nodes: Nodes) -> list[str]:
+    """Let a service fail on all data directories at once. Returns how the next call of each process is refused."""
+    programs = [
+        subprocess.Popen(
+            [*forked.python(), "-c", BREAKING, str(node.cli.home)],
+            env=node.cli.environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for node in nodes.running
+    ]
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("go\n")
+        program.stdin.flush()
+    return [program.communicate(timeout=PATIENCE_S)[0].strip() for program in programs]
 
 
 async def test_calls_of_a_node_that_is_killed_are_reported_by_another(nodes: Nodes) -> None:

@@ -38,9 +38,19 @@ class Server:
     def start(self) -> None:
         command = [
             str(self._program), "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.place),
-            "--save", "", "--appendonly", "no", "--daemonize", "no", *self._options,
+            "--save", "", "--appendonly", "no", "--daemonize", "no", "--enable-debug-command", "local",
+            *self._options,
         ]  # fmt: skip
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._wait()
+
+    def restart(self) -> None:
+        """End it as a crash would, and start it again as the same process."""
+        command = [str(self._client), "-s", str(self.socket), "DEBUG", "CRASH-AND-RECOVER"]
+        subprocess.run(command, capture_output=True, check=False)
+        self._wait()
+
+    def _wait(self) -> None:
         until = time.monotonic() + PATIENCE_S
         while not self._answers():
             assert self._process.poll() is None, "Redis does not start"

@@ -182,7 +182,7 @@ def _task_of(words: Sequence[str], environment: Mapping[str, str], directory: Pa
     ours = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
     unheeded = {name for name, value in environment.items() if name.startswith("PYTHON") and ours.get(name) != value}
     assert not unheeded, f"only a fresh interpreter heeds {', '.join(unheeded)}"
-    kept = {postgres.GIVEN: os.environ[postgres.GIVEN]} if postgres.GIVEN in os.environ else {}
+    kept = postgres.given()
     return {"words": [*words], "environment": {**environment, **kept}, "directory": str(directory)}
 
 

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from interlock.api.service import Service
 from interlock.authority import budgets
 from interlock.call.context import Caller
@@ -76,12 +78,13 @@ async def test_whoever_looks_through_many_uses_holds_up_nobody(home: Path) -> No
     (home / "settings.toml").write_text(SETTINGS)
     async with serving(home) as world:
         alice = await world.lock.caller_of(world.tokens["alice"])
+        before = orjson.dumps(["session", "*", None, 0, alice.tenant, alice.id, ""]).decode().removesuffix('"]')
         await world.lock.journal.commit(
             lambda tx: tx.execute(
                 "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 30000)"
                 " INSERT INTO spend (budget, spent, held)"
-                " SELECT json_array('session', '*', NULL, 0, ?, ?, 's' || n), n, 0 FROM number",
-                (alice.tenant, alice.id),
+                " SELECT ? || 's' || n || '\"]', n, 0 FROM number",
+                (before,),
             )
         )
         looking = asyncio.ensure_future(Service(world.lock).budgets.show(by=alice, door="rest"))

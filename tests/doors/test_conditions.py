@@ -7,7 +7,6 @@ which are left.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.doors.test_rest import COMPLETE, World, refused, serving, until_ended
 from tests.gateway import isolated_tools as cell
 from tests.gateway import test_allowances as pay
 from tests.gateway.test_programs import NAMED, written
+from tests.support import stores
 from tests.support.calls import admit, until
 from tests.support.servers import place
 from tests.upstreams.servers import Answer, HttpServer
@@ -360,13 +360,8 @@ async def _closed(world: World) -> httpx.Response:
 
 
 async def _held(world: World) -> httpx.Response:
-    other = sqlite3.connect(world.lock.home.path / "interlock.db", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
+    with stores.busy(world.lock.home):
         return await world.invoke("demo.increment", {"name": "a"}, idempotency_key="k")
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 AROUND: Mapping[str, Provoke] = {
@@ -387,8 +382,8 @@ async def test_a_condition_around_a_call_has_its_code_and_status(
     world: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     monkeypatch.setitem(vars(world.lock.settings), "max_background_per_caller", 0)
-    monkeypatch.setattr("interlock.store.writer.LOCK_PATIENCE_S", 0.02)
     await admit(world.lock, remembers)
+    stores.impatient(world.lock.home, world.lock.journal, monkeypatch)
     told(await AROUND[code](world), code)
 
 

@@ -30,7 +30,7 @@ from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor, names
 from tests import sample
 from tests.conftest import TOOLS
-from tests.support import forked
+from tests.support import forked, postgres
 from tests.support.calls import publish, records, until
 from tests.thorough import examples
 
@@ -668,7 +668,7 @@ def stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
     root = str(Path(__file__).parents[2])
     command, *words = forked.python()
     args = [*words, "-c", SERVER, str(world.home), *arguments]
-    return StdioServerParameters(command=command, args=args, env=env, cwd=root)
+    return StdioServerParameters(command=command, args=args, env={**env, **postgres.given()}, cwd=root)
 
 
 @DOOR

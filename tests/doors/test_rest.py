@@ -339,7 +339,10 @@ async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(worl
     refused(await world.post(f"{body['poll']}/cancel", by="boss"), 404, "E3702")
 
 
-@pytest.mark.parametrize("how", ["revoked", "expired"])
+JUMPS = pytest.mark.sqlite_only("the clock jumps, and what cannot wait is refused until the server was asked")
+
+
+@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=JUMPS)])
 async def test_a_stream_ends_when_its_token_does(world: World, how: str) -> None:
     sample.world.gate = asyncio.Event()
     token = await world.token("scout", user="alice")
@@ -866,6 +869,7 @@ async def test_readiness_follows_the_policy_whose_change_is_told_in_the_log_once
     assert told() == [("WARNING", "the policy can be used again")]
 
 
+@pytest.mark.sqlite_only("the disk of the data directory is full")
 async def test_readiness_finds_a_full_disk_with_a_write_that_leaves_nothing_and_is_seldom(world: World) -> None:
     async def store() -> tuple[int, str]:
         world.clock.advance(1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from interlock import Caller, Failure
 from interlock.authority.delegation import delegate_offline
 from tests import sample
 from tests.doors.test_rest import World, refused, serving
+from tests.support import stores
 from tests.support.identities import did_of as did
 from tests.support.identities import private_key
 
@@ -229,9 +228,10 @@ async def test_agreeing_is_a_use_of_a_token_that_has_few(world: World) -> None:
 
 
 def tamper(world: World, statement: str, *values: Any) -> list[Any]:
-    """Write to the database file as somebody would who can."""
-    with closing(sqlite3.connect(world.lock.home.database, timeout=10)) as connection, connection:
-        return connection.execute(statement, values).fetchall()
+    """Write to the database as somebody would who can."""
+    with stores.opened(world.lock.home) as connection:
+        done = connection.execute(statement, values)
+        return done.fetchall() if done.description else []
 
 
 AGREED = "UPDATE ticket SET state = 'APPROVED', resolved_by = ?, resolved_ms = created_ms"

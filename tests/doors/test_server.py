@@ -105,11 +105,14 @@ async def test_a_thousand_connections_are_held_and_served(here: Place) -> None:
     head = f"POST /v1/tools/invoke HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
     whole = head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(request) + request
     held = [await here.raw(b"") for _ in range(1000)]
+    # What the first call loads, from a server or a file, is not what this is about.
+    held[0][1].write(whole)
+    assert (await _answer(held[0][0]))["result"] == 5
     for _ in range(2):
         for _, writer in held:
             writer.write(whole)
         answers = await asyncio.gather(*(_answer(reader) for reader, _ in held))
-        assert all(answer["result"] == 5 for answer in answers)
+        assert [answer for answer in answers if answer.get("result") != 5] == []
 
 
 async def _answer(reader: asyncio.StreamReader) -> Json:
@@ -157,6 +160,7 @@ async def test_a_port_in_use_is_told_in_words(home: Path) -> None:
         assert (refused.value.code, "choose another port with --port" in refused.value.message) == ("E3108", True)
 
 
+@pytest.mark.sqlite_only("the program is started as people do, and knows nothing of the stores of tests")
 async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path: Path) -> None:
     """SIGTERM while 32 clients post: whatever was answered with success is in the journal, and nothing twice."""
     process = await asyncio.create_subprocess_exec(

@@ -199,6 +199,11 @@ def _key_of(place: str) -> bytes | None:
         return None
 
 
+def given() -> dict[str, str]:
+    """What a process needs in its environment to keep its stores where the run keeps them, if they are no files."""
+    return {GIVEN: os.environ[GIVEN]} if GIVEN in os.environ else {}
+
+
 def use(environment: Mapping[str, str]) -> Stores | None:
     """Keep the stores that this process opens from now on where the run keeps them."""
     if GIVEN not in environment:

@@ -53,10 +53,14 @@ TIER_OF: dict[str, Tier] = {
     "sandbox": "chaos",
 }
 
-# What runs a second time in `.ci/run`, with stores on PostgreSQL: a file for each thing that is different there, which
-# are locks and lost writes, changes by other processes, killed processes, texts, and the records of the registry.
-# `./dev test --store postgres DIRECTORY` runs any other part.
+# What runs a second time in `.ci/run`, with stores on PostgreSQL: the directories whose tests use the store the most,
+# and a file for each thing that is different there, which are locks and lost writes, changes by other processes, killed
+# processes, texts, and the records of the registry. `./dev test --store postgres DIRECTORY` runs any other part.
 ON_POSTGRES = (
+    "tests/audit",
+    "tests/effects",
+    "tests/resilience",
+    "tests/doors/test_reviewers.py",
     "tests/gateway/test_authority.py",
     "tests/gateway/test_edges.py",
     "tests/gateway/test_interleavings.py",

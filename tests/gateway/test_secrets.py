@@ -777,6 +777,7 @@ async def test_a_credential_that_cannot_be_had_stops_the_call_and_leaves_its_key
     assert stage.seen == ["mended"]
 
 
+@pytest.mark.sqlite_only("on PostgreSQL, a data directory with another sealing key is not opened")
 @pytest.mark.proves("EXEC-08")
 async def test_a_credential_that_was_sealed_with_another_key_stops_the_call_until_it_is_set_again(home: Path) -> None:
     async with opened(home, use) as lock:

@@ -33,6 +33,8 @@ TEXTS = {
     "policy_token_file": "/run/secrets/policy",
     "store": "postgresql://interlock@db.example.com/interlock",
     "store_admin": "postgresql://owner@db.example.com/interlock",
+    "redis": "rediss://cache.example.com:6379",
+    "redis_secret": "cache",
     "vault_url": "https://vault.example.com",
     "vault_mount": "kv",
     "vault_prefix": "interlock/",

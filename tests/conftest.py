@@ -41,6 +41,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("search"), derandomize=True)
 hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("search"))
+if not thorough.THOROUGH:
+    thorough.without_constants_of_the_source()
 hypothesis.settings.load_profile("thorough" if thorough.THOROUGH else "ci" if os.environ.get("CI") else "search")
 
 

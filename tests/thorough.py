@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 THOROUGH = os.environ.get("INTERLOCK_THOROUGH") == "1"
 FACTOR = 20
@@ -51,6 +52,17 @@ def scale_examples(items: Iterable[pytest.Item]) -> None:
         own = given.max_examples != hypothesis.settings().max_examples
         count = examples(given.max_examples) if own else given.max_examples
         setattr(test, name, hypothesis.settings(given, max_examples=count, suppress_health_check=suppressed))
+
+
+def without_constants_of_the_source() -> None:
+    """Let Hypothesis draw no examples from the constants in the modules that are loaded.
+
+    It parses all of them for that, which takes seconds in each process, and the examples of a test would depend on the
+    modules that the tests before it happened to load. A thorough run draws from them.
+    """
+    inside: Any = providers  # there is no setting for it
+    none = inside._local_constants
+    inside._get_local_constants = lambda: none
 
 
 @contextmanager

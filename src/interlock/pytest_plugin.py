@@ -41,7 +41,7 @@ else:
         """An Interlock over a data directory of this test's own."""
         from interlock.api.interlock import Interlock
 
-        async with Interlock.open(tmp_path / "interlock", store="") as app:
+        async with Interlock.open(tmp_path / "interlock", store="", shared_config=False) as app:
             yield app
 
 

@@ -349,6 +349,13 @@ class Settings(pydantic.BaseModel):
         "", max_length=200, description="the name of the stored credential that is its password"
     )
 
+    shared_config: bool = pydantic.Field(
+        False,
+        description="take policy, principals and all settings that machines must share from the store, where"
+        " interlock config push puts them, and not from the files here. settings.toml then states only what is of this"
+        " machine",
+    )
+
     secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="the store of credentials")
     secrets_key: Literal["file", "keyring"] = pydantic.Field(
         "file",
@@ -556,6 +563,15 @@ class Settings(pydantic.BaseModel):
         return namespace not in self.no_pattern_redaction
 
 
+# Settings of one machine: where things are there, and what it logs. All others are the same on all machines of a store.
+OF_A_MACHINE = frozenset(
+    {
+        "store", "store_admin", "shared_config", "backup_to", "policy_token_file", "vault_token_file", "otlp_endpoint",
+        "log_format", "log_level", "housekeeping",
+    }
+)  # fmt: skip
+
+
 class Effective(NamedTuple):
     """The settings in effect, and the source of each one that is not a default: a line, a variable or the program."""
 
@@ -571,8 +587,11 @@ def load_settings(path: Path, **given: Any) -> Settings:
     return effective_settings(path, **given).settings
 
 
-def effective_settings(path: Path, **given: Any) -> Effective:
-    """The same, with the source of each setting."""
+def effective_settings(path: Path, *, shared: tuple[str, str] | None = None, **given: Any) -> Effective:
+    """The same, with the source of each setting.
+
+    `shared` are settings of all machines, their source and their text. What is stated here in another way is refused.
+    """
     try:
         text = path.read_text() if path.exists() else ""
         values: dict[str, Any] = tomllib.loads(text)
@@ -604,10 +623,66 @@ def effective_settings(path: Path, **given: Any) -> Effective:
         ]
     if faults or settings is None:
         raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT)
-    return Effective(settings, {name: _place("", (name,), text, given) for name in {**values, **given}})
+    sources = {name: _place("", (name,), text, given) for name in {**values, **given}}
+    if shared is None:
+        return Effective(settings, sources)
+    return _with_shared(
+        settings, sources, {name: values[name] for name in OF_A_MACHINE & values.keys()}, *shared, given
+    )
 
 
 _MOST = 5
+
+
+def _with_shared(
+    stated: Settings, sources: dict[str, str], own: dict[str, Any], source: str, text: str, given: Mapping[str, Any]
+) -> Effective:
+    """The settings that all machines share, with those of this machine, and what the program was given."""
+    common = common_of(text)
+    try:
+        settings = Settings.model_validate({**common, **own, **given})
+    except pydantic.ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        words = f"{source}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
+        raise Failure("E3108", words, resolution=_CORRECT_SHARED) from None
+    faults = [
+        f"{place}: `{name}` is not what all machines share ({source})"
+        for name, place in sources.items()
+        if name not in OF_A_MACHINE and name not in given and getattr(stated, name) != getattr(settings, name)
+    ]
+    if faults:
+        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT_SHARED)
+    own_sources = {name: place for name, place in sources.items() if name in own or name in given}
+    return Effective(settings, {**dict.fromkeys(common, source), **own_sources})
+
+
+def shared_faults(text: str) -> list[str]:
+    """The faults of a text as the settings of all machines, each with its line."""
+    try:
+        common = common_of(text)
+    except tomllib.TOMLDecodeError as error:
+        return [str(error).splitlines()[0]]
+    lines = text.splitlines()
+    faults = [
+        f"line {_line(lines, loc)}: `{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}"
+        for loc in inline_secrets({name: one for name, one in common.items() if name not in _EXPRESSIONS})
+    ]
+    try:
+        Settings.model_validate_json(json.dumps(common, default=str), strict=True)
+    except pydantic.ValidationError as error:
+        faults += [
+            f"line {_line(lines, fault['loc'])}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
+            for fault in error.errors(include_url=False, include_input=False, include_context=False)
+        ]
+    return faults
+
+
+def common_of(text: str) -> dict[str, Any]:
+    """The settings of a text that all machines have to share."""
+    return {name: one for name, one in tomllib.loads(text).items() if name not in OF_A_MACHINE}
+
+
+_CORRECT_SHARED = "remove it here, or change it for all machines: interlock config push"
 # Settings that say what to look for: an expression may have the form of what it finds.
 _EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
 _KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"

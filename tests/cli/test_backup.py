@@ -182,6 +182,7 @@ def _cut(home: Path) -> None:
 def _later(home: Path) -> None:
     with closing(sqlite3.connect(home / "interlock.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
+        database.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
         database.commit()
 
 

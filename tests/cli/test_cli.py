@@ -1231,7 +1231,7 @@ def test_a_healthy_home_is_found_healthy(cli: Cli) -> None:
     ended = cli("doctor")
     assert ended.code == 0, ended.out
     for words in (
-        "python", "sqlite", "GiB free", "0016", "3 records, 3 tools", "0 wait for a person",
+        "python", "sqlite", "GiB free", "0018", "3 records, 3 tools", "0 wait for a person",
         "permit: reads-and-undoable-writes", "a person decides: a-person-decides-what-cannot-be-undone",
         "local:* is in approvers, managers, admins", "signing key", "issuer keys", "secrets key",
     ):  # fmt: skip
@@ -1315,6 +1315,7 @@ def newer(cli: Cli) -> None:
     assert cli("tools", "list").code == 0
     connection = sqlite3.connect(cli.home / "interlock.db")
     connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
     connection.commit()
     connection.close()
 

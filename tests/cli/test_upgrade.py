@@ -23,6 +23,7 @@ def set_back(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
         for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
             database.execute(f"DROP TRIGGER {trigger}")
+        database.execute("DROP TABLE shared_config")
         database.execute("DROP TABLE surface_tool")
         database.execute("DROP TABLE surface")
         database.execute("DROP TABLE payload_use")
@@ -85,6 +86,7 @@ def test_a_home_that_is_migrated_while_it_is_being_opened_is_refused(cli: Cli) -
             assert child.poll() is None
         with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
             database.execute("UPDATE alembic_version SET version_num = '9999'")
+            database.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
             database.commit()
     assert "E3805" in child.communicate(timeout=30)[1]
     assert os.listdir(cli.home / "instances") == []

@@ -161,6 +161,7 @@ def _foreign(path: Path) -> None:
 def _newer(path: Path) -> None:
     other = sqlite3.connect(path)
     other.execute("UPDATE alembic_version SET version_num = '9999'")
+    other.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
     other.commit()
     other.close()
 

@@ -523,7 +523,7 @@ async def test_a_store_that_is_gone_though_the_data_directory_had_one_is_refused
 async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: PostgresHome, address: str) -> None:
     async with Interlock.open(home.path, store=address):
         pass
-    back = ("DROP TABLE surface", "DROP TABLE surface_tool", "DROP TABLE lock_board",
+    back = ("DROP TABLE surface", "DROP TABLE surface_tool", "DROP TABLE lock_board", "DROP TABLE shared_config",
             "DROP FUNCTION interlock_board", "CREATE FUNCTION interlock_alone(text) RETURNS void LANGUAGE sql AS ''",
             "UPDATE alembic_version SET version_num = '0010'")  # fmt: skip
     run(address, *back)
@@ -531,7 +531,11 @@ async def test_an_older_schema_takes_the_migrations_that_it_lacks(home: Postgres
         assert lock.journal.reader.all("SELECT * FROM surface_tool") == []
     verdict = verify(home)  # the functions are those that a new schema has
     assert verdict.intact, verdict.faults
-    run(address, "UPDATE alembic_version SET version_num = '9999'")
+    run(
+        address,
+        "UPDATE alembic_version SET version_num = '9999'",
+        "UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'",
+    )
     with pytest.raises(Failure) as newer:
         async with Interlock.open(home.path, store=address):
             pass

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from interlock.api.backends import engine, secret_source
 from interlock.api.messages import Messages
+from interlock.api.shared_config import follow
 from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
 from interlock.authority.policy import Policies
@@ -49,7 +50,9 @@ class Authority:
                 extra_names=settings.redact_names,
             )
         )
-        self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
+        self.policy = Policies(
+            home.policy, home.principals, clock=clock, environment=settings.environment, shared=follow(home, journal)
+        )
         self.engine = engine(settings, self.policy, clock, self.redactor)
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(journal)

@@ -18,12 +18,13 @@ from interlock.core.threads import DISK
 from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
 from interlock.registry.source import function
-from interlock.settings import HookSetting, load_settings
+from interlock.settings import HookSetting
 from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction, Unit
 from interlock.store.sealing import SEALED_BY
+from interlock.store.shared_config import settings_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -61,7 +62,7 @@ class Opening(Generic[T]):
     async def start(self) -> T:
         """Open without a context manager; close it yourself."""
         self._home.prepare()
-        settings = load_settings(self._home.settings, **self._settings)
+        settings = settings_of(self._home, **self._settings).settings
         if self._home.new:
             # INVARIANT: these come before the database and never after it: where there is one, a missing policy denies.
             make_defaults(self._home.policy, self._home.principals)

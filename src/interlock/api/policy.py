@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
 from interlock.api.rights import require_here
+from interlock.api.shared_config import SharedConfiguration
 from interlock.authority.facts import in_normal_form
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
@@ -19,6 +20,7 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
 from interlock.store import decisions, records
 from interlock.store.port import Transaction
+from interlock.store.shared_config import POLICY
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -67,9 +69,9 @@ class Policy:
         With `instead_of`, only if the policy in force has that digest (E3410).
         """
         require_here(by, "policy:admin", "changing the policy")
-        path = self._parts.policy.path
-        replaces = path.exists()
-        before = path.read_text(errors="replace") if replaces else ""
+        path, shared = self._parts.policy.path, self._parts.home.shared
+        replaces = shared is None and path.exists()
+        before = shared.files[POLICY] if shared else path.read_text(errors="replace") if replaces else ""
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
         if instead_of is not None and instead_of != self._parts.policy.rules.digest:
             raise Failure("E3410", "the policy was changed meanwhile; read it again")
@@ -79,6 +81,17 @@ class Policy:
             details = {"faults": [fault_document(fault) for fault in faults]}
             raise Failure("E3004", f"the policy cannot be used: {told}", details=details)
         parts = self._parts
+        diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "in force", "new", lineterm="")
+        told = {
+            "applied": True,
+            "changed": before != text,
+            "previous_kept": replaces,
+            "diff": list(diff),
+            "faults": [fault_document(fault) for fault in faults],
+        }
+        if shared is not None:  # for all machines, as a version of the configuration that they share
+            await SharedConfiguration(parts).push({POLICY: text}, by=by, instead_of=shared.version)
+            return told
         ref = new_id(parts.clock.now_ms(), parts.clock.random_bytes(8))
 
         def unit(transaction: Transaction) -> None:
@@ -94,14 +107,7 @@ class Policy:
             keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
         parts.messages.policy_changed(None)
-        diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "in force", "new", lineterm="")
-        return {
-            "applied": True,
-            "changed": before != text,
-            "previous_kept": replaces,
-            "diff": list(diff),
-            "faults": [fault_document(fault) for fault in faults],
-        }
+        return told
 
     async def forget(self, subjects: Sequence[str] | None, *, by: Caller) -> Json:
         """Let every process on the store drop its cached decisions about some subjects; None for everybody.
@@ -150,13 +156,17 @@ def fault_document(fault: Fault) -> Json:
     return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
 
 
-async def faults_of(parts: Parts, text: str) -> list[Fault]:
-    """The faults of a text as the policy of this data directory. A text with grave ones cannot be applied."""
+async def faults_of(parts: Parts, text: str, people: frozenset[str] | None = None) -> list[Fault]:
+    """The faults of a text as the policy of this data directory. A text with grave ones cannot be applied.
+
+    `people` are the groups of the principals that it is to be used with, if these are not the ones in force.
+    """
     from interlock.authority.cedar import check, concerned
 
     now_ms = parts.clock.now_ms()
     known = await parts.identities.all()
-    groups = parts.policy.groups | {group for identity in known for group in identity.groups}
+    here = parts.policy.groups if people is None else people
+    groups = here | {group for identity in known for group in identity.groups}
     versions = [one for one in await parts.catalog.everything() if not one.gone(now_ms)]
     matters = concerned(text)
     contracts = [one.contract for one in versions if matters(one.row.address, one.row.manifest)]

@@ -50,7 +50,8 @@ async def scratch_home(open_home: Open, parts: Parts) -> AsyncGenerator[Parts]:
         home.policy.write_text(_OPEN_POLICY)
         said = parts.settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
         said |= {"breakers": [{"per": "tool"}], "housekeeping": False, "otlp_endpoint": "", "hooks": ()}
-        said["store"] = ""  # a file of its own, wherever the store is that the tools are for
+        # A file and a policy of its own, wherever those are that the tools are for.
+        said |= {"store": "", "shared_config": False}
         async with open_home(directory, **said) as scratch:
             scratch.authority.lend_from(parts.authority.lent_from)
             scratch.connect_through(_Connections(parts.connect))

@@ -3,6 +3,8 @@
 Decisions are cached under each part of the context that the rules read, and never past a change of the files. If the
 rules read nothing of a call but its caller and tool, a cached decision costs one lookup.
 
+Where machines share their configuration, the texts of the store count in place of both files (`SharedTexts`).
+
 The files are made with their defaults together with the home and never again, checked every 50 ms, and read again when
 they changed. INVARIANT: a file that is missing, unreadable or invalid denies everything (E3205): a broken policy must
 not open anything. So does an old `policy.toml`: what it forbade must not be dropped silently.
@@ -25,7 +27,7 @@ from interlock.authority.cedar import DEFAULT, INVOKE, Answer, Rule, Rules, Slic
 from interlock.authority.decisions import Engine, Memory, Question, expiry
 from interlock.authority.facts import ALL, SETS, as_written, facts
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
-from interlock.authority.principals import Principals
+from interlock.authority.principals import Principal, Principals
 from interlock.call.context import Caller
 from interlock.call.phases import Decision
 from interlock.core.clock import Clock
@@ -93,17 +95,33 @@ class _Prepared:
         self.rules = rules.narrowed(self.near, self.entities, self.request)
 
 
-Seen = tuple[tuple[int, ...] | None, ...]
+Seen = tuple[object, ...]
+
+
+class SharedTexts:
+    """Texts that are in force in place of the files of the home. Whoever has them sets `texts` when they change."""
+
+    def __init__(self, principals: str, policy: str) -> None:
+        self.texts = (principals, policy)
 
 
 # many methods: the engine and its loaded files change together, under one freshness check
 class Policies:
     """The rules in a home's files, as an engine."""
 
-    def __init__(self, policy: Path, principals: Path, *, clock: Clock, environment: str = "local") -> None:
+    def __init__(
+        self,
+        policy: Path,
+        principals: Path,
+        *,
+        clock: Clock,
+        environment: str = "local",
+        shared: SharedTexts | None = None,
+    ) -> None:
         self.path = policy
         self._principals_path = principals
         self._former = policy.with_name("policy.toml")
+        self._shared = shared
         self._environment = environment
         self._monotonic = clock.monotonic
         self._looked_at = float("-inf")
@@ -214,6 +232,12 @@ class Policies:
         return self._current().rules
 
     @property
+    def entries(self) -> tuple[Principal, ...]:
+        """The entries of principals.toml; none while it is broken."""
+        self._refresh()
+        return () if self._principals is None else self._principals.entries
+
+    @property
     def groups(self) -> frozenset[str]:
         """Every group that principals.toml assigns to somebody."""
         self._refresh()
@@ -263,13 +287,15 @@ class Policies:
             self._looked_at = now
 
     def _look(self) -> None:
-        paths = (self.path, self._principals_path, self._former)
-        seen: Seen = tuple(map(_status, paths))
+        former = self._shared is None and _status(self._former)
+        seen: Seen = (_status(self.path), _status(self._principals_path), former)
+        if self._shared is not None:
+            seen = self._shared.texts
         if seen == self._seen and (self._loaded or self._broken):
             return
         self._seen = seen
         before = self._broken
-        self._load(former=seen[2] is not None)
+        self._load(former=self._shared is None and former is not None)
         # Logged once for each change, not for each refused call.
         if self._broken is not None and (before is None or before.message != self._broken.message):
             _log.error("the policy cannot be used: %s", self._broken.message)
@@ -285,11 +311,11 @@ class Policies:
         # People keep their rights while the rules are broken: somebody must be able to repair them.
         parsed = ""
         try:
-            text = read_file(self._principals_path)
+            text = read_file(self._principals_path) if self._shared is None else self._shared.texts[0]
             parsed = self._principals_path.name
             self._principals = Principals(text)
             parsed = ""
-            text = read_file(self.path)
+            text = read_file(self.path) if self._shared is None else self._shared.texts[1]
             parsed = self.path.name
             self._loaded = _Loaded(Rules(text), self._monotonic)
         except Failure as failure:

@@ -213,9 +213,9 @@ def _fetched(out: Output, place: str) -> Generator[Path]:
 def _scheduled(home: Home) -> tuple[Path, int]:
     """The folder of the scheduled backups, and their term in days."""
     from interlock.core.errors import Failure
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
-    settings = load_settings(home.settings)
+    settings = settings_of(home).settings
     if settings.backup_to is None:
         advice = "name a directory, or set backup_to in settings.toml"
         raise Failure("E3411", "there is no folder for scheduled backups", resolution=advice)

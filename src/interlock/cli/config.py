@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, without_home
+from interlock.cli.command import Output, looking, over_home, without_home
 
 if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
+    from interlock.store.home import Home
+    from interlock.store.shared_config import SharedConfig
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -18,12 +21,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group()
 def config() -> None:
-    """The configuration: settings.toml and its overrides, the policy and the principals, on every machine of the store.
+    """The configuration: settings and their overrides, policy and principals, here and on all machines of the store.
 
     \b
     interlock config show --changed
     interlock config check
     interlock config diff
+    interlock config push
     """
 
 
@@ -37,7 +41,8 @@ def config() -> None:
 def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     """The settings in effect, or those named, and where each comes from. Credentials are masked.
 
-    A setting comes from a variable of the environment, from settings.toml, or is the default. A server that was
+    A setting comes from a variable of the environment, from settings.toml, from the configuration that all machines
+    share (config push), or is the default. A server that was
     started with other variables, or before the file was changed, has other settings.
 
     \b
@@ -45,8 +50,9 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     interlock config show store approval
     """
     from interlock.privacy.configured import masked
-    from interlock.settings import Settings, effective_settings, nearest, variable
+    from interlock.settings import Settings, nearest, variable
     from interlock.store.homes import home_at
+    from interlock.store.shared_config import settings_of
 
     known = Settings.model_fields
     for name in names:
@@ -54,7 +60,7 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
     home = home_at(out.session.path)
-    settings, sources = effective_settings(home.settings)
+    settings, sources = settings_of(home)
     rows = [
         {
             "name": name,
@@ -133,7 +139,8 @@ def diff(out: Output, /) -> int:
     """What each machine on the store runs, and where they differ: version, schema, policy, principals, settings, keys.
 
     Machines are compared by digests that their processes tell with their leases. A data directory without a running
-    process tells nothing, except for this one. Exits 1 if something differs.
+    process tells nothing, except for this one. If a configuration was pushed to the store, the files here are compared
+    with it line by line. Exits 1 if something differs.
 
     \b
     interlock config diff
@@ -142,7 +149,9 @@ def diff(out: Output, /) -> int:
     from interlock.store.homes import home_at
     from interlock.store.node_files import compare, nodes
 
-    found = nodes(home_at(out.session.path))
+    home = home_at(out.session.path)
+    shared, lines = _beside_shared(home)
+    found = nodes(home)
     different = compare(found)
 
     def show_nodes(page: Page) -> None:
@@ -161,11 +170,208 @@ def diff(out: Output, /) -> int:
         for what, groups in different.items():
             page.line(BAD, f" {what} differs")
             page.table([(f"    {value[:12] or '-'}", ", ".join(places)) for value, places in groups.items()])
+        if shared is not None:
+            _show_version(page, shared, "followed here" if home.shared else "not followed here")
+        for name, changes in lines.items():
+            page.line(BAD, f" {name} here is not the shared one" + (", and does not count" if home.shared else ""))
+            _show_lines(page, changes)
 
-    document = {"agree": not different, "nodes": [one._asdict() for one in found], "differences": different}
-    out.answer(document, show_nodes)
-    return 1 if different else 0
+    told = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
+    agree = not different and not lines
+    nodes_told = [one._asdict() for one in found]
+    out.answer({"agree": agree, "nodes": nodes_told, "differences": different, "shared": told}, show_nodes)
+    return 0 if agree else 1
+
+
+def _beside_shared(home: Home) -> tuple[SharedConfig | None, dict[str, list[str]]]:
+    """The configuration in the store, and the lines in which each file here differs from it."""
+    from interlock.core.errors import Failure
+    from interlock.store.shared_config import FILES, in_store, settings_of
+
+    try:
+        settings_of(home)
+    except Failure:
+        home.shared = None  # the settings disagree with it, as the lines tell
+    shared = in_store(home)
+    lines = {} if shared is None else {name: _lines(shared.files[name], home, name) for name in FILES}
+    return shared, {name: changes for name, changes in lines.items() if changes}
+
+
+def _lines(shared: str, home: Home, name: str) -> list[str]:
+    """The lines in which a file differs from a shared text. Where that is followed, no file is needed."""
+    import difflib
+
+    path = home.path / name
+    here = path.read_text(errors="replace") if path.exists() else ""
+    if name == "settings.toml":
+        shared, here = _settings_lines(shared), _settings_lines(here)
+    if home.shared is not None and not here:
+        return []
+    return list(difflib.unified_diff(shared.splitlines(), here.splitlines(), "shared", "here", lineterm="", n=1))
+
+
+def _settings_lines(text: str) -> str:
+    """The settings that all machines share, a line for each, without credentials."""
+    import json
+    import tomllib
+
+    from interlock.privacy.configured import masked
+    from interlock.settings import common_of
+
+    try:
+        common = common_of(text)
+    except tomllib.TOMLDecodeError:
+        return text
+    return "\n".join(f"{name} = {json.dumps(masked(one), default=str)}" for name, one in sorted(common.items()))
+
+
+def _show_lines(page: Page, lines: list[str]) -> None:
+    from interlock.cli.render import Text
+
+    for line in lines:
+        page.line(Text(f"    {line}", {"+": "green", "-": "red"}.get(line[:1], "dim")))
+
+
+def _show_version(page: Page, shared: SharedConfig, words: str) -> None:
+    from interlock.cli.render import GOOD
+    from interlock.core.clock import iso
+
+    page.line(GOOD, f" shared version {shared.version} by {shared.by} at {iso(shared.at_ms)}, {words}")
+
+
+def _document(shared: SharedConfig) -> Json:
+    from interlock.api.shared_config import document
+
+    return document(shared)
 
 
 def _words(values: tuple[str, ...]) -> str:
     return ", ".join(values) or "-"
+
+
+# push, pull, history, rollback
+
+
+@config.command()
+@click.option(
+    "--from", "source", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    help="A directory with some of policy.cedar, principals.toml and settings.toml [default: the data directory].",
+)  # fmt: skip
+@click.option("--instead-of", type=click.IntRange(0), metavar="VERSION", help="The version that this replaces.")
+@over_home
+async def push(lock: Interlock, out: Output, /, source: Path | None, instead_of: int | None) -> int:
+    """Make policy, principals and settings of this directory those of all machines that follow the store.
+
+    Machines follow that state `shared_config = true` in settings.toml. They decide by a new policy and new principals
+    within a second; settings count from their next start. Everything is checked first, as by interlock config check,
+    and nothing is stored if there is a fault. Settings of one machine, such as store, are left out. Needs policy:admin.
+
+    \b
+    interlock config push
+    interlock config pull new && interlock config push --from new --instead-of 1
+    """
+    from interlock.api.shared_config import SharedConfiguration
+    from interlock.core.errors import Failure
+    from interlock.store.shared_config import FILES
+
+    if source is None and lock.home.shared is not None:
+        raise Failure(
+            "E3411",
+            "this data directory follows the shared configuration, so its own files do not count",
+            resolution="interlock config pull DIR, change the files there, then: interlock config push --from DIR",
+        )
+    folder = source or lock.home.path
+    try:
+        texts = {name: (folder / name).read_text() for name in FILES if (folder / name).exists()}
+    except (OSError, UnicodeDecodeError):
+        raise Failure("E3004", "a file of the configuration cannot be read as text") from None
+    try:
+        pushed = await SharedConfiguration(lock).push(texts, by=lock.caller, instead_of=instead_of)
+    except Failure as failure:
+        faults: list[str] | None = (failure.details or {}).get("faults")
+        if failure.code != "E3004" or faults is None:
+            raise
+        out.answer({"pushed": False, "faults": faults}, lambda page: _show_faults(page, faults))
+        return 1
+    return _answer_pushed(out, pushed)
+
+
+def _show_faults(page: Page, faults: list[str]) -> None:
+    from interlock.cli.render import BAD
+
+    page.table([(BAD, fault) for fault in faults])
+    page.line("nothing was changed")
+
+
+def _answer_pushed(out: Output, pushed: SharedConfig) -> int:
+    out.answer(
+        {"pushed": True, **_document(pushed)},
+        lambda page: _show_version(page, pushed, "in force on all machines that follow it"),
+    )
+    return 0
+
+
+@config.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--version", type=click.IntRange(1), help="An earlier version.")
+@looking
+async def pull(lock: Interlock, out: Output, /, directory: Path, version: int | None) -> int:
+    """Write the shared configuration to DIRECTORY, to look at it or to change it. It must not have such files.
+
+    \b
+    interlock config pull new
+    """
+    from interlock.api.files import keep
+    from interlock.api.shared_config import SharedConfiguration
+    from interlock.core.errors import Failure
+
+    shared = SharedConfiguration(lock)
+    found = await shared.newest() if version is None else await shared.get(version)
+    if found is None:
+        raise Failure("E3411", "nothing was pushed to the store yet", resolution="interlock config push")
+    there = [name for name in found.files if (directory / name).exists()]
+    if there:
+        raise Failure("E3411", f"{directory} has {', '.join(there)} already", resolution="name another directory")
+    for name, text in found.files.items():
+        keep(directory / name, text.encode())
+    out.answer(
+        {"directory": str(directory), **_document(found)},
+        lambda page: _show_version(page, found, f"written to {directory}"),
+    )
+    return 0
+
+
+@config.command()
+@looking
+async def history(lock: Interlock, out: Output, /) -> int:
+    """The last 50 versions of the shared configuration, the newest first.
+
+    \b
+    interlock config history
+    """
+    from interlock.api.shared_config import SharedConfiguration
+
+    rows = await SharedConfiguration(lock).history()
+
+    def show_rows(page: Page) -> None:
+        cells = [(str(row["version"]), str(row["at"]), str(row["by"])) for row in rows]
+        page.table(cells, ("version", "at", "by") if rows else ())
+        if not rows:
+            page.line("nothing was pushed yet: interlock config push")
+
+    out.answer({"versions": rows}, show_rows)
+    return 0
+
+
+@config.command()
+@click.argument("version", type=click.IntRange(1))
+@over_home
+async def rollback(lock: Interlock, out: Output, /, version: int) -> int:
+    """Put an earlier VERSION in force again, as a new one. It is checked as a push is. Needs policy:admin.
+
+    \b
+    interlock config rollback 3
+    """
+    from interlock.api.shared_config import SharedConfiguration
+
+    return _answer_pushed(out, await SharedConfiguration(lock).rollback(version, by=lock.caller))

@@ -43,12 +43,12 @@ def mistyped_variables() -> list[tuple[str, str]]:
 def _settings(home: Home) -> Checked:
     from interlock.authority.keys import TrustedIssuer
     from interlock.core.errors import Failure
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
     warnings = [f"the variable {name} sets nothing; did you mean {meant}?" for name, meant in mistyped_variables()]
     faults: list[str] = []
     try:
-        settings = load_settings(home.settings)
+        settings = settings_of(home).settings
     except Failure as failure:
         return Checked(home.settings.name, _told(failure), warnings)
     for at, entry in enumerate(settings.trusted_issuers):
@@ -60,13 +60,12 @@ def _settings(home: Home) -> Checked:
 
 
 def _principals(home: Home) -> Checked:
-    from interlock.authority.policy import read_file
     from interlock.authority.principals import Principals
     from interlock.core.errors import Failure
 
     try:
-        if home.principals.exists() or _made(home):  # a new data directory is made with a file
-            Principals(read_file(home.principals))
+        if home.shared or home.principals.exists() or _made(home):  # a new data directory is made with a file
+            Principals(_text(home, home.principals))
     except Failure as failure:
         return Checked(home.principals.name, _told(failure), [])
     return Checked(home.principals.name, [], [])
@@ -74,22 +73,21 @@ def _principals(home: Home) -> Checked:
 
 def _policy(home: Home) -> Checked:
     from interlock.authority.cedar import check
-    from interlock.authority.policy import read_file
     from interlock.authority.principals import Principals
     from interlock.cli.doctor_policy import rules_speak_of
     from interlock.core.errors import Failure
 
-    if home.policy.with_name("policy.toml").exists():
+    if not home.shared and home.policy.with_name("policy.toml").exists():
         words = "there is a policy.toml: move its rules to policy.cedar and remove it; until then nothing is allowed"
         return Checked(home.policy.name, [words], [])
-    if not home.policy.exists() and not _made(home):
+    if not home.shared and not home.policy.exists() and not _made(home):
         return Checked(home.policy.name, [], [])
     try:
-        text = read_file(home.policy)
+        text = _text(home, home.policy)
     except Failure as failure:
         return Checked(home.policy.name, _told(failure), [])
     try:
-        people = Principals(read_file(home.principals)).groups
+        people = Principals(_text(home, home.principals)).groups
     except Failure:
         people = frozenset[str]()  # told already
     warnings: list[str] = []
@@ -105,6 +103,15 @@ def _policy(home: Home) -> Checked:
     ]
     warnings += [one for grave, one in words if not grave]
     return Checked(home.policy.name, [one for grave, one in words if grave], warnings)
+
+
+def _text(home: Home, path: Path) -> str:
+    """The text in force: of the file, or of the store where that counts."""
+    from interlock.authority.policy import read_file
+    from interlock.store.shared_config import text_of
+
+    shared = text_of(home, path.name)
+    return read_file(path) if shared is None else shared
 
 
 def _made(home: Home) -> bool:

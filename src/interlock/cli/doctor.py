@@ -89,12 +89,25 @@ def examine(
     home: Home, *, machine: bool = True, begin: Callable[[str, float], None] = lambda words, percent: None
 ) -> list[Finding]:
     """Everything that was found, in order; without `machine`, of the home alone. `begin` is told of each check."""
+    _follow(home)
     checks = {**MACHINE, **CHECKS, **ISOLATION} if machine else CHECKS
     found: list[Finding] = []
     for number, (name, check) in enumerate(checks.items()):
         begin(f"looking at: {name}", 100 * number / len(checks))
         found += _run(name, check, home)
     return found
+
+
+def _follow(home: Home) -> None:
+    """Find out whether policy, principals and settings of a home are in the store. What is wrong, a check reports."""
+    from interlock.core.errors import Failure
+    from interlock.store.connection import StoreError
+    from interlock.store.shared_config import settings_of
+
+    try:
+        settings_of(home)
+    except (Failure, OSError, StoreError):
+        return
 
 
 def _run(name: str, check: Check, home: Home) -> Iterator[Finding]:

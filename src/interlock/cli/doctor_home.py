@@ -53,10 +53,16 @@ def check_background(home: Home) -> Iterator[Finding]:
 
 def check_nodes(home: Home) -> Iterator[Finding]:
     """Files that have to be the same on all machines of a store and are not."""
+    from interlock.store.node_files import differences
+    from interlock.store.shared_config import text_of
+
+    for path in (home.policy, home.principals):
+        shared = text_of(home, path.name)
+        if shared is not None and path.exists() and path.read_text(errors="replace") != shared:
+            what = f"{path.name} of this data directory does not count: the store has another, which all machines share"
+            yield Finding("nodes", "attention", what, "remove the file; interlock config diff shows the difference")
     if home.near or home.new:
         return
-    from interlock.store.node_files import differences
-
     for one in differences(home):
         what = f"{one.file} is not the same here and in {one.directory} on {one.machine}, which uses the same store"
         yield Finding("nodes", "attention", what, "copy it from the machine where it is right to the other")
@@ -95,9 +101,9 @@ def check_backups(home: Home) -> Iterator[Finding]:
     from datetime import UTC, datetime, timedelta
 
     from interlock.audit.backups import RETRY_MS, made_in
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
-    settings = load_settings(home.settings)
+    settings = settings_of(home).settings
     if settings.backup_to is None:
         return
     if not (made := made_in(settings.backup_to)):
@@ -114,9 +120,9 @@ def check_backups(home: Home) -> Iterator[Finding]:
 
 def check_settings(home: Home) -> Iterator[Finding]:
     from interlock.cli.config_check import mistyped_variables
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
-    settings = load_settings(home.settings)
+    settings = settings_of(home).settings
     yield Finding("settings", "good", f"audit {settings.audit}; interlock config show tells all of them")
     for name, meant in mistyped_variables():
         yield Finding("settings", "attention", f"the variable {name} sets nothing", f"did you mean {meant}?")

@@ -52,11 +52,11 @@ def check_issuer(home: Home) -> Iterator[Finding]:
 
 
 def check_secrets(home: Home) -> Iterator[Finding]:
-    from interlock.settings import load_settings
     from interlock.store.home import is_known
     from interlock.store.sealing import Box, keys_in_use
+    from interlock.store.shared_config import settings_of
 
-    where = load_settings(home.settings).secrets_key
+    where = settings_of(home).settings.secrets_key
     key = home.keys / f"secrets.{'key' if where == 'file' else 'keyring'}"
     in_use = set[str]()
     with if_usable(home) as reader:

@@ -18,22 +18,29 @@ def check_policy(home: Home) -> Iterator[Finding]:
     from interlock.authority.policy import read_file
     from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
     from interlock.authority.principals import Principals
+    from interlock.store.shared_config import text_of
 
     former = home.path / "policy.toml"
-    if former.exists():
+    if former.exists() and home.shared is None:
         what = "there is a policy.toml, which counts no more; nothing is allowed while it is there"
         yield Finding("policy", "broken", what, "move its rules to policy.cedar and its people to principals.toml")
         return
     # What a home is made with is there before its database.
-    made = home.made
-    text = read_file(home.policy) if made or home.policy.exists() else DEFAULT
+    made, shared = home.made, home.shared
+    text = text_of(home, home.policy.name)
+    if text is None:
+        text = read_file(home.policy) if made or home.policy.exists() else DEFAULT
     rules = Rules(text)
-    which = "the default" if text == DEFAULT else str(home.policy)
+    which = f"shared version {shared.version}" if shared else "the default" if text == DEFAULT else str(home.policy)
     yield Finding("policy", "good", f"{which}; what no rule permits is denied ({rules.version})")
     for rule in rules.rules:
         yield Finding("", "good", _rule_words(rule))
-    yield from _applied(home, text)
-    people = Principals(read_file(home.principals) if made or home.principals.exists() else DEFAULT_PRINCIPALS)
+    if shared is None:
+        yield from _applied(home, text)
+    written = text_of(home, home.principals.name)
+    if written is None:
+        written = read_file(home.principals) if made or home.principals.exists() else DEFAULT_PRINCIPALS
+    people = Principals(written)
     contracts, known, groups = rules_speak_of(home, text)
     for fault in check(text, contracts, people.groups | groups, known):
         what = f"line {fault.line}, {fault.rule}: {fault.message}"

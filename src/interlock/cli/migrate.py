@@ -149,14 +149,14 @@ def _backup(home: Home, *, target: str, directory: Path | None) -> Path | None:
     from datetime import UTC, datetime
 
     from interlock.audit.backups import copy_verified, make_before
-    from interlock.settings import load_settings
+    from interlock.store.shared_config import settings_of
 
     if not home.near:
         return None
     if directory is not None:
         copy_verified(home, directory)
         return directory
-    settings = load_settings(home.settings)
+    settings = settings_of(home).settings
     return make_before(home, target, settings.backup_to, settings.backup_days, datetime.now(UTC))
 
 

@@ -105,9 +105,12 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     interlock policy check new.cedar
     """
     from interlock.api.policy import fault_document, faults_of
+    from interlock.store.shared_config import text_of
 
     path = file or lock.policy.path
-    return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(lock, _read(path))])
+    shared = None if file is not None else text_of(lock.home, path.name)
+    text = _read(path) if shared is None else shared
+    return _answer_check(out, path, [fault_document(fault) for fault in await faults_of(lock, text)])
 
 
 def _answer_check(out: Output, path: Path, faults: Sequence[Json]) -> int:

@@ -230,12 +230,10 @@ async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
 
     A caller of another tenant is told the names of that tenant only.
     """
-    from interlock.authority.principals import Principals
-
     people = [one for one in await lock.identities.all() if one.kind == "human" and one.state == "active"]
     if by.tenant != "local":
         own = [one.name or one.did for one in people if one.tenant == by.tenant and group in one.groups]
         return [*own, "operators of this home"]
-    entries = Principals(lock.home.principals.read_text()).entries if lock.home.principals.exists() else ()
+    entries = lock.policy.entries
     listed = [entry.id for entry in entries if group in entry.groups and entry.kind in (None, "human")]
     return [*listed, *(one.name or one.did for one in people if group in one.groups)]

@@ -1,7 +1,8 @@
 """Epochs: values that change with every change to a family of tables, so that other processes notice it.
 
-Most are facts that are raised by one in the transaction that changes the family (`advance`). Revocations are only ever
-added and the rows of `quarantine` carry their own number: there the highest number is the epoch.
+Most are facts that are raised by one in the transaction that changes the family (`advance`). Revocations and versions
+of the shared configuration are only ever added and the rows of `quarantine` carry their own number: there the highest
+number is the epoch.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Epochs(NamedTuple):
     upstreams: str | None
     surfaces: str | None
     decisions: str | None
+    config: int | None
 
 
 _READ = (
     "SELECT (SELECT max(seq) FROM revocation), (SELECT max(epoch) FROM quarantine),"
     " (SELECT value FROM fact WHERE name = 'registry_epoch'), (SELECT value FROM fact WHERE name = 'identity_epoch'),"
     " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch'),"
-    " (SELECT value FROM fact WHERE name = 'surface_epoch'), (SELECT value FROM fact WHERE name = 'decision_epoch')"
+    " (SELECT value FROM fact WHERE name = 'surface_epoch'), (SELECT value FROM fact WHERE name = 'decision_epoch'),"
+    " (SELECT max(version) FROM shared_config)"
 )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import orjson
@@ -30,7 +30,10 @@ from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
 from interlock.store.turns import Turns
 
-SCHEMA_HEAD = "0016"
+if TYPE_CHECKING:
+    from interlock.store.shared_config import SharedConfig
+
+SCHEMA_HEAD = "0018"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
@@ -68,6 +71,8 @@ class Home:
         self.manifests = self.path / "manifests"
         self.sandbox = self.path / "sandbox.lock"
         self.turns = self.path / "turns.lock"
+        # What the store has in place of policy, principals and settings here; None if these files count.
+        self.shared: SharedConfig | None = None
 
     def prepare(self) -> None:
         """Make the directories; a home that cannot be written is refused at once (E3801), and half a copy (E3804)."""

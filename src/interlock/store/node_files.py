@@ -16,15 +16,9 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from interlock._version import __version__
+from interlock.settings import OF_A_MACHINE
 from interlock.store.home import SCHEMA_HEAD, Home
 
-# Settings of one machine: where things are there, and what it logs.
-_OF_A_MACHINE = frozenset(
-    {
-        "store", "store_admin", "backup_to", "policy_token_file", "vault_token_file", "otlp_endpoint", "log_format",
-        "log_level", "housekeeping",
-    }
-)  # fmt: skip
 _PLAIN = ("policy.cedar", "principals.toml", "keys/secrets.key", "keys/cursor.key")
 
 
@@ -111,26 +105,28 @@ def _files(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _digests(home: Home) -> dict[str, str]:
     found = {name: _digest(_read(home, name)) for name in _PLAIN}
-    found["settings.toml"] = _digest(_common_settings(_read(home, "settings.toml")))
+    found["settings.toml"] = _digest(common_settings(_read(home, "settings.toml")))
     # The public halves are in the names.
     issuer = sorted(path.name for path in (home.keys / "issuer").glob("*.pem"))
     return {**found, "keys/issuer": _digest(" ".join(issuer).encode())}
 
 
 def _read(home: Home, name: str) -> bytes:
+    if home.shared is not None and name in home.shared.files:
+        return home.shared.files[name].encode()  # the file does not count
     try:
         return (home.path / name).read_bytes()
     except OSError:
         return b""
 
 
-def _common_settings(text: bytes) -> bytes:
+def common_settings(text: bytes) -> bytes:
     """The settings that all machines have to share, in one form, whatever their order and comments."""
     try:
         settings = tomllib.loads(text.decode())
     except ValueError:
         return text
-    common = {name: value for name, value in settings.items() if name not in _OF_A_MACHINE}
+    common = {name: value for name, value in settings.items() if name not in OF_A_MACHINE}
     return orjson.dumps(common, option=orjson.OPT_SORT_KEYS, default=str) if common else b""
 
 

@@ -241,6 +241,17 @@ standing = sa.Table(
     sa.Index("standing_tool", "tool"),
 )
 
+# The configuration that all machines share, in versions. `files` is a JSON object of texts.
+shared_config = sa.Table(
+    "shared_config",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("files", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("pushed_by", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.Integer, nullable=False),
+)
+
 # The tools that the holder of a surface, a token or a local caller, has loaded.
 surface_tool = sa.Table(
     "surface_tool",

@@ -563,15 +563,6 @@ class Settings(pydantic.BaseModel):
         return namespace not in self.no_pattern_redaction
 
 
-# Settings of one machine: where things are there, and what it logs. All others are the same on all machines of a store.
-OF_A_MACHINE = frozenset(
-    {
-        "store", "store_admin", "shared_config", "backup_to", "policy_token_file", "vault_token_file", "otlp_endpoint",
-        "log_format", "log_level", "housekeeping",
-    }
-)  # fmt: skip
-
-
 class Effective(NamedTuple):
     """The settings in effect, and the source of each one that is not a default: a line, a variable or the program."""
 
@@ -587,11 +578,8 @@ def load_settings(path: Path, **given: Any) -> Settings:
     return effective_settings(path, **given).settings
 
 
-def effective_settings(path: Path, *, shared: tuple[str, str] | None = None, **given: Any) -> Effective:
-    """The same, with the source of each setting.
-
-    `shared` are settings of all machines, their source and their text. What is stated here in another way is refused.
-    """
+def effective_settings(path: Path, **given: Any) -> Effective:
+    """The same, with the source of each setting."""
     try:
         text = path.read_text() if path.exists() else ""
         values: dict[str, Any] = tomllib.loads(text)
@@ -606,10 +594,7 @@ def effective_settings(path: Path, *, shared: tuple[str, str] | None = None, **g
         # The defaults, without a validator, which takes some time to build.
         return Effective(Settings.model_construct(), {})
     stated = {name: one for name, one in values.items() if name not in given}
-    faults = [
-        f"{_place('', loc, text, given)}: `{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}"
-        for loc in inline_secrets({name: one for name, one in stated.items() if name not in _EXPRESSIONS})
-    ]
+    faults = [f"{_place('', loc, text, given)}: {words}" for loc, words in credential_faults(stated)]
     settings: Settings | None = None
     try:
         # What the file states has to be of its type: the text "7" is not a number. A variable is always a text.
@@ -618,71 +603,17 @@ def effective_settings(path: Path, *, shared: tuple[str, str] | None = None, **g
         settings = Settings.model_validate({**values, **given})
     except pydantic.ValidationError as error:
         faults += [
-            f"{_place(fault['type'], fault['loc'], text, given)}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
-            for fault in error.errors(include_url=False, include_input=False, include_context=False)
+            f"{_place(one['type'], one['loc'], text, given)}: {fault_words(one['type'], one['loc'], one['msg'])}"
+            for one in error.errors(include_url=False, include_input=False, include_context=False)
         ]
     if faults or settings is None:
         raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT)
-    sources = {name: _place("", (name,), text, given) for name in {**values, **given}}
-    if shared is None:
-        return Effective(settings, sources)
-    return _with_shared(
-        settings, sources, {name: values[name] for name in OF_A_MACHINE & values.keys()}, *shared, given
-    )
+    return Effective(settings, {name: _place("", (name,), text, given) for name in {**values, **given}})
 
 
 _MOST = 5
 
 
-def _with_shared(
-    stated: Settings, sources: dict[str, str], own: dict[str, Any], source: str, text: str, given: Mapping[str, Any]
-) -> Effective:
-    """The settings that all machines share, with those of this machine, and what the program was given."""
-    common = common_of(text)
-    try:
-        settings = Settings.model_validate({**common, **own, **given})
-    except pydantic.ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        words = f"{source}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
-        raise Failure("E3108", words, resolution=_CORRECT_SHARED) from None
-    faults = [
-        f"{place}: `{name}` is not what all machines share ({source})"
-        for name, place in sources.items()
-        if name not in OF_A_MACHINE and name not in given and getattr(stated, name) != getattr(settings, name)
-    ]
-    if faults:
-        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT_SHARED)
-    own_sources = {name: place for name, place in sources.items() if name in own or name in given}
-    return Effective(settings, {**dict.fromkeys(common, source), **own_sources})
-
-
-def shared_faults(text: str) -> list[str]:
-    """The faults of a text as the settings of all machines, each with its line."""
-    try:
-        common = common_of(text)
-    except tomllib.TOMLDecodeError as error:
-        return [str(error).splitlines()[0]]
-    lines = text.splitlines()
-    faults = [
-        f"line {_line(lines, loc)}: `{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}"
-        for loc in inline_secrets({name: one for name, one in common.items() if name not in _EXPRESSIONS})
-    ]
-    try:
-        Settings.model_validate_json(json.dumps(common, default=str), strict=True)
-    except pydantic.ValidationError as error:
-        faults += [
-            f"line {_line(lines, fault['loc'])}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
-            for fault in error.errors(include_url=False, include_input=False, include_context=False)
-        ]
-    return faults
-
-
-def common_of(text: str) -> dict[str, Any]:
-    """The settings of a text that all machines have to share."""
-    return {name: one for name, one in tomllib.loads(text).items() if name not in OF_A_MACHINE}
-
-
-_CORRECT_SHARED = "remove it here, or change it for all machines: interlock config push"
 # Settings that say what to look for: an expression may have the form of what it finds.
 _EXPRESSIONS = frozenset({"redact_patterns", "redact_names", "selection_rules"})
 _KEEP_APART = "keep it apart, in a file or under `interlock secrets set`, and name that here (a database's: PGPASSFILE)"
@@ -699,7 +630,14 @@ def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
     return next(iter(difflib.get_close_matches(name, names, 1, alike)), None)
 
 
-def _fault(kind: str, loc: tuple[int | str, ...], message: str) -> str:
+def credential_faults(values: Mapping[str, Any]) -> list[tuple[tuple[int | str, ...], str]]:
+    """The places of values that hold a credential themselves, and what to do about each."""
+    found = inline_secrets({name: one for name, one in values.items() if name not in _EXPRESSIONS})
+    return [(loc, f"`{'.'.join(map(str, loc))}` holds a credential; {_KEEP_APART}") for loc in found]
+
+
+def fault_words(kind: str, loc: tuple[int | str, ...], message: str) -> str:
+    """A fault that pydantic found, in a sentence that names the setting."""
     where = ".".join(map(str, loc))
     if kind == "extra_forbidden":
         meant = nearest(str(loc[-1]), _names_beside(loc))
@@ -733,10 +671,10 @@ def _place(kind: str, loc: tuple[int | str, ...], text: str, given: Mapping[str,
     if name in Settings.model_fields and variable(name) in os.environ:
         return variable(name)
     place = loc[:-1] if kind == "missing" else loc
-    return f"settings.toml, line {_line(text.splitlines(), place)}"
+    return f"settings.toml, line {line_of(text.splitlines(), place)}"
 
 
-def _line(lines: list[str], loc: tuple[int | str, ...]) -> int:
+def line_of(lines: list[str], loc: tuple[int | str, ...]) -> int:
     """The line of a setting, or the nearest one above that leads there."""
     at, pattern = 0, re.compile("")
     for part in loc:

@@ -17,15 +17,15 @@ from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
 from interlock.call.context import Caller
 from interlock.call.phases import Lease
-from interlock.core.clock import Clock
 from interlock.privacy.redact import RedactionRules, Redactor
-from interlock.settings import Settings
-from interlock.store.home import Home
-from interlock.store.port import Store
 from interlock.store.sealing import Box
 
 if TYPE_CHECKING:
+    from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
+    from interlock.settings import Settings
+    from interlock.store.home import Home
+    from interlock.store.port import Store
 
 
 class Authority:

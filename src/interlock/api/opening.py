@@ -18,7 +18,6 @@ from interlock.core.threads import DISK
 from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
 from interlock.registry.source import function
-from interlock.settings import HookSetting
 from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at
@@ -28,6 +27,7 @@ from interlock.store.shared_config import settings_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.settings import HookSetting
 
 
 T = TypeVar("T", bound="Parts")

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
 from interlock.api.rights import require_here
-from interlock.api.shared_config import SharedConfiguration
+from interlock.api.shared_config import POLICY, SharedConfiguration
 from interlock.authority.facts import in_normal_form
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
 from interlock.store import decisions, records
-from interlock.store.port import Transaction
-from interlock.store.shared_config import POLICY
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from interlock.authority.decisions import Question
     from interlock.call.phases import Decision
     from interlock.contract.contract import Contract
+    from interlock.store.port import Transaction
 
 
 class Policy:

@@ -18,11 +18,11 @@ from interlock.call.context import Caller
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.settings import shared_faults
 from interlock.store import shared_config
 from interlock.store.home import Home
 from interlock.store.port import Store
 from interlock.store.shared_config import FILES, POLICY, PRINCIPALS, SETTINGS, SharedConfig
+from interlock.store.shared_settings import shared_faults
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts

@@ -99,7 +99,7 @@ Seen = tuple[object, ...]
 
 
 class SharedTexts:
-    """Texts that are in force in place of the files of the home. Whoever has them sets `texts` when they change."""
+    """Texts that are in force in place of the files of the home. `texts` is set when they change."""
 
     def __init__(self, principals: str, policy: str) -> None:
         self.texts = (principals, policy)

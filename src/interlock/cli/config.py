@@ -216,7 +216,7 @@ def _settings_lines(text: str) -> str:
     import tomllib
 
     from interlock.privacy.configured import masked
-    from interlock.settings import common_of
+    from interlock.store.shared_settings import common_of
 
     try:
         common = common_of(text)

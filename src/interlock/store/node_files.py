@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from interlock._version import __version__
-from interlock.settings import OF_A_MACHINE
 from interlock.store.home import SCHEMA_HEAD, Home
+from interlock.store.shared_settings import OF_A_MACHINE
 
 _PLAIN = ("policy.cedar", "principals.toml", "keys/secrets.key", "keys/cursor.key")
 

@@ -2,8 +2,8 @@
 
 Each version has the texts of all three files, and who pushed it. Versions are only ever added, and the newest one is in
 force. A data directory whose settings state `shared_config` takes the three from here in place of its own files; its
-settings.toml then states what is its own (`settings.OF_A_MACHINE`). The journal has a record with the digests of each
-version. The texts are checked before they are stored, by those who call `add`.
+settings.toml then states what is its own (`shared_settings.OF_A_MACHINE`). The journal has a record with the digests
+of each version. The texts are checked before they are stored, by those who call `add`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from interlock.store import records
 from interlock.store.home import Home, schema_of
 from interlock.store.inspection import opened
 from interlock.store.port import Reader, Transaction
+from interlock.store.shared_settings import with_shared
 
 POLICY, PRINCIPALS, SETTINGS = "policy.cedar", "principals.toml", "settings.toml"
 FILES = (POLICY, PRINCIPALS, SETTINGS)
@@ -99,9 +100,7 @@ def settings_of(home: Home, **given: Any) -> Effective:
     if not effective.settings.shared_config:
         return effective
     home.shared = shared = _of_store(home)
-    return effective_settings(
-        home.settings, shared=(f"shared version {shared.version}", shared.files[SETTINGS]), **given
-    )
+    return with_shared(effective, f"shared version {shared.version}", shared.files[SETTINGS], given)
 
 
 def in_store(home: Home) -> SharedConfig | None:

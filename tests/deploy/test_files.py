@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 from configparser import ConfigParser
@@ -85,3 +86,45 @@ def test_the_image_is_built_in_stages_and_its_service_is_confined() -> None:
     assert COMPOSE["read_only"] is True
     assert COMPOSE["cap_drop"] == ["ALL"]
     assert COMPOSE["ports"] == ["127.0.0.1:8080:8080"]
+
+
+PAGES = ("team", "kubernetes", "postgres", "upgrade", "backup", "serve")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_on_the_pages_for_operators_are_commands_with_options_that_they_have(page: str) -> None:
+    """Also those that the tests of the documentation do not run, because they need a machine of one's own."""
+    text = (DEPLOY.parent / "docs" / "how-to" / f"{page}.md").read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    prompts = {"": "", "console": r"\$ "}  # in a block of a console, other lines are answers
+    lines = [
+        line
+        for kind, block in blocks
+        if kind in prompts
+        for line in re.findall(rf"^{prompts[kind]}((?:interlock|deploy/rollout\.py) .+)$", block, re.MULTILINE)
+    ]
+    assert lines or page == "serve"
+    for line in lines:
+        program, *words = shlex.split(line.partition(" | ")[0], comments=True)
+        if program == "interlock":
+            _parse(cli, words)
+        else:
+            rollout = runpy.run_path(str(DEPLOY / "rollout.py"))
+            assert rollout["arguments"](words).nodes, line
+
+
+def _parse(group: click.Group, words: list[str]) -> None:
+    """Find the command that words name, and its options; whether the files are there that they name is not asked."""
+    context = click.Context(group)
+    while words and words[0].startswith("-"):
+        takes_value = words[0] == "--home"
+        words = words[2 if takes_value else 1 :]
+    if not words:
+        return
+    command = group.get_command(context, words[0])
+    assert command is not None, words
+    if isinstance(command, click.Group):
+        _parse(command, words[1:])
+        return
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    assert {word.partition("=")[0] for word in words[1:] if word.startswith("--")} <= known, words

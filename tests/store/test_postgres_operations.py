@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from interlock import Failure, Interlock
 from interlock.audit import retention, tail
-from interlock.audit.backups import copy_verified, drill, restore_store
+from interlock.audit.backups import copy_verified, drill, due, made_in, restore_store
 from interlock.audit.chain import verify
+from interlock.core.clock import Clock
 from interlock.settings import load_settings
-from interlock.store import copying
+from interlock.store import copying, facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at, restored_home
 from tests import sample
 from tests.cli.conftest import Cli
 from tests.support.postgres import Server
+from tests.thorough import THOROUGH
 
 YEAR_MS = 366 * 86_400_000
 
@@ -149,3 +156,100 @@ def test_the_commands_back_up_drill_and_restore(tmp_path: Path, address: str, po
     assert empty.ask("restore", str(made))["verdict"]["intact"]
     assert not (tmp_path / "again" / "interlock.db").exists()
     assert "demo.increment" in empty("calls", "list").out
+
+
+@pytest.mark.part_of("OPS-12", rest="point-in-time recovery, a paused saga, snapshots of Redis")
+async def test_of_the_servers_on_one_store_one_makes_the_scheduled_backup(tmp_path: Path, address: str) -> None:
+    first, folder = tmp_path / "home", tmp_path / "backups"
+    await lived(first, address)
+    shutil.copytree(first, tmp_path / "other", ignore=shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock"))
+
+    opening = [
+        Interlock.open(path, store=address, backup_to=folder, resume_approved=True)
+        for path in (first, tmp_path / "other")
+    ]
+    async with opening[0] as lock, opening[1] as other:
+        async with asyncio.timeout(300):
+            while not await noted(lock):  # noqa: ASYNC110 - another process may do it
+                await asyncio.sleep(0.02)
+        # Nobody makes another one today.
+        assert not await other.journal.commit(partial(due, every_ms=86_400_000))
+    (backup,) = made_in(folder)
+    with drill(backup.path) as (_, found):
+        assert found.verdict.intact
+        assert found.rows["reservation"] == 3
+
+
+async def noted(lock: Interlock) -> bool:
+    return await lock.journal.read(lambda reader: facts.get(reader, "backup_made_ms")) is not None
+
+
+async def test_a_server_removes_old_records_by_itself_if_it_has_the_role_for_it(
+    tmp_path: Path, address: str, runtime: str
+) -> None:
+    await lived(tmp_path / "home", runtime, address)
+    home = home_at(tmp_path / "home", runtime)
+    later = Clock(now_ms=lambda: 2_000_000_000_000 + 8 * YEAR_MS)
+
+    async def maintain(admin: str) -> None:
+        opening = Interlock.open(
+            home.path, store=runtime, store_admin=admin, clock=later, purge_records=True, housekeeping=False
+        )
+        async with opening as lock:
+            await lock.maintain()
+
+    with pytest.raises(Failure, match="may not remove"):
+        await maintain("")
+    assert verify(home).purged_through == 0
+    with closing(psycopg.connect(address, autocommit=True)) as connection:  # a day later
+        connection.execute("DELETE FROM fact WHERE name = 'purged_ms'")
+    await maintain(address)
+    verdict = verify(home)
+    assert verdict.faults == ()
+    assert verdict.purged_through > 0
+
+
+@pytest.mark.skipif(not THOROUGH, reason="starts two more servers: ./dev test --thorough")
+@pytest.mark.part_of("OPS-12", rest="a paused saga, snapshots of Redis")
+async def test_a_store_comes_back_as_it_was_at_a_moment_from_the_archive_of_its_server(tmp_path: Path) -> None:
+    place = Path(tempfile.mkdtemp(prefix="interlock-wal-", dir="/tmp"))
+    os.chmod(place, 0o777)  # the user of the server writes there
+    archiving = "wal_level=replica;max_wal_senders=2;archive_mode=on;fsync=off;listen_addresses="
+    server = Server([*archiving.split(";"), f"archive_command=cp %p {place}/%f"])
+    restored: Server | None = None
+    try:
+        home, address = tmp_path / "home", server.address
+        await lived(home, address)
+        server.run(
+            "pg_basebackup", "-h", server.place, "-U", "postgres", "-D", place / "base", "-X", "none", "-c", "fast"
+        )
+        async with Interlock.open(home, store=address, housekeeping=False) as lock:
+            lock.catalog.attach(sample.increment)
+            assert (await lock.call("demo.increment", name="a", key="wanted")).ok
+        shutil.copytree(home, tmp_path / "then", ignore=shutil.ignore_patterns("instances", "*.lock"))
+        with server.connect() as connection:
+            connection.execute("SELECT pg_create_restore_point('before')")
+        async with Interlock.open(home, store=address, housekeeping=False) as lock:
+            lock.catalog.attach(sample.increment)
+            assert (await lock.call("demo.increment", name="a", key="accident")).ok
+        with server.connect() as connection:
+            connection.execute("SELECT pg_switch_wal()")
+        server.stop("fast")  # the last file is archived
+
+        recovery = f"restore_command=cp {place}/%f %p;recovery_target_name=before;recovery_target_action=promote"
+        restored = Server([*archiving.split(";"), *recovery.split(";")], base=place / "base")
+        # The directory as it is now knows of records that the store no longer has.
+        with pytest.raises(Failure) as refused:
+            async with Interlock.open(home, store=restored.address, housekeeping=False):
+                pass
+        assert refused.value.code == "E3804"
+        async with Interlock.open(tmp_path / "then", store=restored.address, housekeeping=False) as lock:
+            lock.catalog.attach(sample.increment)
+            assert (await lock.call("demo.increment", name="a", key="wanted")).replayed
+            assert not (await lock.call("demo.increment", name="a", key="accident")).replayed
+        assert verify(home_at(tmp_path / "then", restored.address)).faults == ()
+    finally:
+        for one in (server, restored):
+            if one is not None:
+                one.remove()
+        shutil.rmtree(place)

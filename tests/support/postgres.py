@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +43,11 @@ OPTIONS = (
 class Server:
     """A server on a socket in a temporary directory, run by somebody who is not root."""
 
-    def __init__(self, options: str = OPTIONS, directory: str | None = None) -> None:
-        self._options = options
+    def __init__(
+        self, options: str | Sequence[str] = OPTIONS, directory: str | None = None, base: Path | None = None
+    ) -> None:
+        """Start a server with these options on an empty cluster, or recover one from a base backup."""
+        self._options = options.split() if isinstance(options, str) else options
         self._binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
         # In memory, and with a short name: it is a part of the path of a socket.
         self.place = Path(tempfile.mkdtemp(prefix="interlock-pg-", dir=directory or surroundings.memory() or "/tmp"))
@@ -53,7 +57,11 @@ class Server:
             nobody = pwd.getpwnam("nobody")
             os.chown(self.place, nobody.pw_uid, nobody.pw_gid)
             self._user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        self._run("initdb", "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        if base is None:
+            self.run("initdb", "-D", self._data, "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+        else:
+            subprocess.run(["cp", "-a", base, self._data], check=True)
+            (self._data / "recovery.signal").touch()
         self.start()
 
     @property
@@ -61,11 +69,11 @@ class Server:
         return f"postgresql://postgres@/postgres?host={self.place}"
 
     def start(self) -> None:
-        options = " ".join(("-k", str(self.place), *(f"-c {one}" for one in self._options.split())))
-        self._run("pg_ctl", "-D", self._data, "-w", "-l", self.place / "log", "-o", options, "start")
+        options = " ".join(("-k", str(self.place), *(f"-c {shlex.quote(one)}" for one in self._options)))
+        self.run("pg_ctl", "-D", self._data, "-w", "-l", self.place / "log", "-o", options, "start")
 
     def stop(self, how: str = "immediate") -> None:
-        self._run("pg_ctl", "-D", self._data, "-w", "-m", how, "stop")
+        self.run("pg_ctl", "-D", self._data, "-w", "-m", how, "stop")
 
     def remove(self) -> None:
         """End the server for good."""
@@ -88,7 +96,8 @@ class Server:
             connection.execute(f'CREATE SCHEMA "{name}"'.encode())
         return f"{self.address}&options=-csearch_path%3D{name}"
 
-    def _run(self, program: str, *arguments: object) -> None:
+    def run(self, program: str, *arguments: object) -> None:
+        """Run one of the programs of PostgreSQL, as the user of the server."""
         command = [str(self._binaries / program), *map(str, arguments)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", **self._user)
 

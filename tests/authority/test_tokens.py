@@ -175,6 +175,59 @@ async def test_a_good_token_speaks_for_the_user_through_the_agent(tmp_path: Path
         world.tokens.verifier.check(caller.capability)
 
 
+class Waiting:
+    """A registry that answers when it may, and counts who asks for the agent."""
+
+    def __init__(self) -> None:
+        self.registry: DidRegistry | None = None
+        self.may = asyncio.Event()
+        self.asked = 0
+        self.was_asked = asyncio.Event()
+
+    async def look_up(self, did: str) -> Identity | None:
+        if did == AGENT:
+            self.asked += 1
+            self.was_asked.set()
+            await self.may.wait()
+        assert self.registry is not None
+        return await self.registry.look_up(did)
+
+
+async def test_requests_that_come_together_with_one_token_verify_it_once(tmp_path: Path) -> None:
+    slow = Waiting()
+    async with opened(tmp_path / "home", registry=slow) as world:
+        slow.registry = world.identities
+        slow.may.set()
+        token = await world.issue()
+        verify = world.tokens.verifier.verify
+        slow.may.clear()
+        slow.was_asked.clear()
+        slow.asked = 0
+        asking = [asyncio.ensure_future(verify(token)) for _ in range(20)]
+        await slow.was_asked.wait()
+        # The one who came first goes, and the others are served.
+        asking[0].cancel()
+        slow.may.set()
+        callers = {id(await one): await one for one in asking[1:]}
+        assert asking[0].cancelled()
+        assert slow.asked == len(callers) == 1
+        # A token that is revoked meanwhile serves nobody, and who asks after that is not told what was found before.
+        world.clock.advance(61)
+        slow.may.clear()
+        slow.was_asked.clear()
+        early = asyncio.ensure_future(verify(token))
+        await slow.was_asked.wait()
+        (caller,) = callers.values()
+        assert caller.capability is not None
+        await world.tokens.revoke(caller.capability.leaf.jti, by=OPERATOR, reason="lost")
+        late = asyncio.ensure_future(verify(token))
+        slow.may.set()
+        for one in (early, late):
+            with pytest.raises(Failure) as refused:
+                await one
+            assert refused.value.code == "E3201"
+
+
 async def test_a_person_with_a_token_of_his_own_acts_for_himself(world: World) -> None:
     caller = await world.tokens.verifier.verify(await world.issue(subject=USER, user=None))
     assert (caller.id, caller.agent, caller.acting) == (USER, None, USER)

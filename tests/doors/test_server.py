@@ -105,9 +105,6 @@ async def test_a_thousand_connections_are_held_and_served(here: Place) -> None:
     head = f"POST /v1/tools/invoke HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
     whole = head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(request) + request
     held = [await here.raw(b"") for _ in range(1000)]
-    # What the first call loads, from a server or a file, is not what this is about.
-    held[0][1].write(whole)
-    assert (await _answer(held[0][0]))["result"] == 5
     for _ in range(2):
         for _, writer in held:
             writer.write(whole)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from interlock.authority.chains import Chains
 from interlock.authority.identities import DidRegistry, Identity
@@ -19,6 +19,7 @@ from interlock.call.capability import Capability, Link
 from interlock.call.context import Caller
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
+from interlock.core.shared_work import SharedWork
 from interlock.store import tokens as table
 from interlock.store.port import Changes
 
@@ -55,6 +56,7 @@ class Verifier:
         # Capabilities that depend on nothing revoked, until something is; with the period in which they hold, in ms.
         self._sound: dict[str, tuple[Capability, int, int]] = {}
         self._epoch = 0
+        self._verifying = SharedWork[Caller]()
         self._changes = changes
         changes.watch(("revocations", "identities"), revocations.newer, self._changed, also=key_names)
 
@@ -77,9 +79,16 @@ class Verifier:
         link above it; E3207 an unknown subject; E3001 keys or identities that are unavailable.
         """
         await self._changes.caught_up()
+        digest = token_digest(token)
+        # INVARIANT: who asks after a change is not told what was found out before it.
+        return await self._verifying.do((digest, self._epoch), partial(self._verify, token, digest))
+
+    async def _verify(self, token: str, digest: bytes) -> Caller:
+        known = self.recall(digest)
+        if known is not None:
+            return known  # it was verified while this request waited
         epoch = self._epoch
         proven = await self.chains.prove(token)
-        digest = token_digest(token)
         caller = await self.renew(proven.capability(digest))
         if epoch == self._epoch:
             self._remember(digest, caller, proven.links[-1].expires)

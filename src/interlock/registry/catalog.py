@@ -19,6 +19,7 @@ import orjson
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.shared_work import SharedWork
 from interlock.data.bounds import check_unicode
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
@@ -177,6 +178,7 @@ class Catalog:
         self._whole: _Whole | None = None
         self._contents: dict[str, Content] = {}
         self._resolved: dict[tuple[str, str | None], Version] = {}
+        self._finding = SharedWork[Version]()
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
@@ -212,13 +214,9 @@ class Catalog:
         await self._refresh()
         version = self._resolved.get((name, spec))
         if version is None:
-            revision = self._revision
-            version = await self._find(name, spec, capability)
-            if revision is self._revision:
-                if len(self._resolved) > 10_000:
-                    self._resolved.clear()
-                    self._ready.clear()
-                self._resolved[(name, spec)] = version
+            # What a failure tells depends on the token.
+            key = name, spec, "" if capability is None else capability.digest, self._revision
+            version = await self._finding.do(key, partial(self._found, name, spec, capability))
         if version.row.notice is None and version.row.state == "active":
             return version
         now_ms = self._clock.now_ms()
@@ -226,6 +224,16 @@ class Catalog:
             # Its removal date has passed since it was chosen: a range may still match another version.
             version = _alive(spec, await self.versions(await self.address(name)), now_ms) or version
             version.refuse_if_gone(now_ms)
+        return version
+
+    async def _found(self, name: str, spec: str | None, capability: Capability | None) -> Version:
+        revision = self._revision
+        version = await self._find(name, spec, capability)
+        if revision is self._revision:
+            if len(self._resolved) > 10_000:
+                self._resolved.clear()
+                self._ready.clear()
+            self._resolved[(name, spec)] = version
         return version
 
     async def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:

@@ -240,9 +240,8 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
             await lock.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=lock.caller.id)
             watch = Watch(lock)
             await lock.upstreams.add("desk", "mcp", run(script), by=lock.caller, overlay={"tools": {"state": READS}})
-            ready = dict.fromkeys(("store", "signer", "policy", "sinks", "upstreams", "background"), "healthy")
-            if not lock.home.near:
-                ready["nodes"] = "healthy"
+            parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
+            ready = dict.fromkeys(parts if lock.home.near else [*parts, "nodes"], "healthy")
             assert await Health(lock).ready() == ("healthy", ready)
 
             first = await answering(lock)

@@ -37,6 +37,7 @@ from interlock.store.postgres.layout import departures
 from interlock.store.readers import THREADS, Readers
 from interlock.store.signing import Signer
 from tests import sample, warm
+from tests.cli.conftest import Cli
 from tests.support.calls import admit
 from tests.support.postgres import Server
 
@@ -253,6 +254,18 @@ async def test_a_process_that_lost_its_lease_may_not_write_any_more(home: Postgr
             await late.journal.commit(count)
         assert fenced.value.code == "E3801"
         await other.journal.commit(count)
+
+
+def test_a_server_that_others_have_taken_for_dead_ends(tmp_path: Path, address: str) -> None:
+    """Each of its calls would fail; whoever supervises it starts it again."""
+    cli = Cli(tmp_path, {"INTERLOCK_STORE": address})
+    with warm.start(("serve", "--port", "0", "--no-grpc", "--no-token"), cli.environment, cli.path) as process:
+        assert b"serves" in process.stdout.readline()
+        run(address, "DELETE FROM instance")
+        _, said = process.communicate()
+    assert process.returncode == 1
+    assert b"E3801" in said
+    assert b"it ends, to be started again" in b" ".join(said.split())
 
 
 async def test_two_processes_on_one_store_run_a_key_once_and_see_each_others_tools(

@@ -121,6 +121,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
 
     from interlock.api.interlock import Interlock
     from interlock.api.service import Service
+    from interlock.core.errors import Failure
     from interlock.doors.listening import Listening
     from interlock.doors.server import serving
     from interlock.privacy.redact import safe_log
@@ -146,8 +147,12 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
             token = await _token(lock) if _shows_token(out, given["shows_token"]) else None
             await _tell(out, lock, listening, server, token)
             warming = asyncio.create_task(_warm(server))
+            watching = asyncio.create_task(_end_if_lost(lock, ended))
             await ended.wait()
             warming.cancel()
+            watching.cancel()
+            if lock.instance.lost:
+                raise Failure("E3801", _LOST)
             await _leave_balancers(server, ended, given["shutdown_delay"])
             _end_sooner_on_the_next(server)
             if not out.as_json:
@@ -176,6 +181,18 @@ def _on_signals() -> asyncio.Event:
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, ended.set)
     return ended
+
+
+_LOST = "this process did not renew its lease in time, and others closed its calls; it ends, to be started again"
+
+
+async def _end_if_lost(lock: Interlock, ended: asyncio.Event) -> None:
+    """End a server that others have taken for dead: it may not write any more, and each of its calls would fail."""
+    import asyncio
+
+    while not lock.instance.lost:  # noqa: ASYNC110 - the lease is renewed by a thread
+        await asyncio.sleep(_LOOKS_S)
+    ended.set()
 
 
 async def _leave_balancers(server: Server, ended: asyncio.Event, delay_s: float) -> None:
@@ -209,6 +226,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.api.interlock import Interlock
     from interlock.api.service import Service
     from interlock.core.collector import collect_seldom, exempt_loaded_modules
+    from interlock.core.errors import Failure
     from interlock.doors.listening import DRAIN_S
     from interlock.doors.table import open_stdio
     from interlock.privacy.redact import safe_log
@@ -227,6 +245,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         door = open_stdio(service)
         collect_seldom()
         exempt_loaded_modules()
+        watching = asyncio.ensure_future(_end_if_lost(lock, ended))
         serving, asked = asyncio.ensure_future(door.run_stdio(token=token)), asyncio.ensure_future(ended.wait())
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -235,12 +254,17 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
             await asyncio.sleep(_SAID_S)
             serving.cancel()
         asked.cancel()
+        watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):  # we asked for it
             await serving
         await service.close()
+        if lock.instance.lost:
+            raise Failure("E3801", _LOST)
     return 0
 
 
+# How often a server looks whether it still has its lease.
+_LOOKS_S = 1.0
 # How long an answer may take from the end of its call to the client's pipe.
 _SAID_S = 0.1
 

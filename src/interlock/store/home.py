@@ -436,6 +436,9 @@ def _append_only(action: int, first: str | None, second: str | None, *_: str | N
 class Instance:
     """This process's sign of life: a lock file that the kernel releases when the process dies, however it dies."""
 
+    # Whether others have taken this process for dead while it lived. The kernel knows better.
+    lost = False
+
     def __init__(self, home: Home, instance_id: str) -> None:
         self.id = instance_id
         self.home = home

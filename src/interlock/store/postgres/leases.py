@@ -44,6 +44,8 @@ class Lease:
         self.home = home
         # Which schema this process knows, so that nobody changes it to one on which this process could not go on.
         self._told: dict[str, Any] = {"schema": SCHEMA_HEAD}
+        # Whether others have taken this process for dead. It may not write any more, and does not get its lease back.
+        self.lost = False
         self._sure_until = 0.0
         # Processes that were found to live, with the time until which that is believed, and some that have died.
         self._living: dict[str, float] = {}
@@ -101,7 +103,7 @@ class Lease:
         self.home.lease = ""
 
     def _keep(self) -> None:
-        while not self._ended.wait(RENEW_EVERY_S):
+        while not self.lost and not self._ended.wait(RENEW_EVERY_S):
             with suppress(StoreError):  # tried again; the server refuses to write when it was too late
                 self._renew()
 
@@ -111,6 +113,8 @@ class Lease:
         began = _now()
         if self._ask(statement, self.id, report, "t" if anew else "f", self.home.place):
             self._sure_until = began + LEASE_MS / 1000 - MARGIN_S
+        else:
+            self.lost = True
 
     def _ask(self, statement: str, *parameters: Any) -> Any:
         with self._lock:

@@ -74,8 +74,12 @@ def nothing_is_left() -> Generator[None]:
     assert bundles_left() == []
 
 
+# Zygotes, spare children, and the servers that tests share.
+_TESTS_OWN = ("zygote.launch", "tests.warm", "interlock-redis-")
+
+
 def strays() -> list[str]:
-    """Processes below ours that are neither a zygote, a spare child nor one of the tests': what a call has left."""
+    """Processes below ours that are not those of the tests: what a call has left."""
     found: list[str] = []
     for pid in processes.below(os.getpid()):
         try:
@@ -83,7 +87,7 @@ def strays() -> list[str]:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if state != "Z" and not any(ours in line for ours in ("zygote.launch", "tests.warm")):
+        if state != "Z" and not any(ours in line for ours in _TESTS_OWN):
             found.append(line)
     return found
 

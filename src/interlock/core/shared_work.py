@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SharedWork(Generic[T]):
-    """Work under way, by key. Whoever asks for the same key meanwhile gets the same outcome, also a failure.
+    """Work under way, by key. All who ask for the same key meanwhile get the same outcome, also a failure.
 
     The key names everything that the outcome depends on. Work is done to its end if those who asked for it go.
     """

@@ -288,7 +288,7 @@ def _committed(lock: Interlock) -> bool:
     return bool(found)
 
 
-@pytest.mark.proves("REG-12")
+@pytest.mark.part_of("REG-12", rest="results that another process has cached of an affected tool")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:

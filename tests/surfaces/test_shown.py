@@ -163,9 +163,12 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.proves("SURF-01")
+@pytest.mark.part_of(
+    "SURF-01",
+    rest="doors list what loaded_tools names; events when a secret or the policy changes; calls of blocked tools",
+)
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
-    assert await wires.http.get("/v1/tools")
+    assert (await wires.http.get("/v1/tools")).status_code == 200
     own: Json = (await wires.http.get("/v1/surface")).json()
     told = own["surface"]
     assert told.keys() >= FIELDS

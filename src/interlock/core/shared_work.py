@@ -6,9 +6,11 @@ first of them before the second is looked at. A database server takes a moment, 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -24,6 +26,8 @@ class SharedWork(Generic[T]):
 
     async def do(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the outcome of the work that runs under this key; begin it if none does."""
+        import asyncio  # commands that read at once do without it
+
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.ensure_future(work())

@@ -214,9 +214,10 @@ class Catalog:
         await self._refresh()
         version = self._resolved.get((name, spec))
         if version is None:
-            # What a failure tells depends on the token.
+            find = partial(self._found, name, spec, capability)
+            # What a failure tells depends on the token. A file is read at once, also where there is no event loop.
             key = name, spec, "" if capability is None else capability.digest, self._revision
-            version = await self._finding.do(key, partial(self._found, name, spec, capability))
+            version = await (find() if self._journal.near else self._finding.do(key, find))
         if version.row.notice is None and version.row.state == "active":
             return version
         now_ms = self._clock.now_ms()

@@ -56,6 +56,7 @@ class StoreAtRest:
     """A store that only reads, in one read transaction, for parts that are built on a store."""
 
     fresh_until = math.inf
+    near = True
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

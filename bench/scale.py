@@ -47,7 +47,7 @@ _CHUNK = 50_000
 
 @dataclass(slots=True)
 class Worker:
-    """A process that works when it is told to."""
+    """A process that makes calls on request."""
 
     process: asyncio.subprocess.Process
 

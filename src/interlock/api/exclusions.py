@@ -32,7 +32,7 @@ class Exclusions:
         return any(rule.concerns(caller.groups, caller.id, caller.agent) for rule in self._rules)
 
     def capabilities(self, caller: Caller) -> tuple[str, ...]:
-        """What the model of a caller can do, by the first rule about them."""
+        """Return the capabilities of a caller's model: those of the first rule that concerns the caller."""
         for rule in self._models:
             if rule.concerns(caller.groups, caller.id, caller.agent):
                 return rule.capabilities

@@ -192,7 +192,7 @@ class Selections:
         return await recommended(self._parts, self._tools, caller, tool)
 
     async def answer(self, selection: str, by: Caller) -> Json | None:
-        """What a model answered in a selection; None where that is not stored."""
+        """Return the stored answer of the model in a selection; None if there is none."""
         return await answer_of(self._parts, selection, by)
 
     # Choosing

@@ -33,7 +33,7 @@ _NEXT = re.compile(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who asks, and where."""
+    """The address of the S3 service, and the credentials that requests are signed with."""
 
     endpoint: str
     region: str

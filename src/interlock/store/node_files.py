@@ -83,7 +83,7 @@ def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def compare(found: list[Node]) -> dict[str, dict[str, list[str]]]:
-    """What is not the same on all: each thing, and for each of its values the directories that have it."""
+    """Return what differs between nodes, by name: each value, with the data directories that have it."""
     names = {name for node in found for name in node.files}
     told = {name: [(node.files.get(name, ""), node) for node in found] for name in sorted(names)}
     told["version"] = [(version, node) for node in found for version in node.versions]

@@ -19,8 +19,8 @@ class McpConfig(wire.Part):
     Authorization and names no scheme is sent as a bearer token. `questions`: whether the questions of a server of the
     handshake era are passed on; callers whose clients can be asked then have conversations of their own. `logs`:
     whether its log messages during a call are passed on to clients that want them; each such caller then has a
-    conversation of their own, so by default this is done only by `url`, where that costs no process. `apps`: whether it
-    is told that its clients show the interfaces of MCP Apps; many servers have other tools for such clients.
+    conversation of their own, so by default this is done only by `url`, where that costs no process. `apps`: whether
+    the extension for MCP Apps is declared to the server; many servers list other tools to clients that declare it.
     `send_caller`: whether each call says for whom it is made, in its `_meta` and, by `url`, in headers; by default, a
     program of one's own and a server on one's own networks (`allow_private`) are told.
     """

@@ -340,7 +340,7 @@ class Session:
                 pass  # later messages are ignored
 
     def declared(self, capabilities: Json) -> Json:
-        """Return what the server is told that its client can do, in one request or in the handshake."""
+        """Return the client capabilities to send: those given, with the extensions of this conversation."""
         if self._extensions is None:
             return capabilities
         return {**capabilities, "extensions": {**self._extensions, **members(capabilities.get("extensions"))}}

@@ -1,4 +1,4 @@
-"""`python -m bench [NAME] [FOLDER] [--quick] [--row ROW] [--save]`: measure, print, and keep what is to be kept."""
+"""`python -m bench [NAME] [FOLDER] [OPTIONS]`: measure, print, and keep what is to be kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def main() -> None:
     console = Console(width=max(Console().width, 120), highlight=False)
     headed = report.heading()
     console.print(f"{headed}\n{report.peers()}")
-    plan = Plan.of(quick=arguments.quick, rows=arguments.row, folder=arguments.folder)
+    chosen = {"rows": arguments.row, "folder": arguments.folder, "against": arguments.against}
+    plan = Plan.of(quick=arguments.quick, **chosen)
     tables: list[Table] = []
     for name in SECTIONS if arguments.name == "all" else (arguments.name,):
         # Each section imports only what it measures, and says on what event loop where it matters.
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", nargs="?", type=Path, help="`search`: a folder of sets as in bench/sets")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, rougher figures")
     parser.add_argument("--row", action="append", default=[], help="`doors`: only this row; may be repeated")
+    parser.add_argument("--against", default="", help="`scale`: compare SQLite with that of this commit as well")
     parser.add_argument("--save", action="store_true", help="append the figures to bench/RESULTS.md")
     return parser
 

@@ -54,11 +54,12 @@ PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
 ASYNC, DEF, TRACED = "async @tool without flags", "plain def", "with a traceparent"
 CONTEXT, KEYED = "with a Context", "write with a key"
 MCP_HTTP, MCP_STDIO = "MCP upstream over HTTP", "MCP upstream over stdio"
+QUICK_HTTP, QUICK_STDIO = "quick MCP upstream over HTTP", "quick MCP upstream over stdio"
 FASTMCP_PROXY = "FastMCP's proxy of the same server"
 
 OURS = (REST, WRITE, JSONRPC, MCP, GRPC, PROXIED)
 # Ordinary calls, after the one that they are compared with.
-OUR_ORDINARY = (MCP, ASYNC, DEF, TRACED, CONTEXT, KEYED, MCP_HTTP, MCP_STDIO)
+OUR_ORDINARY = (MCP, ASYNC, DEF, TRACED, CONTEXT, KEYED, MCP_HTTP, MCP_STDIO, QUICK_HTTP, QUICK_STDIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ GOALS = (
 # Ordinary calls over MCP: how many times the CPU of the read that is declared for speed each of them may take; and how
 # many microseconds, where the call is one of an upstream.
 ORDINARY: Mapping[str, float] = {ASYNC: 1.5, DEF: 1.5, TRACED: 1.5, CONTEXT: 1.5, KEYED: 4.0}
-UPSTREAMS: Mapping[str, float] = {MCP_HTTP: 600.0, MCP_STDIO: 600.0}
+UPSTREAMS: Mapping[str, float] = dict.fromkeys((MCP_HTTP, MCP_STDIO, QUICK_HTTP, QUICK_STDIO), 600.0)
+# The peers that are upstreams, by the rows that call them.
+_OVER_HTTP = {MCP_HTTP: "sdk", QUICK_HTTP: "quick_mcp", FASTMCP_PROXY: "sdk"}
+_OVER_STDIO = {MCP_STDIO: "sdk_stdio", QUICK_STDIO: "quick_stdio"}
 LATENCY = Goal(MCP, SDK, 1.5)
 CHEAPER = Goal(LISTING, SDK_LISTING, 10.0)
 
@@ -212,21 +216,22 @@ def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
 
 def _ordinary_callers(stack: ExitStack, place: Path, names: Sequence[str]) -> list[Subject]:
     """Ours, and FastMCP's proxy of the server that is one of our upstreams, if it is named."""
-    behind = start_upstream(stack)
+    behind = start_upstreams(stack, names)
     mine = ordinary_callers(stack, place, behind, [name for name in names if name != FASTMCP_PROXY])
     if FASTMCP_PROXY not in names:
         return mine
     proxied = mcp("tools/call", {"name": "balance", "arguments": _ARGUMENTS}, str(mine[0].server.facts["token"]))
-    return [*mine, Subject(FASTMCP_PROXY, start_peer(stack, "fastmcp_proxy", behind), [proxied])]
+    return [*mine, Subject(FASTMCP_PROXY, start_peer(stack, "fastmcp_proxy", behind["sdk"]), [proxied])]
 
 
-def start_upstream(stack: ExitStack) -> str:
-    """The MCP server that is an upstream, on the load's core; its address."""
-    return f"http://127.0.0.1:{start_peer(stack, 'sdk', core=cores()[1]).port}/mcp"
+def start_upstreams(stack: ExitStack, names: Sequence[str]) -> dict[str, str]:
+    """The MCP servers that are upstreams over HTTP, on the load's core; their addresses."""
+    peers = sorted({_OVER_HTTP[name] for name in names if name in _OVER_HTTP})
+    return {peer: f"http://127.0.0.1:{start_peer(stack, peer, core=cores()[1]).port}/mcp" for peer in peers}
 
 
 def ordinary_callers(
-    stack: ExitStack, place: Path, behind: str, names: Sequence[str], program: Sequence[str] = ()
+    stack: ExitStack, place: Path, behind: Mapping[str, str], names: Sequence[str], program: Sequence[str] = ()
 ) -> list[Subject]:
     """The read that is declared for speed, and calls as most people make them, each asked of a server of its own."""
     asked = {
@@ -236,17 +241,16 @@ def ordinary_callers(
         TRACED: ("ledger-balance", _ARGUMENTS, {"traceparent": f"00-00000000{KEY}-b7ad6b7169203331-01"}),
         CONTEXT: ("ledger-looked_up_with_context", _ARGUMENTS, {}),
         KEYED: ("ledger-post", {"account": KEY, "cents": 1, "idempotency_key": KEY}, {}),
-        MCP_HTTP: ("shop-balance", _ARGUMENTS, {}),
-        MCP_STDIO: ("shop-balance", _ARGUMENTS, {}),
+        **dict.fromkeys(UPSTREAMS, ("shop-balance", _ARGUMENTS, {})),
     }
     subjects: list[Subject] = []
     for turn, name in enumerate(names):
         tool, arguments, headers = asked[name]
         home = place / f"ordinary-{turn}"
-        if name == MCP_HTTP:
-            _add_mcp(home, "--allow-private", "shop", behind)
-        elif name == MCP_STDIO:
-            command = (sys.executable, "-m", "bench.doors_peers", "sdk_stdio", str(cores()[1]))
+        if name in _OVER_HTTP:
+            _add_mcp(home, "--allow-private", "shop", behind[_OVER_HTTP[name]])
+        elif name in _OVER_STDIO:
+            command = (sys.executable, "-m", "bench.doors_peers", _OVER_STDIO[name], str(cores()[1]))
             _add_mcp(home, "shop", "--", *command)
         server = start_interlock(stack, home, "--tools", str(TOOLS), program=program)
         call = {"name": tool, "arguments": arguments}
@@ -348,7 +352,8 @@ def _ordinary(figures: Figures) -> Table:
         rows.append((name, number(found.rate), number(found.cpu), times(found.cpu / tuned), aim, met))
     note = (
         "Every call over MCP. Each `traceparent` is another one, so that no head comes twice. The upstreams are the "
-        "low-level server of the SDK, whose own CPU is not counted. FastMCP's proxy governs and records nothing."
+        "low-level server of the SDK and one that answers several times as fast; their own CPU is not counted. "
+        "FastMCP's proxy, of the SDK's server, governs and records nothing."
     )
     columns = ("", "r/s", "CPU µs", "of the first", "aim", "")
     return Table(f"Doors: ordinary calls, {ORDINARY_LEVEL} connections", columns, rows, note)

@@ -49,6 +49,45 @@ def _sdk_server() -> Any:
     return server
 
 
+def quick_mcp(_: str) -> Any:
+    """An MCP server that only recognises the method of a request, over HTTP.
+
+    It answers several times as fast as the SDK's server, so that what limits a proxy of it is the proxy.
+    """
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        content = b""
+        while (part := await receive())["type"] == "http.request":
+            content += part["body"]
+            if not part["more_body"]:
+                break
+        await Response(_quick_answer(content), media_type="application/json")(scope, receive, send)
+
+    return app
+
+
+def _quick_answer(content: bytes) -> bytes:
+    """The answer of the quick server to a message; empty for a notification."""
+    message: Json = json.loads(content)
+    if "id" not in message:
+        return b""
+    found = ACCOUNTS["cash"]
+    told = {"content": [{"type": "text", "text": str(found)}], "structuredContent": {"result": found}}
+    schema: Json = {"type": "object", "properties": {"account": {"type": "string"}}, "required": ["account"]}
+    words = "Balance of one account, in cents."
+    tool = {"name": "balance", "description": words, "inputSchema": schema, "annotations": {"readOnlyHint": True}}
+    info = {"io.modelcontextprotocol/serverInfo": {"name": "quick", "version": "1"}}
+    about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "_meta": info}
+    results: Json = {"tools/call": told, "tools/list": {"tools": [tool]}, "server/discover": about}
+    result = results.get(message["method"])
+    outcome = {"error": {"code": -32601, "message": "Method not found"}} if result is None else {"result": result}
+    return json.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome}).encode()
+
+
 def sdk_list(path: str) -> Any:
     """The mcp SDK's low-level server with the tools of a file, made into its models once."""
     import mcp_types as types
@@ -187,7 +226,7 @@ def grpc_echo() -> Any:
 
 
 APPS: dict[str, Callable[[str], Any]] = {
-    one.__name__: one for one in (sdk, sdk_list, fastmcp, fastmcp_proxy, fastapi, starlette, backend, proxy)
+    one.__name__: one for one in (sdk, quick_mcp, sdk_list, fastmcp, fastmcp_proxy, fastapi, starlette, backend, proxy)
 }
 
 
@@ -211,6 +250,14 @@ async def _serve_stdio() -> None:
         await server.run(reading, writing, server.create_initialization_options())
 
 
+async def _serve_quick_stdio() -> None:
+    """The quick MCP server over stdio."""
+    for line in sys.stdin.buffer:
+        if answer := _quick_answer(line):
+            sys.stdout.buffer.write(answer + b"\n")
+            sys.stdout.buffer.flush()
+
+
 async def _serve_grpc() -> None:
     server = grpc_echo()
     port: int = server.add_insecure_port("127.0.0.1:0")
@@ -224,8 +271,8 @@ def main() -> None:
     import uvloop
 
     name, argument = (*sys.argv[1:], "")[:2]
-    served = {grpc_echo.__name__: _serve_grpc, "sdk_stdio": _serve_stdio}
-    if name == "sdk_stdio":
+    served = {grpc_echo.__name__: _serve_grpc, "sdk_stdio": _serve_stdio, "quick_stdio": _serve_quick_stdio}
+    if name.endswith("_stdio"):
         os.sched_setaffinity(0, {int(argument)})  # its parent is one of the servers that are measured
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served[name]() if name in served else _serve(APPS[name](argument)))

@@ -62,7 +62,7 @@ def profile(name: str, connections: int) -> None:
         if asked[name] in doors.OURS:
             (subject,) = doors.our_callers(stack, place, doors.start_backend(stack), (asked[name],), program)
         else:
-            behind = doors.start_upstream(stack)
+            behind = doors.start_upstreams(stack, (asked[name],))
             (subject,) = doors.ordinary_callers(stack, place, behind, (asked[name],), program)
         measure(load, subject, connections, SECONDS / 4)
         os.kill(subject.server.pid, signal.SIGUSR1)

@@ -11,6 +11,7 @@ from bench.measure import Contender, Plan, compare
 from bench.payloads import PAYLOADS
 from bench.report import Table
 from interlock import Interlock
+from interlock.store.home import Home
 
 SMALL = PAYLOADS[0]
 LONE, MANY = "durable, 1 caller", f"durable, {ours.MANY} callers"
@@ -39,4 +40,4 @@ async def prepare(home: Path, rows: int) -> None:
     async with Interlock.open(home) as lock:
         await lock.add(ours.declared(SMALL))
         await ours.contender(lock, SMALL, "first").check(SMALL.expected)
-    await ledger.fill(home, rows)
+    ledger.fill(Home(home), rows)

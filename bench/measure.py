@@ -35,10 +35,13 @@ class Plan:
     rows: Sequence[str] = ()
     # `search`: a folder with labelled sets, in place of ours.
     folder: Path | None = None
+    # `scale`: a commit to compare with.
+    against: str = ""
 
     @classmethod
-    def of(cls, *, quick: bool, rows: Sequence[str] = (), folder: Path | None = None) -> Plan:
-        return cls(quick, 5, 0.04, rows, folder) if quick else cls(quick, 11, 0.14, rows, folder)
+    def of(cls, *, quick: bool, rows: Sequence[str] = (), folder: Path | None = None, against: str = "") -> Plan:
+        rounds, slice_s = (5, 0.04) if quick else (11, 0.14)
+        return cls(quick, rounds, slice_s, rows, folder, against)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

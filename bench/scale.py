@@ -13,36 +13,35 @@ import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import flat, soak
+from bench import flat, ledger, soak
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
 from bench.scale_tools import look, post
+from hatch_build import compile_module
 from interlock import Interlock
-from interlock.audit.tail import accept, unsigned_tail
-from interlock.core.clock import Clock
 from interlock.store.homes import home_at
-from interlock.store.postgres.connection import Connection
-from interlock.store.transaction import Transaction
 from tests.support.postgres import Server
 
 CALLERS = 64
 ROUNDS, QUICK_ROUNDS = 9, 3
 SLICE_S, QUICK_SLICE_S = 2.0, 0.7
+# Many short rounds, because a small difference is looked for.
+AGAINST_ROUNDS, AGAINST_SLICE_S = 25, 0.6
+WITHIN = 1.03
 # What a server has by itself, so that a commit is on the disk.
 OPTIONS = "listen_addresses= shared_buffers=256MB max_wal_size=4GB max_connections=200"
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
 SQLITE, ONE, TWO = "Interlock, SQLite", "Interlock, PostgreSQL, one node", "Interlock, PostgreSQL, two nodes"
 PROCRASTINATE, DBOS = "procrastinate, insert and finish", "DBOS, a workflow of one step"
-_LAST = "SELECT seq, hash, call, body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1"
-_COLUMNS = ("seq", "kind", "call", "body", "hash")
-_CHUNK = 50_000
 
 
 @dataclass(slots=True)
@@ -103,9 +102,50 @@ async def run(plan: Plan) -> list[Table]:
         place = Path(directory)
         server = Server(OPTIONS, tempfile.gettempdir())
         try:
-            return [await _rates(plan, place, server), await _memory(place, server), await _flat(plan, place, server)]
+            found = [await _against(plan, place, server)] if plan.against else []
+            found += [await _rates(plan, place, server), await _memory(place, server)]
+            return [*found, await _flat(plan, place, server)]
         finally:
             server.remove()
+
+
+async def _against(plan: Plan, place: Path, server: Server) -> Table:
+    """Compare calls on SQLite with those of another commit, by CPU time, round by round."""
+    before = place / "before"
+    await asyncio.to_thread(_check_out, plan.against, before)
+    homes = [place / name for name in ("against", "now")]
+    async with AsyncExitStack() as stack:
+        variables = {"PYTHONPATH": str(before / "src")}
+        then = await stack.enter_async_context(_worker("interlock", "", homes[0], variables))
+        now = await stack.enter_async_context(_worker("interlock", "", homes[1]))
+        field = [
+            Contender(f"{work}, {callers} callers", work, [worker], callers)
+            for work in ("read", "write")
+            for callers in (1, CALLERS)
+            for worker in (then, now)
+        ]
+        await _measure(field, plan, server, QUICK_ROUNDS if plan.quick else AGAINST_ROUNDS, AGAINST_SLICE_S)
+    rows: list[tuple[str, ...]] = []
+    for old, new in zip(field[::2], field[1::2], strict=True):
+        growth = statistics.median(ours / theirs for ours, theirs in zip(new.costs, old.costs, strict=True))
+        goal = f"<= {WITHIN}x"
+        rows.append((old.name, number(old.cost), number(new.cost), goal, f"{growth:.3f}x", verdict(growth <= WITHIN)))
+    columns = ("CPU µs per call", plan.against, "now", "goal", "median of the rounds", "")
+    return Table("SQLite before and now", columns, rows, _load())
+
+
+def _check_out(commit: str, place: Path) -> None:
+    """Put the sources of a commit into a directory, with the compiled module, as they are installed."""
+    root = Path(__file__).parents[1]
+    place.mkdir()
+    archived = subprocess.run(("git", "-C", str(root), "archive", commit, "src"), stdout=subprocess.PIPE, check=False)
+    if archived.returncode:
+        raise SystemExit(f"`{commit}` is no commit of this repository")
+    subprocess.run(("tar", "-x", "-C", str(place)), input=archived.stdout, check=True)
+    source = place / "src" / "interlock" / "data" / "_walk.c"
+    why = compile_module(source, source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))) if source.exists() else ""
+    if why:
+        raise SystemExit(f"{source.name} of {commit} cannot be compiled, so the comparison would not be fair: {why}")
 
 
 async def _rates(plan: Plan, place: Path, server: Server) -> Table:
@@ -170,7 +210,7 @@ async def _flat(plan: Plan, place: Path, server: Server) -> Table:
         for size in sizes:
             address, home = server.new_schema(), place / f"rows-{size}"
             await _prepare(home, address)
-            await asyncio.to_thread(fill, home, address, size)
+            await asyncio.to_thread(ledger.fill, home_at(home, address), size)
             worker = await stack.enter_async_context(_worker("interlock", address, home))
             field += [
                 Contender(str(size), work, [worker], callers) for work in ("read", "write") for callers in (1, 64)
@@ -187,9 +227,10 @@ async def _flat(plan: Plan, place: Path, server: Server) -> Table:
     return Table("Journal rows on PostgreSQL", columns, rows, "The short journal grows by what is measured.")
 
 
-async def _measure(field: list[Contender], plan: Plan, server: Server) -> None:
+async def _measure(field: list[Contender], plan: Plan, server: Server, rounds: int = 0, seconds: float = 0.0) -> None:
     order = random.Random(1)
-    rounds, seconds = (QUICK_ROUNDS, QUICK_SLICE_S) if plan.quick else (ROUNDS, SLICE_S)
+    rounds = rounds or (QUICK_ROUNDS if plan.quick else ROUNDS)
+    seconds = seconds or (QUICK_SLICE_S if plan.quick else SLICE_S)
     for turn in range(rounds + 1):
         for one in order.sample(field, len(field)):
             await one.take_turn(seconds, server)
@@ -208,10 +249,13 @@ async def _prepare(home: Path, address: str) -> None:
 
 
 @asynccontextmanager
-async def _worker(kind: str, address: str, home: Path | str = "") -> AsyncGenerator[Worker]:
+async def _worker(
+    kind: str, address: str, home: Path | str = "", variables: Mapping[str, str] | None = None
+) -> AsyncGenerator[Worker]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.scale_worker", kind, address, str(home),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "INTERLOCK_STORE": "", **(variables or {})},
     )  # fmt: skip
     try:
         worker = Worker(process)
@@ -220,26 +264,6 @@ async def _worker(kind: str, address: str, home: Path | str = "") -> AsyncGenera
     finally:
         process.kill()
         await process.wait()
-
-
-def fill(path: Path, address: str, rows: int) -> None:
-    """Bring the journal of a store that nobody has open to so many records: copies of its last one, chained, signed."""
-    with closing(Connection(address)) as connection:
-        seq, head, call, body = connection.one(_LAST)
-        transaction = Transaction(connection, seq, bytes(head), 0)
-        connection.execute("BEGIN")
-        for start in range(seq, rows, _CHUNK):
-            for record in range(start, min(start + _CHUNK, rows)):
-                copy = f"{record:026d}"
-                transaction.append("closed", copy, bytes(body).replace(call.encode(), copy.encode()))
-            connection.copy_in("journal", _COLUMNS, transaction.rows)
-            transaction.rows.clear()
-        connection.execute("COMMIT")
-        connection.execute("ANALYZE journal")
-    home = home_at(path, address)
-    tail = unsigned_tail(home)
-    if tail.fault is not None:
-        accept(home, tail, reason="copies of a record", by="local:bench", now_ms=Clock().now_ms())
 
 
 def _server_cpu_s(server: Server) -> float:

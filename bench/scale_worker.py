@@ -26,7 +26,8 @@ Work = Callable[[], Awaitable[Any]]
 @asynccontextmanager
 async def interlock(address: str, home: str) -> AsyncGenerator[dict[str, Work]]:
     """Governed calls: a read is answered when its record is durable, a write has a key of its own."""
-    async with Interlock.open(home, store=address) as lock:
+    # A release that is compared with this one may have no other store than SQLite.
+    async with Interlock.open(home, store=address) if address else Interlock.open(home) as lock:
         await lock.add(look, post)
         numbers = itertools.count()
 

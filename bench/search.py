@@ -33,6 +33,7 @@ from interlock.window.tokens import estimate
 Find = Callable[[str, int], list[str]]
 # Tools, p95 of a search in ms, seconds to build and MB of the index; of a change in ms.
 GOALS = ((1_000, 5.0, None, None), (10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
+WHOLE = (10_000, 5.0)
 CHANGE_MS = 5.0
 # What a million tokens cost that a model reads. The sets do not say what calls cost, so this is the cost of a task.
 TOKEN_PRICE = 3.0
@@ -46,7 +47,7 @@ async def run(plan: Plan) -> list[Table]:
     folder = plan.folder or sets.HERE
     tables = [_quality(sets.load(one), 60 if plan.quick else 400) for one in sets.found(folder)]
     chosen = [selection_table(sets.load(one), 60 if plan.quick else 300) for one in sets.found(folder)]
-    return [*tables, *chosen, _speed(plan.quick), choice_table()]
+    return [*tables, *chosen, _speed(plan.quick), _whole(plan.quick), choice_table()]
 
 
 def selection_table(told: sets.Set, most: int) -> Table:
@@ -197,6 +198,27 @@ def _speed(quick: bool) -> Table:
         rows.append((f"{size:,} tools", "p50 ms of both kinds of requests", f"{short50:.2f}, {long50:.2f}", "", ""))
     note = "With the table. CPU time of one thread; the tools are those of the sets, many times with other names."
     return Table("Speed of the search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
+
+
+def _whole(quick: bool) -> Table:
+    """The same for the whole of `lock.search`: the tools of a caller, the index, and the policy about each hit."""
+    size, goal = WHOLE
+    command = [sys.executable, "-m", "bench.search_whole", str(size), "100" if quick else "400"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_ONE_THREAD).stdout.split()
+    first50, first95, again50, again95 = (f"{float(one):.2f}" for one in said)
+    rows = [
+        (f"{size:,} tools", "lock.search, p95 ms", again95, f"{goal:g}", verdict(float(again95) <= goal)),
+        (f"{size:,} tools", "lock.search, p50 ms", again50, "", ""),
+        (
+            f"{size:,} tools",
+            "with tools that nobody has asked about yet, p50 and p95 ms",
+            f"{first50}, {first95}",
+            "",
+            "",
+        ),
+    ]
+    note = "With a policy of 20 rules. CPU time of the process; half of the requests are tasks of several sentences."
+    return Table("Speed of lock.search", ("catalog", "what", "found", "goal", "verdict"), rows, note)
 
 
 def choice_table(rounds: int = 200) -> Table:

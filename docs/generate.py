@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import click
 import orjson
@@ -35,6 +35,7 @@ from interlock.settings import Settings
 ROOT = Path(__file__).parents[1]
 REFERENCE = Path("docs/reference")
 SCHEMAS = Path("schemas")
+DEFAULTS = Path("src/interlock/default_settings.json")
 
 _MADE_BY = "<!-- Written by `./dev docs` from {source}. Change that, not this page. -->\n"
 
@@ -56,10 +57,27 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
     found = {path: text.encode() for path, text in texts.items()}
     for name, schema in published_schemas().items():
         found[SCHEMAS / f"agent-tool-{VERSION}" / f"{name}.json"] = _json(schema)
+    found[DEFAULTS] = _json(default_settings(Settings.model_construct()))
     found[SCHEMAS / "manifest.json"] = _json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
     )
     found[SCHEMAS / "events.json"] = _json({kind: data_schema(kind) for kind in KINDS})
+    return found
+
+
+def default_settings(model: pydantic.BaseModel) -> dict[str, Any]:
+    """The defaults of settings as `interlock.default_settings` reads them: plain values, and parts that have fields.
+
+    A value that is neither, such as a list of parts, is left out: the model answers for it.
+    """
+    found: dict[str, Any] = {}
+    properties = [name for name, one in vars(type(model)).items() if isinstance(one, property)]
+    for name in (*type(model).model_fields, *properties):
+        value = getattr(model, name)
+        if isinstance(value, pydantic.BaseModel):
+            found[name] = {"part": default_settings(value)}
+        elif not (isinstance(value, tuple) and any(isinstance(one, pydantic.BaseModel) for one in cast("Any", value))):
+            found[name] = value
     return found
 
 
@@ -430,7 +448,7 @@ def differences(root: Path = ROOT) -> list[str]:
     }
     found = [f"{path} is not generated" for path in sorted(there - wanted.keys())]
     for path, content in wanted.items():
-        if path not in there:
+        if not (root / path).is_file():
             found.append(f"{path} is missing")
         elif (root / path).read_bytes() != content:
             found.append(f"{path} is out of date")

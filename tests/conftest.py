@@ -221,13 +221,15 @@ def make_redis() -> Iterator[Callable[..., redis.Server]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | None]:
-    """With `--store postgres`, every data directory that is opened has a store on PostgreSQL."""
+    """With `--store postgres`, every data directory that is opened has a store on PostgreSQL, and Redis beside it."""
     if request.config.getoption("--store") != "postgres":
         yield None
         return
     with pytest.MonkeyPatch.context() as patch:
         server: postgres.Server = request.getfixturevalue("postgres_server")
+        beside: redis.Server = request.getfixturevalue("redis_server")
         patch.setenv(postgres.GIVEN, server.address)
+        patch.setenv(postgres.REDIS, beside.url)
         # On a busy machine a server may not answer for a while, and no test of these is about that.
         patch.setattr(changes, "_PATIENCE_S", 60.0)
         patch.setattr("interlock.store.postgres.leases.BELIEVED_S", 0.0)  # tests kill processes and ask at once

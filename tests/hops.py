@@ -43,7 +43,7 @@ _META = {
 
 
 # Functions that serve many calls: they write to the database, wake those who wait for that, or look after all calls.
-_FOR_MANY = frozenset(("Journal._flush", "Journal._settle", "ActiveCalls._arm", "ActiveCalls._sweep", "Locks._look"))
+_FOR_MANY = frozenset(("Journal._flush", "Journal._settle", "ActiveCalls._arm", "ActiveCalls._sweep", "Sharing._look"))
 
 Functions = Counter[tuple[str, str]]
 

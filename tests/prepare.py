@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from hypothesis.internal import charmap
 
 from tests.doors.conformance import test_conformance
 from tests.integrations.environment import libraries_python
@@ -43,6 +44,7 @@ def main() -> None:
     for name, modules in LIBRARIES.items():
         with suppress(pytest.skip.Exception, pytest.fail.Exception):
             subprocess.run([_python(name), "-c", f"import {modules}"], cwd=ROOT, check=False)
+    charmap.intervals_from_codec("utf-8")  # the characters of every text; Hypothesis keeps them in a file
     for install in PROGRAMS:
         with suppress(pytest.skip.Exception, pytest.fail.Exception):
             install()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.tiers import ROOT, TIER_OF, TIERS, tier_of
+from tests.tiers import BEHAVIOUR, ON_POSTGRES, ROOT, TIER_OF, TIERS, tier_of
 
 PAGE = (ROOT.parent / "docs/explanation/test-tiers.md").read_text()
 FILES = sorted(ROOT.rglob("test_*.py"))
@@ -22,6 +22,14 @@ def test_every_test_has_exactly_one_tier() -> None:
     assert set(found.values()) == set(TIERS)
     # Nothing is listed that is not there: a directory that was renamed would leave its tests without a tier.
     assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(TIER_OF)
+
+
+def test_what_runs_on_postgresql_is_there_and_the_page_names_each_directory() -> None:
+    for path in (*BEHAVIOUR, *ON_POSTGRES):
+        assert (ROOT.parent / path).exists(), path  # pytest ends without a word where a path is not there
+        assert path.startswith(BEHAVIOUR), path
+    for path in BEHAVIOUR:
+        assert f"`{path.removeprefix('tests/')}`" in PAGE, path
 
 
 ONE_OF_EACH = {

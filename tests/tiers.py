@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -53,13 +54,24 @@ TIER_OF: dict[str, Tier] = {
     "sandbox": "chaos",
 }
 
-# What runs a second time in `.ci/run`, with stores on PostgreSQL: the directories whose tests use the store the most,
-# and a file for each thing that is different there, which are locks and lost writes, changes by other processes, killed
-# processes, texts, and the records of the registry. `./dev test --store postgres DIRECTORY` runs any other part.
+# The tests of behaviour. `./dev test --thorough` runs all of them a second time, with stores on PostgreSQL and Redis
+# beside them.
+BEHAVIOUR = tuple(
+    f"tests/{name}"
+    for name in (
+        "approvals", "audit", "authority", "doors", "effects", "gateway", "registry", "resilience", "selection",
+        "service", "surfaces", "window",
+    )
+)  # fmt: skip
+# The part of them that `.ci/run` runs there: the directories whose tests use the store the most, calls over each of the
+# five wires, and a file for each thing that is different there, which are locks and lost writes, changes by other
+# processes, killed processes, texts, and the records of the registry.
 ON_POSTGRES = (
     "tests/audit",
     "tests/effects",
     "tests/resilience",
+    "tests/doors/test_flow.py",
+    "tests/doors/test_parity.py",
     "tests/doors/test_reviewers.py",
     "tests/gateway/test_authority.py",
     "tests/gateway/test_edges.py",
@@ -76,4 +88,4 @@ def tier_of(path: Path) -> Tier:
 
 
 if __name__ == "__main__":
-    print(*ON_POSTGRES)
+    print(*(BEHAVIOUR if "--behaviour" in sys.argv else ON_POSTGRES))

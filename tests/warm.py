@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import pydantic
+from rich.cells import cell_len
 
 import interlock.cli
 from interlock.privacy.redact import RedactionRules, Redactor
@@ -50,6 +51,9 @@ LOADED = (
     "interlock.gateway.isolation", "interlock.registry.admission", "interlock.registry.retirement",
     "interlock.api.service", "interlock.trials", "interlock.upstreams.manager", "uvicorn", "interlock.doors.server",
     "interlock.doors.mcp.sdk", "interlock.doors.rest.api", "interlock.doors.jsonrpc", "interlock.http.connection",
+    "interlock.audit.retention", "interlock.executors.confinement", "interlock.executors.isolated",
+    "interlock.executors.remote", "interlock.store.administration", "interlock.store.at_rest",
+    "interlock.api.tool_listing", "jwt", "encodings.ascii", "encodings.idna",
 )  # fmt: skip
 PATIENCE_S = 150
 
@@ -315,6 +319,7 @@ def _build() -> None:
         if model.__module__.startswith("interlock."):
             model.model_rebuild(raise_errors=False)
     Redactor(RedactionRules())
+    cell_len("…")  # loads the widths of characters
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 from interlock import Change, Context, Effect, Field, Preview, tool
+from interlock.core.record import dataclass
 
 OPENING = {"cash": 1000, "savings": 0}
 

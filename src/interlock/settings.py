@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import json
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import pydantic
@@ -20,90 +20,11 @@ from interlock.call.channels import Channel
 from interlock.call.surface_rules import Excluded, ModelRule, Pinned
 from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
+from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
+from interlock.default_settings import Effective
 from interlock.privacy.configured import inline_secrets
-
-
-def _address(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("postgresql", "postgres"):
-        raise ValueError("a database is written postgresql://HOST/DATABASE")
-    if parts.password is not None or "password=" in parts.query:
-        raise ValueError("keep the password out of the settings: a passfile (PGPASSFILE) holds it")
-    return value
-
-
-def _redis_address(value: str) -> str:
-    parts = urlsplit(value)
-    remote = parts.scheme in ("redis", "rediss") and parts.hostname
-    if value and not remote and not (parts.scheme == "unix" and parts.path.startswith("/")):
-        raise ValueError("a Redis server is written redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH")
-    if parts.password is not None:
-        raise ValueError("keep the password out of the settings: redis_secret names a stored one")
-    return value
-
-
-def _engine_address(value: str) -> str:
-    parts = urlsplit(value)
-    grpc = parts.scheme in ("grpc", "grpcs")
-    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or parts.username is not None:
-        raise ValueError("an engine is written https://HOST/PATH or grpcs://HOST:PORT")
-    if grpc and (parts.port is None or parts.path not in ("", "/") or parts.query):
-        raise ValueError("a gRPC engine is written grpcs://HOST:PORT")
-    return value
-
-
-def _encoder(value: str) -> str:
-    kind, colon, rest = value.partition(":")
-    if not colon or kind not in ("ollama", "openai"):
-        if value in ("auto", "table", "package", "none") or "/" in value or "\\" in value:
-            return value
-        raise ValueError("write auto, table, package, none, a folder with a `/`, ollama:MODEL@URL or openai:MODEL@URL")
-    model, _, url = rest.rpartition("@")
-    parts = urlsplit(url)
-    if not model or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(f"a service is written {kind}:MODEL@https://HOST")
-    if "@" in parts.netloc or re.search(r"://[^/]*@", rest):
-        raise ValueError("keep credentials out of the settings: search_encoder_secret names a stored one")
-    return value
-
-
-def _absolute(value: Path) -> Path:
-    if not value.is_absolute():
-        raise ValueError("write the whole path, beginning with /")
-    return value
-
-
-def _chat_model(value: str) -> str:
-    if not value:
-        return value
-    if not value.startswith("openai:"):
-        raise ValueError("a model is written openai:MODEL@https://HOST")
-    return _encoder(value)
-
-
-_ENCRYPTED = {"http": "an https", "redis": "a rediss"}
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host name is this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _expression(value: str) -> str:
-    try:
-        expression = re.compile(value)
-    except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
-    if expression.match(""):
-        raise ValueError("it matches the empty text, so it would match everywhere")
-    return value
 
 
 class SelectionRule(pydantic.BaseModel):
@@ -120,7 +41,7 @@ class SelectionRule(pydantic.BaseModel):
         if not self.words and not self.pattern:
             raise ValueError("say when the rule fires: words or a pattern")
         if self.pattern:
-            _expression(self.pattern)
+            addresses.expression(self.pattern)
         return self
 
 
@@ -130,7 +51,7 @@ class RedactionPattern(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-    pattern: Annotated[str, pydantic.Field(max_length=1000), pydantic.AfterValidator(_expression)]
+    pattern: Annotated[str, pydantic.Field(max_length=1000), pydantic.AfterValidator(addresses.expression)]
     marker: Annotated[str, pydantic.Field(max_length=100)] = ""
 
     @property
@@ -152,7 +73,7 @@ class HookSetting(pydantic.BaseModel):
     timeout_s: Annotated[float, pydantic.Field(gt=0, le=3600)] = 1.0
 
 
-PostgresAddress = Annotated[str, pydantic.AfterValidator(_address)]
+PostgresAddress = Annotated[str, pydantic.AfterValidator(addresses.database_address)]
 
 
 class Settings(pydantic.BaseModel):
@@ -224,14 +145,37 @@ class Settings(pydantic.BaseModel):
         description="remove records that are past their term in the background, once a day; otherwise they stay until"
         " interlock audit purge removes them",
     )
-    backup_to: Annotated[Path, pydantic.AfterValidator(_absolute)] | None = pydantic.Field(
+    backup_to: Annotated[str, pydantic.BeforeValidator(addresses.backup_place)] | None = pydantic.Field(
         None,
-        description="a folder outside the data directory, best on another disk, in which a server makes backups by"
-        " itself; each is verified",
+        description="a folder outside the data directory, best on another disk, or an address s3://BUCKET/PREFIX, to"
+        " which a server makes backups by itself; each is verified",
     )
     backup_every_h: float = pydantic.Field(24.0, gt=0, le=744, description="how often it makes one, in hours")
     backup_days: int = pydantic.Field(
-        30, ge=1, le=3650, description="after how many days such a backup is removed; the newest one always stays"
+        30,
+        ge=1,
+        le=3650,
+        description="after how many days such a backup is removed from a folder; the newest one always stays",
+    )
+    backup_tier: Literal["hot", "warm", "cold"] = pydantic.Field(
+        "warm",
+        description="how long such a backup is kept in an object store: hot 1 hour, warm 90 days, cold 7 years",
+    )
+    archive_to: str = pydantic.Field(
+        "",
+        pattern=r"^(s3://[^/?#@]+(/[^?#]*)?)?$",
+        description="an address s3://BUCKET/PREFIX. Records that are past their term, and checkpoints at milestones"
+        " that are older than checkpoint_days, are written there, for 7 years, before the store lets go of them. Empty:"
+        " records go without, and checkpoints stay in the store",
+    )
+    archive_secret: str = pydantic.Field(
+        "",
+        max_length=200,
+        description="the name of the stored credential, KEY_ID:SECRET, for backup_to and archive_to. Empty: that of the"
+        " environment, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    )
+    checkpoint_days: int = pydantic.Field(
+        90, ge=1, le=3650, description="after how many days checkpoints at milestones go to archive_to"
     )
     strict_redaction: bool = pydantic.Field(
         False, description="also redact text that only looks like a number or an address"
@@ -271,7 +215,7 @@ class Settings(pydantic.BaseModel):
     )
     ask_all_writes: bool = pydantic.Field(False, description="require approval for every write")
     approval: Approval = pydantic.Field(
-        Approval(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+        Approval.model_construct(),  # without a validator, which would be built when this module is imported
         description="the approvers, the escalation, and the time after which a call is denied; tools may override it",
     )
     four_eyes: Literal["irreversible", "always", "never"] = pydantic.Field(
@@ -309,7 +253,7 @@ class Settings(pydantic.BaseModel):
         "embedded",
         description="the engine: the Cedar policies of the data directory, or a remote one over HTTP or gRPC",
     )
-    policy_url: Annotated[str, pydantic.AfterValidator(_engine_address)] = pydantic.Field(
+    policy_url: Annotated[str, pydantic.AfterValidator(addresses.engine_address)] = pydantic.Field(
         "",
         description="the remote engine: https://HOST/PATH or grpcs://HOST:PORT; http and grpc without TLS",
     )
@@ -340,7 +284,7 @@ class Settings(pydantic.BaseModel):
         " `store` is then given no right to change or remove a record. Empty: the role of `store` owns them",
     )
 
-    redis: Annotated[str, pydantic.AfterValidator(_redis_address)] = pydantic.Field(
+    redis: Annotated[str, pydantic.AfterValidator(addresses.redis_address)] = pydantic.Field(
         "",
         description="a Redis server that tells other processes of changes sooner than they would read them from the"
         " store: redis://USER@HOST:PORT, rediss://HOST:PORT (TLS) or unix:///PATH. Empty: none",
@@ -373,7 +317,7 @@ class Settings(pydantic.BaseModel):
     )
 
     egress: NetworkPolicy = pydantic.Field(
-        NetworkPolicy(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+        NetworkPolicy.model_construct(),
         description="the hosts and ports that sandboxed tools may reach at all; a tool's manifest must list them too",
     )
     egress_of: dict[str, NetworkPolicy] = pydantic.Field(
@@ -408,7 +352,7 @@ class Settings(pydantic.BaseModel):
         description="Postgres databases that are watched in the same way, as postgresql://HOST/DATABASE; not restored",
     )
 
-    search_encoder: Annotated[str, pydantic.AfterValidator(_encoder)] = pydantic.Field(
+    search_encoder: Annotated[str, pydantic.AfterValidator(addresses.encoder)] = pydantic.Field(
         "auto",
         description="what finds tools by their meaning. auto: the package interlock-search-encoder if it is installed,"
         " otherwise the table of this package. table; package; none: words alone. A folder with model.onnx and"
@@ -457,7 +401,7 @@ class Settings(pydantic.BaseModel):
         description="whether requests for which tools were selected are stored, encrypted, for payload_days. The router"
         " is trained on them, and selections are measured by them",
     )
-    selection_model: Annotated[str, pydantic.AfterValidator(_chat_model)] = pydantic.Field(
+    selection_model: Annotated[str, pydantic.AfterValidator(addresses.chat_model)] = pydantic.Field(
         "",
         description="a model that chooses among the candidates of a selection, with an OpenAI-compatible API:"
         " openai:MODEL@URL. It receives the request and the declarations of the candidates. Empty: none",
@@ -483,9 +427,9 @@ class Settings(pydantic.BaseModel):
     rate_limits: tuple[RateLimit, ...] = pydantic.Field(
         (), description="limits on the number of calls per period; see limits"
     )
-    prices: Prices = pydantic.Field(Prices(), description="prices of metered use")
+    prices: Prices = pydantic.Field(Prices.model_construct(), description="prices of metered use")
     loops: LoopLimits = pydantic.Field(
-        LoopLimits(),
+        LoopLimits.model_construct(),
         description="the number of calls from which on a loop is suspected",
     )
 
@@ -542,7 +486,7 @@ class Settings(pydantic.BaseModel):
     @classmethod
     def _token_is_hidden(cls, token: Path | None, info: pydantic.ValidationInfo) -> Path | None:
         parts = urlsplit(str(info.data.get("policy_url", "")))
-        if token is not None and parts.scheme in ("http", "grpc") and not _is_here(parts.hostname or ""):
+        if token is not None and parts.scheme in ("http", "grpc") and not addresses.is_here(parts.hostname or ""):
             raise ValueError("the token would travel in clear text; use an https or grpcs address")
         return token
 
@@ -551,8 +495,10 @@ class Settings(pydantic.BaseModel):
     def _credential_is_hidden(cls, name: str, info: pydantic.ValidationInfo) -> str:
         address = str(info.data.get((info.field_name or "").removesuffix("_secret"), ""))
         url = urlsplit(address if address.startswith("redis") else address.rpartition("@")[2])
-        if name and url.scheme in ("http", "redis") and not _is_here(url.hostname or ""):
-            raise ValueError(f"the credential would travel in clear text; use {_ENCRYPTED[url.scheme]} address")
+        if name and url.scheme in ("http", "redis") and not addresses.is_here(url.hostname or ""):
+            raise ValueError(
+                f"the credential would travel in clear text; use {addresses.ENCRYPTED[url.scheme]} address"
+            )
         return name
 
     @property
@@ -561,13 +507,6 @@ class Settings(pydantic.BaseModel):
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction
-
-
-class Effective(NamedTuple):
-    """The settings in effect, and the source of each one that is not a default: a line, a variable or the program."""
-
-    settings: Settings
-    sources: dict[str, str]
 
 
 def load_settings(path: Path, **given: Any) -> Settings:
@@ -586,13 +525,10 @@ def effective_settings(path: Path, **given: Any) -> Effective:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise Failure("E3108", f"settings.toml cannot be read: {reason}", resolution=_CORRECT) from None
-    for name in Settings.model_fields:
-        from_environment = os.environ.get(variable(name))
-        if from_environment is not None:
-            values[name] = _from_environment(name, from_environment)
+    for name in _named_by_environment():
+        values[name] = _from_environment(name, os.environ[variable(name)])
     if not values and not given:
-        # The defaults, without a validator, which takes some time to build.
-        return Effective(Settings.model_construct(), {})
+        return Effective(_defaults(), {})
     stated = {name: one for name, one in values.items() if name not in given}
     faults = [f"{_place('', loc, text, given)}: {words}" for loc, words in credential_faults(stated)]
     settings: Settings | None = None
@@ -611,7 +547,20 @@ def effective_settings(path: Path, **given: Any) -> Effective:
     return Effective(settings, {name: _place("", (name,), text, given) for name in {**values, **given}})
 
 
+@cache
+def _defaults() -> Settings:
+    """The defaults, without a validator, which takes some time to build."""
+    return Settings.model_construct()
+
+
+def _named_by_environment() -> list[str]:
+    """The settings that the environment states, in their order."""
+    stated = {name for name in os.environ if name.startswith(_PREFIX)}
+    return [name for name in Settings.model_fields if variable(name) in stated] if stated else []
+
+
 _MOST = 5
+_PREFIX = "INTERLOCK_"
 
 
 # Settings that say what to look for: an expression may have the form of what it finds.
@@ -622,7 +571,7 @@ _CORRECT = "correct what is named, or remove it; the settings reference describe
 
 def variable(name: str) -> str:
     """The environment variable that states a setting."""
-    return f"INTERLOCK_{name.upper()}"
+    return _PREFIX + name.upper()
 
 
 def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:

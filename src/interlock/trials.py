@@ -16,7 +16,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -27,6 +27,7 @@ from interlock.contract.contract import Contract, contract_of
 from interlock.contract.declare import Tool
 from interlock.contract.recipes import ONLY_RUN, PinnedStep, Recipe, image
 from interlock.core.errors import ErrorCode, Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.data.canonical import encode
 from interlock.data.explain import brief, output_faults

@@ -588,7 +588,8 @@ def _senders() -> list[int]:
 
 _OPENED = """
 import sys
-from interlock.approvals.sender import open_url
+from interlock.approvals.sender import bound, open_url
+bound()  # it may not write a file
 opened = open_url(sys.argv[1])
 print(len(opened or ()), sum(name.startswith("apprise.plugins.") for name in sys.modules))
 """

@@ -563,3 +563,30 @@ when { "\\";" == "" };
 forbid (principal, action, resource);
 """
     assert [statement.line for statement in cedar.statements(text)] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[principal]]\nkind = 'human'\n", ["`principal.0.id`: a text that is not empty is needed"]),
+        ("[[principal]]\nid = 'a'\ntrust = true\n", ["`principal.0.trust`: a whole number from 0 to 100 is needed"]),
+        ("[[principal]]\nid = 'a'\ntrust = 101\n", ["`principal.0.trust`: a whole number from 0 to 100 is needed"]),
+        ("[[principal]]\nid = 'a'\nkind = ['agent']\n", ["`principal.0.kind`: one of human, agent, service is needed"]),
+        (
+            "[[principal]]\nid = 'a'\n[[principal]]\nid = 'b'\ngroups = 'g'\nscopes = [1]\n",
+            ["`principal.1.groups`: a list of texts is needed", "`principal.1.scopes`: a list of texts is needed"],
+        ),
+        (
+            "[[principal]]\nid = 'a'\nrole = 'b'\n",
+            ["`principal.0.role`: there is no such field; an entry has id, kind, trust, groups, scopes"],
+        ),
+        ("[[principals]]\nid = 'a'\n", ["`principals`: there is no such table; write [[principal]]"]),
+        ("principal = ['a']\n", ["`principal.0`: it is a table; write [[principal]]"]),
+        ("[principal]\nid = 'a'\n", ["`principal`: it is a list; write [[principal]]"]),
+    ],
+)
+def test_principals_that_cannot_be_used_are_refused_with_the_place(text: str, told: list[str]) -> None:
+    with pytest.raises(Failure) as caught:
+        principals.Principals(text)
+    assert (caught.value.code, caught.value.details) == ("E3205", {"faults": told})
+    assert caught.value.message == f"principals.toml cannot be used: {told[0]}"

@@ -1,4 +1,7 @@
-"""Backups in an object store. The store is moto, an emulator of S3. It accepts every signature."""
+"""Backups, removed records and old checkpoints in an object store.
+
+The store is moto, an emulator of S3. It accepts every signature.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,29 @@ import asyncio
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
+import orjson
 import pytest
 
-from interlock import Failure
+from interlock import Context, Failure, Interlock, tool
+from interlock.api.health import Health
 from interlock.audit import archive
-from interlock.audit.archive import TERMS, Archive, Tier, archive_at
+from interlock.audit.archive import TERMS, Archive, Archived, Tier, archive_at
+from interlock.audit.backups import due, last_made
+from interlock.audit.chain import verify
 from interlock.net.s3 import Account, Bucket, signed
+from interlock.store.homes import home_at
+from interlock.testing import FakeClock
+from tests.audit.test_retention import make_home, ms, stored
 from tests.cli.conftest import Cli
 from tests.cli.test_backup import elsewhere, post
 from tests.needs import missing
+from tests.support.stores import opened
 
+OPS_14 = pytest.mark.part_of("OPS-14", rest="a reading of the clause by somebody who did not write these tests")
+STATE_06 = pytest.mark.part_of("STATE-06", rest="deleting named checkpoints, which does not exist yet")
 NOW = datetime(2026, 11, 18, 3, 15, tzinfo=UTC)
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "NO_PROXY")
@@ -66,7 +80,7 @@ async def keys(place: str) -> list[str]:
         return await found._bucket.list(found._prefix)  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.part_of("OPS-14", rest="checkpoints and purged audit segments; backups by a server's schedule")
+@OPS_14
 def test_a_backup_is_written_verified_listed_and_restored_by_one_command(cli: Cli, account: dict[str, str]) -> None:
     cli = with_account(cli, account)
     assert post(cli, "before") == (True, False)
@@ -120,7 +134,7 @@ def test_what_is_no_finished_backup_is_not_restored(cli: Cli, account: dict[str,
     assert [one["whole"] for one in cli.ask("archive", "list", place)["backups"]] == [False]
 
 
-@pytest.mark.part_of("OPS-14", rest="checkpoints and purged audit segments; backups by a server's schedule")
+@OPS_14
 async def test_backups_expire_by_their_tier_but_never_the_newest(account: dict[str, str], tmp_path: Path) -> None:
     assert TERMS["hot"] == timedelta(hours=1)
     assert TERMS["warm"] == timedelta(days=90)
@@ -151,7 +165,7 @@ class Careless(Bucket):
         return None if content is None else content[:-1]
 
 
-@pytest.mark.part_of("OPS-14", rest="checkpoints and purged audit segments; backups by a server's schedule")
+@OPS_14
 async def test_what_cannot_be_read_back_is_no_backup(account: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     bucket = Careless(Account.of(os.environ), "backups")
@@ -212,3 +226,184 @@ def test_requests_are_signed_as_amazon_documents_and_its_library_signs() -> None
     listing = signed(account, "GET", f"{account.endpoint}/?max-keys=2&prefix=J", b"", moment)
     assert listing["authorization"].endswith("34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
     assert SECRET not in repr(account)
+
+
+# By a server
+
+
+@OPS_14
+async def test_a_server_makes_its_scheduled_backup_in_an_object_store_with_a_stored_credential(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES[:2]:
+        monkeypatch.delenv(name)
+    place = "s3://backups/scheduled"
+    monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(cli.ledger))
+    with_settings(cli, f'backup_to = "{place}"\nbackup_tier = "cold"\narchive_secret = "objects"\n')
+    assert "none in s3://backups/scheduled yet" in cli("doctor").out
+    assert cli("secrets", "set", "objects", "-", stdin=f"{account[NAMES[0]]}:{SECRET}").code == 0
+    assert post(cli, "before") == (True, False)
+
+    async def made() -> list[Archived]:
+        async with archive_at(place, f"{account[NAMES[0]]}:{SECRET}") as found:
+            return await found.list()
+
+    async with Interlock.open(cli.home, resume_approved=True) as app:
+        async with asyncio.timeout(120):
+            while await app.journal.read(last_made) is None:  # noqa: ASYNC110 - the store tells
+                await asyncio.sleep(0.05)
+        (first,) = await made()
+        assert (first.tier, first.whole, first.kind) == ("cold", True, "interlock")
+        assert (await Health(app).ready())[1]["backups"] == "healthy"
+        # For another process of the same store the next one is due tomorrow.
+        async with Interlock.open(cli.home, housekeeping=False) as other:
+            assert not await other.journal.commit(partial(due, every_ms=app.settings.backup_every_ms))
+    assert await made() == [first]
+    assert "s3://backups/scheduled, the newest 0.0 hours old" in cli("doctor").out
+
+    # The stored credential is in the backup; a new machine needs one of its own.
+    drilled = with_account(cli, account).ask("restore", "--drill")
+    assert drilled["verdict"]["intact"] is True
+    assert drilled["rows"]["reservation"] == 1
+
+
+async def test_an_object_store_that_refuses_is_shown_as_a_failing_backup(
+    cli: Cli, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Interlock.open(cli.home, backup_to="s3://nowhere/x", resume_approved=True) as app:
+        async with asyncio.timeout(120):
+            while not app.supervisor.failing:  # noqa: ASYNC110 - the supervisor tells
+                await asyncio.sleep(0.05)
+        (failing,) = app.supervisor.failing
+        assert (failing.task, "NoSuchBucket" in failing.error) == ("backups", True)
+        assert (await Health(app).ready())[1]["backups"] == "degraded"
+
+
+# Records past their term
+
+
+def with_settings(cli: Cli, text: str) -> None:
+    with Path(cli.home, "settings.toml").open("a") as file:
+        file.write(f"\n{text}")
+
+
+@OPS_14
+async def test_records_are_in_the_archive_before_they_are_removed_and_come_back_by_one_command(
+    tmp_path: Path, account: dict[str, str]
+) -> None:
+    home = await make_home(tmp_path / "home", start_ms=ms(2015))
+    cli = with_account(Cli(tmp_path), account)
+    with opened(home) as database:
+        bodies: list[bytes] = [body for (body,) in database.execute("SELECT body FROM journal ORDER BY seq")]
+    count, place = len(bodies), "s3://backups/records"
+
+    failed = with_account(cli, account, INTERLOCK_ARCHIVE_TO="s3://nowhere/x")("audit", "purge", "--yes")
+    assert (failed.code, "NoSuchBucket" in failed.err) == (1, True), failed.err
+    assert len(stored(home)) >= count
+    assert verify(home).purged_through == 0
+
+    with_settings(cli, f'archive_to = "{place}"\n')
+    assert cli.ask("audit", "purge", "--through", "3", "--yes")["records"] == 3
+    assert cli.ask("audit", "purge", "--yes")["last"] == count
+    assert cli("audit", "verify").code == 0
+    listed = cli.ask("archive", "list", place)["backups"]
+    assert [(one["kind"], one["tier"], one["whole"]) for one in listed] == [("records", "cold", True)] * 2
+    purges = [orjson.loads(line)["record"] for line in cli("audit", "export").out.splitlines()]
+    assert [one["archive"] for one in purges if one["kind"] == "purge"] == [one["name"] for one in listed]
+
+    public = (home.keys / "journal.pub").read_text().strip()
+    returned: list[bytes] = []
+    for number, one in enumerate(listed):
+        restored = cli.ask("archive", "restore", f"{place}/{one['name']}", "--to", f"records-{number}")
+        assert restored["verdict"]["intact"] is True
+        verified = cli("audit", "verify", "--export", restored["out"], "--public-key", public)
+        assert verified.code == 0, verified.out
+        lines = (tmp_path / restored["out"]).read_bytes().splitlines()
+        returned += [line.partition(b',"record":')[2][:-1] for line in lines]
+    assert returned == bodies
+    again = cli("archive", "restore", f"{place}/{listed[0]['name']}", "--to", "records-0")
+    assert "is there already" in again.err
+
+    async with archive_at(place) as found:
+        bucket: Bucket = found._bucket  # pyright: ignore[reportPrivateUsage]
+        part = f"records/{listed[0]['name']}/0000000"
+        await bucket.put(part, (await bucket.get(part) or b"").replace(b"demo.echo", b"demo.post"))
+    damaged = await asyncio.to_thread(
+        cli, "archive", "restore", f"{place}/{listed[0]['name']}", "--to", "records-damaged"
+    )
+    assert (damaged.code, "is not what was written" in damaged.err) == (1, True)
+    assert not (tmp_path / "records-damaged").exists()
+
+
+# Checkpoints
+
+
+@tool(namespace="arch", version="1.0.0", mutation_class="read_only", checkpoints=["phase_complete"])
+async def crawl(ctx: Context) -> int:
+    """Save one named checkpoint and one at a milestone."""
+    await ctx.checkpoint("page", {"read": 1})
+    await ctx.checkpoint("phase_complete", {"read": 2})
+    return 2
+
+
+@OPS_14
+@STATE_06
+async def test_a_checkpoint_at_a_milestone_goes_to_the_archive_at_day_ninety_and_can_be_restored(
+    tmp_path: Path, account: dict[str, str]
+) -> None:
+    place, time = "s3://backups/checkpoints", FakeClock()
+    cli = with_account(Cli(tmp_path), account)
+    async with Interlock.open(tmp_path / "home", clock=time.clock, housekeeping=False, archive_to=place) as app:
+        await app.add(crawl)
+        call = (await app.call("arch.crawl")).invocation_id
+        saved = await app.checkpoints(call)
+        assert [one.checkpoint_type for one in saved] == ["named", "macro"]
+        time.advance(90 * 86_400 - 60)
+        await app.maintain()
+        assert await app.checkpoints(call) == saved
+        time.advance(86_400)
+        await app.maintain()
+        assert await app.checkpoints(call) == saved[:1]
+        async with archive_at(place) as found:
+            (archived,) = await found.list()
+        assert (archived.kind, archived.tier, archived.whole) == ("checkpoints", "cold", True)
+        # The sealing key that the archived checkpoint needs outlives a change of the key.
+        await app.secrets.rotate_key(by="local:test")
+    assert verify(home_at(tmp_path / "home")).intact
+
+    restored = f"{place}/{archived.name}"
+    assert cli.ask("archive", "restore", restored) == {"archived": archived.name, "checkpoints": 1}
+    assert cli.ask("archive", "restore", restored)["checkpoints"] == 0
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as app:
+        await app.add(crawl)
+        assert await app.checkpoints(call) == saved
+
+
+@OPS_14
+async def test_a_checkpoint_that_cannot_be_archived_stays(tmp_path: Path, account: dict[str, str]) -> None:
+    time = FakeClock()
+    async with Interlock.open(
+        tmp_path / "home", clock=time.clock, housekeeping=False, archive_to="s3://nowhere/x"
+    ) as app:
+        await app.add(crawl)
+        call = (await app.call("arch.crawl")).invocation_id
+        time.advance(91 * 86_400)
+        with pytest.raises(Failure, match="NoSuchBucket"):
+            await app.maintain()
+        assert len(await app.checkpoints(call)) == 2
+
+
+def test_only_archived_records_and_checkpoints_are_restored_by_the_archive_command(
+    cli: Cli, account: dict[str, str]
+) -> None:
+    cli = with_account(cli, account)
+    for words in (
+        ("/srv/backups", "--to", "x"),
+        ("s3://backups/x/warm/interlock-20261118T031500Z",),
+        ("s3://backups/x/cold/records-20261118T031500Z",),
+        ("s3://backups/x/cold/checkpoints-20261118T031500Z", "--to", "x"),
+        ("s3://backups/x/cold/records-2026", "--to", "x"),
+    ):
+        assert cli("archive", "restore", *words).code == 2
+    missing_one = cli("archive", "restore", "s3://backups/x/cold/checkpoints-20261118T031500Z")
+    assert (missing_one.code, "no finished backup" in missing_one.err) == (1, True)

@@ -43,9 +43,20 @@ CALL = {
 }  # fmt: skip
 
 
+TOOL = {
+    "tool_id": "demo.post", "version": "1.0.0", "mutation_class": "write_reversible", "state": "active",
+    "availability": "AVAILABLE", "description": "Post an amount.", "published_at": "2026-07-01T12:00:00.000Z",
+    "known_pairs": 0, "deprecation": None, "score": 0.5,
+}  # fmt: skip
+FOUND: dict[str, object] = {"by": "words", "note": "", "outcome": "found", "pending": [], "deferred": []}
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = orjson.dumps({"calls": [CALL], "before": None})
+        told: dict[str, object] = {"calls": [CALL], "before": None}
+        if self.path.startswith("/v1/tools"):
+            told = {"tools": [TOOL], "cursor": None, **FOUND}
+        body = orjson.dumps(told)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -84,13 +95,22 @@ def test_the_version_and_the_help_load_nothing_but_the_commands(tmp_path: Path) 
     _, others, own = loaded(tmp_path, "--version")
     assert (others, own) == ({"click"}, BARE)
     _, others, own = loaded(tmp_path, "--help")
-    assert (others, own) == ({"click"}, BARE | {"interlock.upstreams"})
+    assert (others, own) == ({"click"}, BARE | {"interlock.core", "interlock.upstreams"})
 
 
-def test_a_list_of_calls_of_a_server_loads_no_model_and_no_part_of_the_gateway(tmp_path: Path, server: str) -> None:
-    said, others, own = loaded(tmp_path, "--server", server, "calls", "list")
-    assert "demo.post@1.0.0" in said
-    assert "bot" in said.splitlines()[1].split()
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        ("calls list", {"bot", "demo.post@1.0.0"}),
+        ("tools list", {"demo.post", "1.0.0", "active"}),
+        ("tools search post", {"demo.post", "1.0.0", "write_reversible"}),
+    ],
+)
+def test_lists_of_a_server_load_no_model_and_no_part_of_the_gateway(
+    tmp_path: Path, server: str, words: str, row: set[str]
+) -> None:
+    said, others, own = loaded(tmp_path, "--server", server, *words.split())
+    assert row <= set(said.splitlines()[1].split())
     assert others == {"asyncio", "click", "email", "orjson", "rich", "ssl"}
     assert own == BARE | {"interlock.core", "interlock.data"}
 
@@ -140,6 +160,15 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
     _, others, own = loaded(cli.home, *words.split())
     assert not others & (SELDOM | {"numpy"})
     assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+
+
+# These open the data directory, and read no contract.
+@pytest.mark.parametrize("words", ["health", "policy show", "keys list"])
+def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> None:
+    _, others, own = loaded(cli.home, *words.split())
+    assert "interlock.gateway" in own
+    assert not {"pydantic", "pydantic_core", "jsonschema_rs"} & others
+    assert "interlock.settings" not in own
 
 
 def test_a_local_user_without_the_scope_lists_no_credentials(cli: Cli) -> None:

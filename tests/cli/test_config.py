@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from interlock import Failure, Interlock
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
+from interlock.default_settings import defaults_if_unstated
 from interlock.settings import Settings, effective_settings, load_settings, variable
 from tests.cli.conftest import Cli
 
@@ -18,6 +20,8 @@ OPEN = "numbers of parts that are not built; an address of a chat service that i
 # A text for each variable whose type does not tell one. The others are changed by their type.
 TEXTS = {
     "backup_to": "/backups",
+    "archive_to": "s3://backups/interlock",
+    "archive_secret": "objects",
     "redact_names": "iban,passport",
     "redact_patterns": '[{"name": "staff", "pattern": "EMP-[0-9]+"}]',
     "no_pattern_redaction": "mail,contacts",
@@ -262,3 +266,35 @@ def test_a_directory_that_is_alone_agrees_with_itself(cli: Cli) -> None:
     assert len(node["versions"]) == len(node["schemas"]) == 1
     assert node["files"]["policy.cedar"]
     assert "no other machine runs on this store" in cli("config", "diff").out
+
+
+def test_a_data_directory_without_settings_has_the_defaults_of_the_models(tmp_path: Path) -> None:
+    settings, model = defaults_if_unstated(tmp_path / "settings.toml"), Settings.model_construct()
+    assert settings is not None
+    for name in (*Settings.model_fields, "backup_every_ms"):
+        assert_same(getattr(settings, name), getattr(model, name))
+    assert settings.redacts("demo")
+    assert settings.model_copy(update={"payload_days": 3}).payload_days == 3
+    with pytest.raises(AttributeError):
+        settings.payload_days = 3  # pyright: ignore[reportAttributeAccessIssue] - frozen
+    with pytest.raises(AttributeError):
+        getattr(settings, "nothing_such")  # noqa: B009 - the type checker knows that there is none
+
+
+def assert_same(value: Any, of_model: Any) -> None:
+    """Settings that have parts are compared part by part."""
+    if not isinstance(of_model, BaseModel):
+        assert (type(value), value) == (type(of_model), of_model)
+        return
+    for name in type(of_model).model_fields:
+        assert_same(getattr(value, name), getattr(of_model, name))
+
+
+def test_stated_settings_are_no_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.toml"
+    monkeypatch.setenv("INTERLOCK_PRICES", '{"cpu_s": 1.0}')
+    assert defaults_if_unstated(path) is None
+    monkeypatch.delenv("INTERLOCK_PRICES")
+    assert defaults_if_unstated(path) is not None
+    path.write_text("")
+    assert defaults_if_unstated(path) is None

@@ -476,6 +476,16 @@ def test_an_upstream_that_runs_on_the_machine_is_not_added_at_a_server(place: Pl
     assert (denied.code, denied.json["error"]["error_code"]) == (1, "E3206")
 
 
+def test_cached_decisions_are_dropped_alike(place: Place) -> None:
+    for words in (("bob", "me"), ()):
+        ends = both(place, "policy", "forget", *words)
+        assert [one.code for one in ends] == [0, 0]
+        assert ends[0].out == ends[1].out
+    assert "about everybody" in ends[1].out
+    denied = place.there("eve", "policy", "forget", "--json")
+    assert (denied.code, denied.json["error"]["error_code"]) == (1, "E3206")
+
+
 def test_a_policy_is_applied_alike(place: Place) -> None:
     first = place.cli("policy", "default").out
     texts = {"here": first + "// one\n", "there": first + "// two\n", "broken": "permit (nobody"}

@@ -1,4 +1,4 @@
-"""`./dev chaos`: callers write to three nodes on one PostgreSQL store while nodes, database, network and clocks fail.
+"""`./dev chaos`: callers write to three nodes on one PostgreSQL store and one Redis while all that can fail does.
 
 Every call has an idempotency key. A caller that gets no answer, or is told to, sends the call again with its key, to
 any node. The truth is a log of effects outside the store, which the tools write. At the end all nodes are up, every
@@ -10,7 +10,11 @@ call is asked for once more, and then:
   lists no other (`wrongly reported`);
 - acknowledged calls that lock one account were never inside together (`overlapping`);
 - no more was paid than the budget allows (`overspent`);
+- every node gets the messages of Redis again (`without Redis`);
 - `interlock audit verify` passes on every data directory.
+
+Of a run that fails, the directory has what nodes wrote to stderr, the exported journal (`journal.jsonl`), and the
+faults and answers in order (`history`). What that tells of the first violations is printed.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ import itertools
 import random
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +50,7 @@ PATIENCE_S = 600.0
 # node is behind, so that the token is one of its future.
 AGAIN = {"E3801", "E3803", "E3408", "E3201"}
 UNKNOWN = "E3409"
-KILL, RESTART = "nodes killed", "database restarted"
+KILL = "nodes killed"
 
 
 @dataclass(slots=True)
@@ -69,6 +75,7 @@ class Found:
     violations: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     verified: bool = False
     seconds: float = 0.0
+    history: list[str] = field(default_factory=list[str])
 
     @property
     def kept(self) -> bool:
@@ -95,6 +102,8 @@ class Found:
         ]
         for name, names in self.violations.items():
             lines += [f"{name}: {one}" for one in names[:20]]
+        for one in {one: None for names in self.violations.values() for one in names[:3]}:
+            lines += [f"{one}:", *(line for line in self.history if one.split(":")[0] in line.split())]
         return "\n".join(lines)
 
 
@@ -183,14 +192,14 @@ class Callers:
                 f"{rest}/tools/invoke", json=sent, headers={"authorization": f"Bearer {self._fleet.token}"}
             )
             told: Any = answer.json()
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError) as error:
+            self._fleet.note(f"{call.name} ({call.tool}) at node {node.number}: {type(error).__name__}")
             self.unanswered += 1
             return ""
         finally:
             node.in_flight -= 1
-        if answer.status_code == 200:
-            return "acknowledged"
-        code = told["error"]["error_code"]
+        code = "acknowledged" if answer.status_code == 200 else told["error"]["error_code"]
+        self._fleet.note(f"{call.name} ({call.tool}) at node {node.number}: {code}")
         if code == "E3801" and "taken for dead" in str(told):
             await self._fleet.replace(node, rest)
         return "" if code in AGAIN else "unknown" if code == UNKNOWN else code
@@ -215,8 +224,11 @@ async def run(place: Path, *, calls: int, kills: int, seed: int, minutes: float 
                 await callers.ask_again()
         finally:
             await callers.close()
-        found = Found(seed, len(callers.sent), nodes.happened, unanswered=callers.unanswered)
+            (place / "history").write_text("\n".join(nodes.history))
+        found = Found(seed, len(callers.sent), nodes.happened, unanswered=callers.unanswered, history=nodes.history)
         await _judge(nodes, callers.sent, budget, found)
+        if not found.kept:
+            await asyncio.to_thread(nodes.nodes[0].cli, "audit", "export", "--out", str(place / "journal.jsonl"))
         found.seconds = time.monotonic() - began
         return found
 
@@ -225,10 +237,8 @@ async def _strike(nodes: Fleet, callers: Callers, seed: int, kills: int, until: 
     """Let all faults happen, spread over the calls. Those that take long go on beside the others."""
     order = random.Random(seed)
     others = [kind for kind in FAULTS if kind != KILL]
-    kinds = [KILL] * kills + others * max(1, kills // (4 * len(others)))
+    kinds = [KILL] * kills + others * max(1, kills // 25)
     order.shuffle(kinds)
-    if short:  # nobody is taken for dead until 15 seconds after a restart of the database
-        kinds.sort(key=lambda kind: kind != RESTART)
     share = callers.calls / len(kinds)
     async with asyncio.TaskGroup() as group:
         for number, kind in enumerate(kinds):
@@ -272,7 +282,22 @@ async def _judge(nodes: Fleet, sent: list[Sent], budget: int, found: Found) -> N
         "wrongly reported": sorted(reported - unknown),
         "overlapping": _overlapping(nodes.lines("turns"), acknowledged),
         "overspent": paid[budget:],
+        "without Redis": await _without_redis(nodes),
     }
+
+
+async def _without_redis(nodes: Fleet) -> list[str]:
+    """The nodes that have found no way back to Redis."""
+    missing = {f"node {node.number}": node.rest.removesuffix("/v1") for node in nodes.nodes}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S / 10), httpx.AsyncClient() as web:
+            while missing:
+                for name, address in list(missing.items()):
+                    answer = await web.get(f"{address}/ready")
+                    if answer.json()["dependencies"]["redis"] != "down":
+                        del missing[name]
+                await asyncio.sleep(0.05)
+    return list(missing)
 
 
 def _overlapping(turns: list[str], acknowledged: set[str]) -> list[str]:
@@ -297,15 +322,24 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no more calls after this time")
     arguments = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
-    print(f"seed {seed}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="interlock-chaos-", dir=surroundings.memory() or None))
+    sources = _sources()
+    print(f"seed {seed}, commit {sources}, in {place}", flush=True)
     chosen = {"calls": arguments.calls, "kills": arguments.kills, "minutes": arguments.minutes}
     found = asyncio.run(run(place, seed=seed, **chosen))
     print(found.table())
+    if sources != _sources():
+        print(f"the sources have changed during this run, to {_sources()}: run it from a clone that nobody works in")
     if not found.kept:
-        print(f"the data directories, effects and stderr of the nodes are in {place}")
+        print(f"the data directories, history, journal, effects and stderr of the nodes are in {place}")
         sys.exit(1)
     shutil.rmtree(place)
+
+
+def _sources() -> str:
+    """The commit that is checked out, and whether files differ from it."""
+    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return subprocess.run(words, capture_output=True, check=False, text=True).stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

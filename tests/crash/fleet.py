@@ -1,4 +1,4 @@
-"""Three servers on one PostgreSQL store of their own, and what can happen to them: the faults of a chaos run.
+"""Three servers on one PostgreSQL store and one Redis server, and what can happen to them: the faults of a chaos run.
 
 Each node has its own data directory, its own way to the database (a proxy) and its own wall clock. A node that dies is
 started again, as a supervisor does, for as long as the fleet is up. What nodes write to stderr is kept in a file each.
@@ -7,29 +7,28 @@ started again, as a supervisor does, for as long as the fleet is up. What nodes 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import shutil
 import signal
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import psycopg
 
 from tests import warm
 from tests.cli.conftest import Cli
+from tests.support.cluster import SERVE, address_of, prepare
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy
+from tests.support.redis import Server as Redis
 
 NODES = 3
 TOOLS = Path(__file__).with_name("fleet_tools.py")
-WORDS = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
-NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
 FARTHEST_S = 120  # by which a clock is set wrong
 _OF = "position(%s IN convert_from(report, 'UTF8')) > 0"  # the data directory of a lease
 
@@ -37,7 +36,7 @@ _OF = "position(%s IN convert_from(report, 'UTF8')) > 0"  # the data directory o
 class Node:
     """A server that is started again when it dies."""
 
-    def __init__(self, number: int, place: Path, server: Server, address: str) -> None:
+    def __init__(self, number: int, place: Path, server: Server, address: str, redis: Redis) -> None:
         self.number = number
         self.proxy = Proxy(server.place / ".s.PGSQL.5432", seed=number)
         self._clock = place / f"clock-{number}"
@@ -46,6 +45,7 @@ class Node:
         way = f"postgresql://postgres@127.0.0.1:{self.proxy.port}/postgres?sslmode=disable&gssencmode=disable"
         chosen = {
             "INTERLOCK_STORE": f"{way}&options={schema}",
+            "INTERLOCK_REDIS": redis.url,
             "CHAOS_PLACE": str(place),
             "CHAOS_CLOCK": str(self._clock),
         }
@@ -70,16 +70,11 @@ class Node:
             await asyncio.sleep(0.1)
 
     def _started(self) -> bool:
-        self._process = process = warm.start(WORDS, self.cli.environment, self.cli.path)
+        self._process = process = warm.start(SERVE, self.cli.environment, self.cli.path)
         reader = threading.Thread(target=self._keep, args=(process,), daemon=True)
         reader.start()
         self._readers.append(reader)
-        said = ""
-        while line := process.stdout.readline().decode():
-            said += line
-            if line.endswith("}\n"):
-                self.rest = json.loads(said).get("rest", "")  # or an error
-                break
+        self.rest = address_of(process)
         if self.rest:
             return True
         self.end()
@@ -112,17 +107,29 @@ class Fleet:
     """The nodes, their database, and the faults that they can have. `happened` counts those."""
 
     def __init__(
-        self, place: Path, server: Server, address: str, nodes: list[Node], token: str, seed: int, *, hastened: bool
+        self,
+        place: Path,
+        server: Server,
+        address: str,
+        redis: Redis,
+        nodes: list[Node],
+        token: str,
+        seed: int,
+        *,
+        hastened: bool,
     ) -> None:
         self.place = place
         self.nodes = nodes
         self.token = token
         self._server = server
+        self._redis = redis
         self._address = address
         self._hastened = hastened
         self._random = random.Random(seed)
-        self._down = asyncio.Lock()
+        self._down, self._redis_down = asyncio.Lock(), asyncio.Lock()
         self.happened = Counter[str]()
+        self._began = time.monotonic()
+        self.history: list[str] = []
 
     def lines(self, file: str) -> list[str]:
         path = self.place / file
@@ -130,13 +137,24 @@ class Fleet:
 
     async def strike(self, kind: str) -> None:
         """Let something happen, and wait until it is over. Connections, clocks and nodes are as before then."""
+        self.note(f"begins: {kind}")
         await FAULTS[kind](self)
         self.happened[kind] += 1
+        self.note(f"is over: {kind}")
+
+    def note(self, line: str) -> None:
+        """Add a line to the history of the run, which is printed of a run that fails."""
+        self.history.append(f"{time.monotonic() - self._began:9.3f} {line}")
 
     def _any(self) -> Node:
         free = [node for node in self.nodes if not node.busy.locked()]
         at_work = [node for node in free if node.in_flight]
         return self._random.choice(at_work or free or self.nodes)
+
+    def _chosen(self) -> Node:
+        node = self._random.choice(self.nodes)
+        self.note(f"it is node {node.number}")
+        return node
 
     async def _pause(self, most_s: float) -> None:
         await asyncio.sleep(self._random.uniform(0, most_s))
@@ -144,14 +162,16 @@ class Fleet:
     async def kill(self) -> None:
         node = self._any()
         async with node.busy:
+            self.note(f"node {node.number} is killed")
             await asyncio.to_thread(node.end)
-            await asyncio.to_thread(self._pass_time, node)
+            await asyncio.to_thread(self._end_lease, node)
             await node.start()
 
     async def replace(self, node: Node, rest: str) -> None:
         """Start a node again that was taken for dead, as it says itself. On a slow machine that may be so by chance."""
         async with node.busy:
             if node.rest == rest:
+                self.note(f"node {node.number} was taken for dead, and is started again")
                 await asyncio.to_thread(node.end)
                 await node.start()
 
@@ -159,21 +179,23 @@ class Fleet:
         """Stop a process for longer than its lease, so that the others take it for dead. Then it goes on, fenced."""
         node = self._any()
         async with node.busy:
+            self.note(f"node {node.number} is stopped")
             node.signal(signal.SIGSTOP)
             try:
-                await asyncio.to_thread(self._pass_time, node)
+                await asyncio.to_thread(self._end_lease, node)
                 await asyncio.to_thread(self._lease_over, node)
             finally:
+                self.note(f"node {node.number} goes on")
                 node.signal(signal.SIGCONT)
             await self._pause(1.0)
             await asyncio.to_thread(node.end)
             await node.start()
 
-    def _pass_time(self, node: Node) -> None:
-        """Make it 15 seconds later for the leases of a data directory none of whose processes runs."""
+    def _end_lease(self, node: Node) -> None:
+        """Take the leases of a data directory none of whose processes runs, as if they had run out."""
         if self._hastened:
-            with suppress(psycopg.Error):  # the server is being restarted: then it takes 15 seconds
-                self._ask(f"UPDATE instance SET until_ms = 1 WHERE {_OF} RETURNING 1", node)
+            with suppress(psycopg.Error):  # the server is being restarted: then the lease runs out by itself
+                self._ask(f"DELETE FROM instance WHERE {_OF} RETURNING 1", node)
 
     def _lease_over(self, node: Node) -> None:
         """Wait until no process of a data directory has a lease, looking as another process does."""
@@ -194,9 +216,29 @@ class Fleet:
             await self._pause(0.5)
             await asyncio.to_thread(self._server.start)
 
+    async def kill_redis(self) -> None:
+        """End Redis as a crash would, and start it again, empty."""
+        async with self._redis_down:
+            await asyncio.to_thread(self._redis.kill)
+            await self._pause(1.0)
+            await asyncio.to_thread(self._redis.start)
+
+    async def flush_redis(self) -> None:
+        """Drop all that Redis knows, its clients too."""
+        async with self._redis_down:
+            await asyncio.to_thread(self._redis.ask, "FLUSHALL")
+            await asyncio.to_thread(self._redis.ask, "CLIENT", "KILL", "TYPE", "pubsub")
+
+    async def stop_redis(self) -> None:
+        """Stop the process of Redis for longer than a node waits for its answer. Then it goes on."""
+        async with self._redis_down:
+            self._redis.signal(signal.SIGSTOP)
+            await self._pause(5.0)
+            self._redis.signal(signal.SIGCONT)
+
     async def cut(self) -> None:
         """Cut all connections of a node, and those that it makes in the next moment at any byte."""
-        proxy = self._random.choice(self.nodes).proxy
+        proxy = self._chosen().proxy
         proxy.cutting = 20_000
         proxy.cut_all()
         await self._pause(1.0)
@@ -204,7 +246,7 @@ class Fleet:
 
     async def drop(self) -> None:
         """Let nothing through between a node and the database. Then the bytes arrive late, or the connections end."""
-        proxy = self._random.choice(self.nodes).proxy
+        proxy = self._chosen().proxy
         proxy.silence()
         await self._pause(3.0)
         if self._random.random() < 0.5:
@@ -212,7 +254,7 @@ class Fleet:
         proxy.resume()
 
     async def delay(self) -> None:
-        proxy = self._random.choice(self.nodes).proxy
+        proxy = self._chosen().proxy
         proxy.delay_s = 0.05
         await self._pause(2.0)
         proxy.delay_s = 0.0
@@ -221,7 +263,7 @@ class Fleet:
         """Set the wall clock of one node wrong. It stays so until another one is wrong."""
         for node in self.nodes:
             node.set_clock(0)
-        self._random.choice(self.nodes).set_clock(self._random.uniform(-FARTHEST_S, FARTHEST_S))
+        self._chosen().set_clock(self._random.uniform(-FARTHEST_S, FARTHEST_S))
 
 
 # What can happen, by the word that the table of a run has for it.
@@ -229,6 +271,9 @@ FAULTS: dict[str, Callable[[Fleet], Awaitable[None]]] = {
     "nodes killed": Fleet.kill,
     "nodes stopped beyond their lease": Fleet.stop,
     "database restarted": Fleet.restart_server,
+    "Redis killed": Fleet.kill_redis,
+    "Redis flushed": Fleet.flush_redis,
+    "Redis stopped": Fleet.stop_redis,
     "connections cut": Fleet.cut,
     "packets dropped": Fleet.drop,
     "packets delayed": Fleet.delay,
@@ -238,35 +283,20 @@ FAULTS: dict[str, Callable[[Fleet], Awaitable[None]]] = {
 
 @asynccontextmanager
 async def fleet(place: Path, settings: str, seed: int, *, hastened: bool = False) -> AsyncGenerator[Fleet]:
-    """Three nodes on a new store, on a server of their own. `settings` are those of each data directory.
+    """Three nodes on a new store, on servers of their own. `settings` are those of each data directory.
 
-    With `hastened` the leases of nodes that were killed run out at once, as far as the database lets them.
+    With `hastened` the leases of nodes that are killed or stopped run out at once.
     """
-    server = Server()
-    address = server.new_schema()
-    nodes = [Node(number, place, server, address) for number in range(NODES)]
-    try:
-        token = await asyncio.to_thread(_prepare, nodes, settings)
+    with ExitStack() as stack:
+        server = Server()
+        stack.callback(server.remove)
+        redis = Redis()
+        stack.callback(redis.remove)
+        address = server.new_schema()
+        nodes = [Node(number, place, server, address, redis) for number in range(NODES)]
+        for node in nodes:
+            stack.callback(node.proxy.close)
+            stack.callback(node.end)
+        token = await asyncio.to_thread(prepare, [node.cli for node in nodes], TOOLS, "fleet.*", settings)
         await asyncio.gather(*(node.start() for node in nodes))
-        yield Fleet(place, server, address, nodes, token, seed, hastened=hastened)
-    finally:
-        try:
-            for node in nodes:
-                await asyncio.to_thread(node.end)
-                await asyncio.to_thread(node.proxy.close)
-        finally:
-            server.remove()
-
-
-def _prepare(nodes: list[Node], settings: str) -> str:
-    """Make the data directories and admit the tools: a token for them."""
-    first = nodes[0].cli
-    first.home.mkdir(parents=True)
-    (first.home / "settings.toml").write_text(settings)
-    added = first("tools", "add", str(TOOLS))
-    assert added.code == 0, added.err
-    issued = first("token", "issue", "--agent", "tester", "--tool", "fleet.*", "--ttl", "24h")
-    assert issued.code == 0, issued.err
-    for other in nodes[1:]:
-        shutil.copytree(first.home, other.cli.home, ignore=NOT_COPIED)
-    return issued.out.strip()
+        yield Fleet(place, server, address, redis, nodes, token, seed, hastened=hastened)

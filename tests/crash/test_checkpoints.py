@@ -21,9 +21,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 1000
 
 
-@pytest.mark.part_of(
-    "STATE-06", rest="the archive for macro checkpoints of 90 days and deleting named ones, which do not exist yet"
-)
+@pytest.mark.part_of("STATE-06", rest="deleting named checkpoints, which does not exist yet")
 @pytest.mark.parametrize("way", ["check.awaits", "check.caged_for_long"])
 async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_of(tmp_path: Path, way: str) -> None:
     home = tmp_path / "home"

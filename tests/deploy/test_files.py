@@ -19,6 +19,7 @@ import yaml
 
 from interlock.cli import root as cli
 from interlock.settings import Settings
+from tests.support.redis import Server as Redis
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 IMAGE = (DEPLOY / "container" / "Containerfile").read_text()
@@ -67,9 +68,29 @@ def test_the_service_with_postgres_gets_a_password_that_is_its_alone(tmp_path: P
     assert (tmp_path / "pgpass").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+def test_redis_of_the_compose_file_makes_snapshots_every_15_minutes_and_syncs_its_log_every_second() -> None:
+    services = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())["services"]
+    address: str = services["interlock"]["environment"]["INTERLOCK_REDIS"]
+    assert urlsplit(address).hostname in services
+    assert "ports" not in services["redis"]
+    program, *options = services["redis"]["command"]
+    assert program == "redis-server"
+    server = Redis(*options)
+    try:
+        for name, value in (("save", "900 1"), ("appendonly", "yes"), ("appendfsync", "everysec")):
+            assert server.ask("CONFIG", "GET", name).splitlines() == [name, value]
+    finally:
+        server.remove()
+
+
 def test_variables_are_settings() -> None:
     variables = [*re.findall(r"INTERLOCK_[A-Z_]+(?==)", (DEPLOY / "systemd" / "interlock.service").read_text())]
-    for name in (*variables, *COMPOSE["environment"]):
+    with_postgres = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())["services"][
+        "interlock"
+    ]
+    more = [name for name in with_postgres["environment"] if name.startswith("INTERLOCK_")]
+    for name in (*variables, *more, *COMPOSE["environment"]):
         assert name == "INTERLOCK_HOME" or name.removeprefix("INTERLOCK_").lower() in Settings.model_fields
 
 

@@ -297,6 +297,11 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert [name_of(page) for page in WRITTEN if page not in seen] == []
 
 
+def test_the_index_lists_every_decision() -> None:
+    listed = set(links_of(ROOT / "docs" / "index.md"))
+    assert [one.name for one in sorted((ROOT / "docs" / "adr").glob("0*.md")) if f"adr/{one.name}" not in listed] == []
+
+
 # Directories of somebody's machine; an example's home is relative or below /srv.
 _MACHINE = re.compile(r"(?<![\w.~-])(?:/(?:home|root|tmp|work|Users|private|opt|mnt|var)/|[A-Z]:\\)")
 

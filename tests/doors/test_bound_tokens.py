@@ -237,6 +237,7 @@ OTHERS = {
     "POST /v1/approvals/{ticket_id}/approve", "POST /v1/approvals/{ticket_id}/deny", "GET /v1/budgets",
     "POST /v1/tokens/issue", "POST /v1/tokens/delegate", "POST /v1/tokens/revoke", "POST /v1/tokens/inspect",
     "GET /v1/policy", "PUT /v1/policy", "POST /v1/policy/check", "POST /v1/policy/explain", "POST /v1/policy/test",
+    "POST /v1/policy/forget",
     "GET /v1/quarantine", "POST /v1/quarantine/release", "GET /v1/tools/{tool_id}/diff", "POST /v1/upstreams/preview",
     "GET /v1/audit/records",
     "GET /v1/audit/verify", "GET /v1/audit/export", "GET /v1/calls/top", "calls.top", "Top",

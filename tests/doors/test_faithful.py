@@ -19,6 +19,7 @@ from interlock.data.schema import Json
 from interlock.doors.mcp import calling
 from tests.doors.test_mcp import DOOR, PATIENCE_S, World, serving, text
 from tests.doors.test_mcp import world as world
+from tests.support.calls import use_policy
 
 CATALOGS = Path(__file__).parents[1] / "upstreams" / "data" / "catalogs"
 # Long descriptions, `_meta`, output schemas, and names with dashes.
@@ -119,7 +120,7 @@ async def test_names_defaults_and_short_descriptions_are_the_servers_own_and_not
 @DOOR
 async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_own_schema(world: World) -> None:
     rules = "permit(principal, action, resource); forbid(principal, action, resource) unless { context.approved };"
-    world.lock.home.policy.write_text(rules)
+    await use_policy(world.lock, rules)
     sent: list[Json] = []
     async with served(world, "diary", ODD[:1], sent), world.client("auto") as client:
         sent.clear()
@@ -132,7 +133,7 @@ async def test_an_answer_that_is_no_result_is_not_checked_against_the_servers_ow
 async def test_a_write_that_can_be_undone_has_its_servers_own_output_schema(world: World, monkeypatch: Any) -> None:
     """Where a person is asked for each call, that answer is an ordinary one, and the schema says so."""
     monkeypatch.setattr(calling, "LARGEST", 1000)
-    world.lock.home.policy.write_text("permit(principal, action, resource);")
+    await use_policy(world.lock, "permit(principal, action, resource);")
     tools: list[Json] = [
         {"name": name, "description": "Writes a day.", "inputSchema": ODD[0]["inputSchema"], "outputSchema": DAY}
         for name in ("writeDay", "burnDay")

@@ -567,7 +567,7 @@ ENDS: Mapping[str, tuple[Wish, str, int]] = {
 
 @pytest.mark.part_of(
     "LIFE-08",
-    rest="discarded streams, which do not exist yet; a read killed in its first 50 ms",
+    rest="in batched audit mode, records of reads that were answered just before a kill",
 )
 @pytest.mark.parametrize("state", ENDS)
 async def test_through_every_door_each_end_is_one_result_one_record_and_one_event(place: Place, state: str) -> None:
@@ -596,7 +596,7 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
 
 @pytest.mark.part_of(
     "LIFE-08",
-    rest="discarded streams, which do not exist yet; a read killed in its first 50 ms",
+    rest="in batched audit mode, records of reads that were answered just before a kill",
 )
 async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: Place) -> None:
     for door in DOORS:

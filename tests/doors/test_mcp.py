@@ -31,7 +31,7 @@ from interlock.doors.mcp import METADATA_PATH, McpDoor, names
 from tests import sample
 from tests.conftest import TOOLS
 from tests.support import forked, postgres
-from tests.support.calls import publish, records, until
+from tests.support.calls import publish, records, until, use_policy
 from tests.thorough import examples
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -370,7 +370,7 @@ async def test_only_a_name_that_means_nothing_is_a_fault_of_the_protocol(world: 
 @DOOR
 @ERAS
 async def test_a_call_that_waits_for_a_person_says_so_and_goes_on_when_made_again(world: World, mode: str) -> None:
-    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(world.lock, "permit(principal, action, resource);\n")
     async with world.client(mode) as client:
         await client.list_tools()
         wanted = {"to": "ann", "idempotency_key": "mail-1"}
@@ -452,7 +452,7 @@ async def upstream(world: World) -> AsyncGenerator[None]:
 @DOOR
 @ERAS
 async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World, mode: str) -> None:
-    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(world.lock, "permit(principal, action, resource);\n")
     async with upstream(world), world.client(mode) as client:
         assert "other-picture" in {one.name for one in (await client.list_tools()).tools}
         image, word = (await client.call_tool("other-picture", {"idempotency_key": "k"})).content

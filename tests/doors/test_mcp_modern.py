@@ -21,6 +21,7 @@ from interlock.doors.mcp import McpDoor
 from interlock.http.route import Reply, Stream
 from tests import sample
 from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
+from tests.support.calls import use_policy
 from tests.thorough import examples
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -179,7 +180,7 @@ CALLS: dict[str, Json] = {
 @pytest.mark.parametrize("which", CALLS)
 async def test_calls_are_answered_alike(both: Both, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlock.doors.mcp.modern.WATCH_AFTER_S", 60.0)
-    both.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(both.lock, "permit(principal, action, resource);\n")
     await both.compare(request(params=CALLS[which]))
     assert both.fell_through == (which == "unknown")
     if which != "unknown":

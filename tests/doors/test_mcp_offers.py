@@ -21,7 +21,7 @@ from mcp.server.subscriptions import (
 
 from interlock.doors.mcp import resource_subscriptions
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, world
-from tests.support.calls import records, until
+from tests.support.calls import records, until, use_policy
 
 __all__ = ["world"]
 
@@ -116,7 +116,7 @@ async def upstream(world: World, era: str) -> AsyncGenerator[Other]:
     """That server as the upstream `other`, spoken to in one era, of which each agent may call a tool."""
     other = Other()
     manager = StreamableHTTPSessionManager(other.server)
-    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(world.lock, "permit(principal, action, resource);\n")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await manager.handle_request(scope, receive, send)

@@ -15,7 +15,7 @@ from mcp import Client, MCPError
 from interlock.doors.mcp import suspended
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, stdio, text, world
 from tests.support import forked
-from tests.support.calls import records, until
+from tests.support.calls import records, until, use_policy
 from tests.upstreams.mcp_servers import asking as asking_server
 from tests.upstreams.mcp_servers.asking import NOTE, TOOLS, Asking
 
@@ -31,7 +31,7 @@ WIRES = pytest.mark.parametrize("wire", ["http", "stdio"])
 async def upstream(world: World, wire: str, **config: Any) -> AsyncGenerator[Asking]:
     """The server that asks, as the upstream `asks`; both agents may call its tools, which count as writes."""
     asking = Asking()
-    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(world.lock, "permit(principal, action, resource);\n")
     if wire == "stdio":
         root = str(Path(__file__).parents[2])
         command = [*forked.python(), "-m", "tests.upstreams.mcp_servers.asking"]

@@ -18,7 +18,7 @@ from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
 from tests.doors.test_mcp import AGENT, OTHER, REVIEWER, World, prepare, serving, text
 from tests.doors.test_mcp_questions import Person
-from tests.support.calls import admit, records, until
+from tests.support.calls import admit, records, until, use_policy
 from tests.upstreams.mcp_servers import jobs as jobs_server
 from tests.upstreams.mcp_servers.jobs import TASKS, TOOLS, Jobs
 
@@ -212,7 +212,7 @@ class Flaky:
 async def upstream(world: World, *, lost: int = 0) -> AsyncGenerator[Jobs]:
     """The server with tasks, as the upstream `jobs`; both agents may call its tools."""
     jobs = Jobs()
-    world.lock.home.policy.write_text("permit(principal, action, resource);\n")
+    await use_policy(world.lock, "permit(principal, action, resource);\n")
     app = jobs_server.app(jobs)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(app.router.lifespan_context(app))

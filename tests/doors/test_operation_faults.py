@@ -60,6 +60,7 @@ REST: list[tuple[str, str, str, Json | None]] = [
     ("policy.show", "GET", "/v1/policy", None),
     ("policy.apply", "PUT", "/v1/policy", {"text": ""}),
     ("policy.check", "POST", "/v1/policy/check", {"text": ""}),
+    ("policy.forget", "POST", "/v1/policy/forget", {}),
     ("policy.test", "POST", "/v1/policy/test", {"cases": [CASE]}),
     ("policy.explain", "POST", "/v1/policy/explain", {"principal": "bot", "tool": "demo.add"}),
     ("budgets.show", "GET", "/v1/budgets", None),

@@ -126,6 +126,7 @@ GOVERNING: tuple[tuple[str, str, Json | None], ...] = (
     ("GET", "/v1/policy", None),
     ("PUT", "/v1/policy", {"text": '@id("no") forbid (principal, action, resource);'}),
     ("POST", "/v1/policy/check", {"text": ""}),
+    ("POST", "/v1/policy/forget", {"subjects": ["alice"]}),
     ("POST", "/v1/policy/explain", {"principal": "alice", "tool": "demo.add", "arguments": {"a": 1}}),
     ("GET", "/v1/audit/verify", None),
     ("GET", "/v1/audit/export", None),

@@ -336,6 +336,7 @@ async def test_a_service_that_hangs_until_the_contracts_time_is_up_opens_its_bre
         codes = set(await asyncio.gather(*map(ask, range(5))))
         assert codes <= {"E3402", "E3502", "E3503"}, codes
         asked = [len(server.got) for server in servers]
+        await lock.journal.changes.caught_up()
         states = {one.service: one.state for one in lock.gateway.services.snapshot()}
         hung = "closed" if own else "open"
         assert states["bank"] == hung

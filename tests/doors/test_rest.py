@@ -696,6 +696,18 @@ async def test_an_explanation_says_when_a_person_is_asked_although_no_rule_says_
     assert looked.json()["gate"] is None
 
 
+async def test_cached_decisions_are_dropped_by_an_administrator_only(world: World) -> None:
+    refused(await world.post("/v1/policy/forget", {}), 403, "E3206")
+    faulty: list[Json] = [{"subjects": []}, {"subjects": [""]}, {"subjects": "scout"}, {"everybody": True}]
+    for wrong in faulty:
+        refused(await world.post("/v1/policy/forget", wrong, "root"), 400, "E3004")
+    named = await world.post("/v1/policy/forget", {"subjects": ["scout", "alice", "scout"]}, "root")
+    assert named.json() == {"forgotten": True, "subjects": ["alice", "scout"]}
+    assert (await world.post("/v1/policy/forget", {}, "root")).json() == {"forgotten": True, "subjects": None}
+    acts = [one for one in world.records("authority") if one["act"] == "policy.forgotten"]
+    assert [(one["by"], one["subjects"]) for one in acts] == [(did("root"), ["alice", "scout"]), (did("root"), None)]
+
+
 async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -> None:
     refused(await world.get("/v1/policy"), 403, "E3206")
     shown = (await world.get("/v1/policy", "root")).json()

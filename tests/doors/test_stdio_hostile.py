@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from interlock.data.schema import Json
+from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
@@ -40,6 +41,8 @@ HELLO: Json = {
 }  # fmt: skip
 READY: Json = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 MOST = 4 << 20
+# How many lines of a kind are sent at once: in the normal run still many times of what the server reads at a time.
+MANY = 10 if THOROUGH else 2
 
 
 def call(arguments: bytes, ident: bytes = b"1") -> bytes:
@@ -59,12 +62,12 @@ ODD_IDS: list[Any] = [None, True, 1.5, [], {}, "", -1, 2**62, "é", "x" * 300]
 ODD = b'{"jsonrpc":"2.0","id":%b,"method":"ping"}\n'
 ATTACKS: dict[str, bytes] = {
     "a line of the maximum size": call(b'{"a":"' + b"x" * (MOST - 200) + b'"}'),
-    "many lines of many values": call(b'{"a":[' + b"1," * 20_000 + b'1]}') * 40,
-    "a million empty lines": b"\n" * 1_000_000,
-    "lines of blanks": b" \t\r\n" * 200_000,
-    "ten thousand lines that are no JSON": b"{\n" * 10_000,
-    "lines that are no messages": b'[]\n1\n"x"\nnull\n{}\n' * 500,
-    "notifications that nobody knows": notification("x", {}) * 5_000,
+    "many lines of many values": call(b'{"a":[' + b"1," * 20_000 + b'1]}') * (4 * MANY),
+    "very many empty lines": b"\n" * (100_000 * MANY),
+    "lines of blanks": b" \t\r\n" * (20_000 * MANY),
+    "thousands of lines that are no JSON": b"{\n" * (1_000 * MANY),
+    "lines that are no messages": b'[]\n1\n"x"\nnull\n{}\n' * (50 * MANY),
+    "notifications that nobody knows": notification("x", {}) * (500 * MANY),
     "invalid UTF-8": call(b'{"a":"\xff\xfe\xc3"}') + b"\xff" * 100_000 + b"\n",
     "a lone surrogate": call(b'{"a":"\\ud800"}'),
     "a deep nest": call(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
@@ -72,9 +75,9 @@ ATTACKS: dict[str, bytes] = {
     "a number of very many digits": call(b'{"a":' + b"9" * 1_000_000 + b"}"),
     "ids of odd kinds": b"".join(map(ping, ODD_IDS)),
     "an id that is not whole": b"".join(ODD % one for one in (b"1e400", b"NaN", b"1e2")),
-    "answers to nothing": b'{"jsonrpc":"2.0","id":77,"result":{}}\n' * 2_000,
-    "the same id many times": ping(5) * 1_000,
-    "cancellations of nothing": notification("cancelled", {"requestId": {"a": 1}}) * 1_000,
+    "answers to nothing": b'{"jsonrpc":"2.0","id":77,"result":{}}\n' * (200 * MANY),
+    "the same id many times": ping(5) * (100 * MANY),
+    "cancellations of nothing": notification("cancelled", {"requestId": {"a": 1}}) * (100 * MANY),
 }  # fmt: skip
 
 

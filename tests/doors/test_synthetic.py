@@ -24,6 +24,7 @@ Json = dict[str, Any]
 # The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.
 BY_ID = ("library", "rest", "jsonrpc", "grpc", "command line")
 CAUSES = {"interruption": "user_interruption", "discard": "discarded_execution", "fallback": "fallback"}
+LOST = "in batched audit mode, records of reads that were answered just before a kill"
 CODES = {"interruption": "E3703", "discard": "E3703", "fallback": "E3413"}
 
 
@@ -51,10 +52,18 @@ async def yields(ctx: Context, text: sample.Text) -> str:
     return f"all of {text}"
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="short", timeout_class="long_running", timeout_s=60)
+async def streams(ctx: Context, text: sample.Text) -> str:
+    """Give a part of the result, then wait to be stopped."""
+    ctx.partial(f"{text} 1")
+    await asyncio.Event().wait()
+    return text
+
+
 @pytest_asyncio.fixture
 async def wires(home: Path) -> AsyncGenerator[Wires]:
     async with Interlock.open(home) as lock:
-        await admit(lock, dawdles, waits, yields)
+        await admit(lock, dawdles, waits, yields, streams)
         async with wired(lock) as made:
             yield made
 
@@ -139,6 +148,34 @@ async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wi
             "SELECT body FROM journal WHERE kind = 'cancel' AND call = ?", (call,)
         )
         assert orjson.loads(noted)["reason"] == reason
+
+
+@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.parametrize("door", ["library", *WIRES])
+async def test_a_stream_that_is_discarded_for_a_fallback_ends_once_through_every_door(wires: Wires, door: str) -> None:
+    heard: list[Event] = []
+    wires.lock.listen(heard.append)
+    if door == "library":
+        making = asyncio.create_task(wires.lock.call("short.streams", text="x"))
+    else:
+        making = asyncio.create_task(wires.call(door, "short.streams", {"text": "x"}))
+    await until(lambda: any(one.type.endswith(".partial_result") for one in heard))
+    call = heard[-1].invocation_id
+    assert await wires.lock.call_off(call, "fallback") == "canceled"
+    told: Any = await asyncio.wait_for(making, 60)
+    envelope = told.error.envelope("") if door == "library" else told.failure
+    assert (envelope["error_code"], envelope["error_class"]) == ("E3413", "streaming_fallback_discarded")
+    assert envelope["details"]["synthetic_cause"] == "fallback"
+    if door in ("rest", "mcp-modern", "mcp-legacy"):
+        assert told.status == {"rest": 499}.get(door, "isError")
+    if door == "rest":
+        result = orjson.loads(told.text[told.text.index('{"error"') :])["tool_result"]
+        ToolResult.parse(result)
+        assert (result["invocation_id"], result["status"], result["is_error"]) == (call, "canceled", True)
+    # The part that was given is no result, and the call has one end: `closed` finds one record.
+    assert (await closed(wires.lock, call))["states"][-1] == "canceled"
+    assert [one.type for one in heard if one.invocation_id == call].count("tool.result.created") == 1
+    assert heard[-1].type == "tool.result.created"
 
 
 async def _noted(lock: Interlock, call: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
+from interlock.call.events import Event
 from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.testing import FakeClock
 from tests.sample import Number, Text
@@ -431,11 +432,15 @@ def failing(lock: Interlock) -> list[Request]:
 @pytest.mark.proves("LIFE-16")
 async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batches: Interlock) -> None:
     policy = BatchPolicy(sibling_failure="cancel_siblings")
+    heard: list[Event] = []
+    batches.listen(heard.append)
     task = asyncio.create_task(batches.batch(failing(batches), policy))
     await until(lambda: len(running) == 4)
     gates[0].set()
     results = await task
     assert [code(result) for result in results] == ["E3411", "E3412", "E3412", "E3412", "E3412"]
+    ends = [one.invocation_id for one in heard if one.type == "tool.result.created"]
+    assert sorted(ends) == sorted(result.invocation_id for result in results)
     assert [result.source for result in results] == ["compute"] + ["synthetic"] * 4
     assert [result.metadata.get("synthetic_cause") for result in results] == [None] + ["sibling_error"] * 4
     assert all(len(records(batches, result.invocation_id)) == 1 for result in results)

@@ -41,9 +41,7 @@ REFERENCE: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": ("user", "tool")[n % 2], "content": f"step {n} of the plan is done"} for n in range(200)]},
 )
 
-ARCHIVE = pytest.mark.part_of(
-    "STATE-06", rest="the archive for macro checkpoints of 90 days and deleting named ones, which do not exist yet"
-)
+ARCHIVE = pytest.mark.part_of("STATE-06", rest="deleting named checkpoints, which does not exist yet")
 MICRO = pytest.mark.part_of(
     "STATE-07", rest="micro checkpoints, which do not exist yet, and the size from which they are packed"
 )

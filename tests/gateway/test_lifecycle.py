@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import hypothesis.strategies as st
 import orjson
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen, tool
+from interlock import Caller, Failure, Field, Hook, HookResult, Interlock, Request, Seen, tool
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
@@ -35,7 +37,7 @@ from tests import sample, warm
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
-from tests.support.calls import SIX, publish, records
+from tests.support.calls import SIX, publish, records, until
 from tests.support.executors import site
 from tests.support.stores import bury, lives
 
@@ -84,10 +86,10 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execution/run_tool.py"}
 
 
-UNLOADED = "discarded streams, which do not exist yet; a read killed in its first 50 ms"
+LOST = "in batched audit mode, records of reads that were answered just before a kill"
 
 
-@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
+@pytest.mark.part_of("LIFE-08", rest=LOST)
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [
@@ -153,6 +155,8 @@ async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Int
     assert all(fields <= record.keys() for record in records(lock))
     assert {record["status"] for record in records(lock)} == {"SUCCESS", "ERROR"}
     assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
+    # No note of a read is left behind.
+    assert lock.gateway.runner.active.started.used == {}
 
 
 READER = """
@@ -176,7 +180,7 @@ async def lingers() -> str:
     return "never"
 
 
-@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
+@pytest.mark.part_of("LIFE-08", rest=LOST)
 async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(lock: Interlock, home: Path) -> None:
     await lock.journal.commit(publish(lingers))
     lock.catalog.attach(lingers)
@@ -201,6 +205,148 @@ async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(l
     assert lock.journal.reader.all("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
 
 
+KILLED = """
+import asyncio, sys
+from interlock import Interlock
+from interlock.gateway.execution import active_calls
+from tests.gateway import test_lifecycle
+
+active_calls.NOTE_AFTER_S = float("inf")  # however slow the machine, none has a record of its start
+
+async def main(home, name, options):
+    async with Interlock.open(home, housekeeping=False) as lock:
+        lock.catalog.attach(getattr(test_lifecycle, name))
+        if options:  # one that has ended is left as it is
+            await lock.call(f"demo.{name}", seconds=0)
+        await lock.call(f"demo.{name}", seconds=3600, **({"session": "s"} if options == "session" else {}))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+Seconds = Annotated[float, Field(description="how long", examples=[1])]
+
+
+def _runs(seconds: float) -> None:
+    if seconds:
+        print("runs", flush=True)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="long_running")
+async def awaits(seconds: Seconds) -> str:
+    """Say that it runs, and wait."""
+    _runs(seconds)
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="long_running")
+def blocks(seconds: Seconds) -> str:
+    """Say that it runs, and block a thread."""
+    _runs(seconds)
+    time.sleep(seconds)
+    return "done"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", external_io=False)
+async def computes(seconds: Seconds) -> str:
+    """Say that it runs, and compute on the event loop."""
+    _runs(seconds)
+    time.sleep(seconds)  # noqa: ASYNC251 - it is to hold the loop
+    return "done"
+
+
+@pytest.mark.part_of("LIFE-08", rest=LOST)
+@pytest.mark.parametrize("options", ["", "again", "session"])
+@pytest.mark.parametrize("name", ["awaits", "blocks", "computes"])
+async def test_a_read_that_is_killed_as_soon_as_it_runs_is_closed_as_failed_by_the_next_process(
+    lock: Interlock, home: Path, name: str, options: str
+) -> None:
+    """The first read of a kind takes the regular phases, as does one with a session. The second takes the fast path."""
+    await lock.journal.commit(publish({"awaits": awaits, "blocks": blocks, "computes": computes}[name]))
+    words = ["-c", KILLED, str(home), name, options]
+    with warm.start(words, os.environ, Path(__file__).parents[2], python=True) as process:  # and kill it
+        assert await asyncio.to_thread(process.stdout.readline) == b"runs\n"
+    bury(lock.home, *(one for one in lives(lock.home) if one != lock.instance.id))
+    before = records(lock)
+    for _ in range(2):  # and once is enough
+        async with Interlock.open(home, housekeeping=False):
+            pass
+    assert records(lock, kind="started") == []
+    closed = [one for one in records(lock) if one not in before]
+    if not options:
+        assert before == []
+    else:
+        assert [one["status"] for one in before] == ["SUCCESS"]
+    (failed,) = closed
+    about = ("status", "error_code", "source", "toolId", "version", "outputSummary")
+    assert [failed[one] for one in about] == ["ERROR", "E3404", "synthetic", f"demo.{name}", "1.0.0", None]
+    assert (failed["states"][-1], failed.get("session")) == ("failed", "s" if options == "session" else None)
+    assert failed["inputHash"] == hashlib.sha256(b'{"seconds":3600}').hexdigest()
+    assert failed["callerId"] == lock.caller.id
+    assert failed["traceId"]
+    assert list(lock.home.instances.glob("*.reads")) == []
+
+
+async def test_a_read_that_has_ended_leaves_no_note(lock: Interlock) -> None:
+    for number in range(3):  # the first takes the regular phases, the others the fast path
+        assert (await lock.call("demo.add", a=number, b=1)).ok
+        assert lock.gateway.runner.active.started.used == {}
+    assert lock.gateway.runner.active.started.memory is not None
+
+
+async def test_a_read_that_finds_no_room_for_its_note_is_noted_in_the_journal(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.store.started_reads.SLOTS", 1)
+    monkeypatch.setattr("interlock.gateway.execution.active_calls.NOTE_AFTER_S", float("inf"))
+    await lock.journal.commit(publish(lingers))
+    lock.catalog.attach(lingers)
+    tasks: list[asyncio.Task[Any]] = []
+    for count in (0, 1):
+        request = lock.gateway.with_id(lock.request("demo.lingers"))
+        tasks.append(asyncio.create_task(lock.gateway.invoke(request)))
+        await until(lambda call=request.id or "": lock.gateway.runner.active.get(call))
+        await _noted(lock, count)
+        assert len(records(lock, kind="started")) == count
+        await lock.journal.drain()
+    (noted,) = records(lock, kind="started")
+    assert noted["call"] == request.id
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(records(lock)) == 2
+    assert lock.gateway.runner.active.started.used == {}
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\1" * 4096, b"\1\3\0\0\0[1]" + bytes(2040), b"\0" * 4096])
+async def test_notes_that_nobody_wrote_so_are_passed_over(lock: Interlock, home: Path, damage: bytes) -> None:
+    before = records(lock)
+    (lock.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads").write_bytes(damage)
+    async with Interlock.open(home, housekeeping=False):
+        pass
+    assert records(lock) == before
+    assert list(lock.home.instances.glob("*.reads")) == []
+
+
+async def test_notes_that_cannot_be_read_stay(lock: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = lock.home.instances / "01M7JQ9AJG6CC9359201E27AFF.reads"
+    path.symlink_to(path)
+    async with Interlock.open(home, housekeeping=False):
+        pass
+    assert path.is_symlink()
+    assert "cannot be read" in caplog.text
+
+
+async def test_without_a_file_for_notes_reads_are_noted_in_the_journal_and_that_is_said_once(
+    lock: Interlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (lock.home.instances / f"{lock.instance.id}.reads").mkdir()
+    for number in range(3):
+        assert (await lock.call("demo.add", a=number, b=1)).ok
+    assert caplog.text.count("reads are noted in the journal") == 1
+    assert [one["status"] for one in records(lock)] == ["SUCCESS"] * 3
+    assert len(records(lock, kind="started")) == 3
+
+
 async def _noted(lock: Interlock, count: int) -> None:
     """Wait until so many reads are on record as begun, by whatever process."""
     async with asyncio.timeout(60):
@@ -208,7 +354,7 @@ async def _noted(lock: Interlock, count: int) -> None:
             await lock.journal.commit(lambda _: None)
 
 
-@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
+@pytest.mark.part_of("LIFE-08", rest=LOST)
 @pytest.mark.parametrize("audit", ["batched", "durable"])
 async def test_a_caller_that_leaves_while_the_end_is_written_leaves_one_end(home: Path, audit: str) -> None:
     async with Interlock.open(home, housekeeping=False, audit=audit) as lock:

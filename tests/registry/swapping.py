@@ -2,7 +2,7 @@
 
 It is told by files in the directory that the command line names. When `swapped` has come or gone since, it announces
 the other fifty as soon as it is asked anything. Its tool `rate` is in both sets, and so is `shape`, which takes another
-argument then. All tools answer while there is no `broken`.
+argument then. All tools answer while there is no `broken`. With `quiet` on the command line it announces nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def main() -> None:
         swapped = os.path.exists(f"{sys.argv[1]}/swapped")
         if swapped is not offered:
             offered = swapped
-            send({"method": "notifications/tools/list_changed"})
+            if "quiet" not in sys.argv:
+                send({"method": "notifications/tools/list_changed"})
         request: Json = json.loads(line)
         result: Json | None = None
         match request.get("method"):

@@ -31,6 +31,7 @@ from interlock.upstreams.manager import PROBE_LIMIT_S
 from interlock.upstreams.mcp.sessions import PROBE_S
 from interlock.upstreams.supervisor import Restarts
 from tests.registry.swapping import SETS
+from tests.support.stores import beside
 from tests.upstreams.servers import Answer, Got, HttpServer, free_port, json_answer
 
 Json = dict[str, Any]
@@ -241,7 +242,7 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
             watch = Watch(lock)
             await lock.upstreams.add("desk", "mcp", run(script), by=lock.caller, overlay={"tools": {"state": READS}})
             parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
-            ready = dict.fromkeys(parts if lock.home.near else [*parts, "nodes"], "healthy")
+            ready = dict.fromkeys([*parts, *await beside(lock)], "healthy")
             assert await Health(lock).ready() == ("healthy", ready)
 
             first = await answering(lock)
@@ -288,7 +289,7 @@ def _committed(lock: Interlock) -> bool:
     return bool(found)
 
 
-@pytest.mark.part_of("REG-12", rest="results that another process has cached of an affected tool")
+@pytest.mark.part_of("REG-12", rest="a second reading of the clause as a whole")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:
@@ -310,8 +311,10 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
                 seen.append(frozenset(one.row.address for one in await others.visible(elsewhere.caller)))
                 described, _ = await listing.page(lock.caller, None, shows_apps=True)
                 seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
-                # Whoever asks after the commit gets the new set: nothing is left to expire.
+                # A process that has noticed the commit offers the new set: nothing is left to expire.
                 swapped = _committed(lock)
+                for app in (lock, elsewhere):
+                    await app.journal.changes.look()
                 blocks = [await app.affordances(budget=100_000) for app in (lock, elsewhere)]
                 for block in blocks if swapped else ():
                     assert "old_" not in block.text
@@ -376,3 +379,39 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
 
         await until(back)
         assert code(await lock.call("far.old_7")) == "E3502"
+
+
+@pytest.mark.part_of("REG-12", rest="a second reading of the clause as a whole")
+async def test_what_one_process_sees_changed_no_other_answers_from_its_cache(tmp_path: Path) -> None:
+    stale: Json = {**READS, "stale_s": 3600}
+    names = ("far.shape", "far.old_7")
+    home, broken, swapped = (tmp_path / one for one in ("home", "broken", "swapped"))
+    overlay = {"tools": {"shape": stale, "old_7": stale}}
+    async with Interlock.open(home, housekeeping=False) as lock, Interlock.open(home, housekeeping=False) as elsewhere:
+        # Each has its own connection, and the server announces nothing: only `lock` looks.
+        await lock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path), "quiet"), by=lock.caller, overlay=overlay)
+
+        async def answers() -> list[str | None]:
+            """Call the tools in the other process while the server is down. Returns error codes, or `cache`."""
+            await elsewhere.journal.changes.look()
+            broken.touch()
+            told = [await elsewhere.call(name) for name in names]
+            broken.unlink()
+            return [code(one) or one.source for one in told]
+
+        for name in names:
+            assert (await elsewhere.call(name)).ok
+        assert await answers() == ["cache", "cache"]
+        await lock.upstreams.refresh("far")
+        assert await answers() == ["cache", "cache"], "a look that finds everything as it was drops nothing"
+        swapped.touch()
+        await lock.upstreams.refresh("far")
+        assert await answers() == ["E3210", "E3102"], "one has changed and the other is gone"
+        swapped.unlink()
+        await lock.upstreams.refresh("far")
+        await lock.upstreams.accept("far", tools=["shape"], by=lock.caller, reason="looked at it")
+        # Both are as they were, and do not answer with what they said before.
+        assert await answers() == ["E3502", "E3502"]
+        for name in names:
+            assert (await elsewhere.call(name)).ok
+        assert await answers() == ["cache", "cache"]

@@ -15,9 +15,9 @@ from interlock.api.service import Service
 from interlock.authority import cedar
 from interlock.cli import doctor
 from interlock.contract.contract import parse_contract
-from interlock.registry.catalog import bump_epoch
 from interlock.store.port import Transaction
 from interlock.store.tables import tool_version
+from interlock.store.tools import bump_epoch
 from tests.conftest import TOOLS
 
 MANY = 600

@@ -19,7 +19,10 @@ from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.registry import retirement
 from interlock.registry.retirement import Milestone, Usage, amend, deprecate, move, sweep, usage
+from interlock.store.changes import MAX_STALE_S
+from interlock.store.port import Store
 from interlock.store.tools import Notice
 
 Json = dict[str, Any]
@@ -43,7 +46,7 @@ class FakeTime:
 
     def pass_a_moment(self) -> None:
         """Long enough for every process to notice what another one did to the registry."""
-        self.ms += 1000
+        self.ms += int(MAX_STALE_S * 1000)
 
 
 def versioned(version: str) -> Tool[..., Any]:
@@ -493,14 +496,23 @@ async def test_two_processes_that_sweep_at_once_do_nothing_twice(tmp_path: Path,
 
 
 @pytest.mark.proves("REG-09")
-async def test_an_attempt_that_comes_while_the_journal_is_read_still_blocks(tmp_path: Path, time: FakeTime) -> None:
+async def test_an_attempt_that_comes_while_the_journal_is_read_still_blocks(
+    tmp_path: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[Result] = []
     async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
+
+        async def counted_before_a_call(journal: Store, now_ms: int) -> object:
+            tally = await count(journal, now_ms)
+            results.append(await lock.call("demo.answer", version="1.0.0"))
+            return tally
+
+        count = retirement._count  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(retirement, "_count", counted_before_a_call)
         await announce(lock, time)
         time.pass_days(91)
-        sweeping = sweep(lock.journal, time.ms, by="ann")
-        # Both hand something to the journal at once: the sweep asks where it ends, the call is recorded behind that.
-        result, happened = await asyncio.gather(lock.call("demo.answer", version="1.0.0"), sweeping)
-        assert code(result) == "E3104"
+        happened = await sweep(lock.journal, time.ms, by="ann")
+        assert [code(result) for result in results] == ["E3104"]
         assert [(each.event, each.usage) for each in happened] == [("DEPRECATION_REMOVAL_BLOCKED", Usage(1, 1))]
 
 

@@ -252,7 +252,7 @@ async def test_what_an_address_may_hold_besides_the_place_is_not_in_its_name(ser
 
 def test_a_kept_answer_is_a_copy_and_has_an_age(time: FakeClock) -> None:
     cache = LastGood(time.clock.monotonic)
-    cache.keep("k", {"a": [1]})
+    cache.keep("k", {"a": [1]}, cache.era)
     time.advance(2)
     found = cache.find("k", 2.0)
     assert found == ({"a": [1]}, "cache", 2.0)
@@ -266,12 +266,22 @@ def test_a_kept_answer_is_a_copy_and_has_an_age(time: FakeClock) -> None:
 def test_kept_answers_stay_within_their_room(time: FakeClock) -> None:
     cache = LastGood(time.clock.monotonic, max_bytes=800)
     for number in range(20):
-        cache.keep(f"key {number:04}", "x" * 82)  # 100 bytes with its key: eight fit
+        cache.keep(f"key {number:04}", "x" * 82, cache.era)  # 100 bytes with its key: eight fit
     kept = [number for number in range(20) if cache.find(f"key {number:04}", 60.0) is not None]
     assert len(kept) <= 8
     assert kept == list(range(20))[-len(kept) :]
-    cache.keep("key 0019", "x" * 1000)
+    cache.keep("key 0019", "x" * 1000, cache.era)
     assert cache.find("key 0019", 60.0) is None
     assert cache.find("key 0018", 60.0) is not None
-    cache.keep("key 0018", 2**70)
+    cache.keep("key 0018", 2**70, cache.era)
     assert cache.find("key 0018", 60.0) is None
+
+
+def test_an_answer_to_a_request_from_before_everything_was_forgotten_is_not_kept(time: FakeClock) -> None:
+    cache = LastGood(time.clock.monotonic)
+    sent_in = cache.era
+    cache.forget()
+    cache.keep("k", "from before", sent_in)
+    assert cache.find("k", 60.0) is None
+    cache.keep("k", "from after", cache.era)
+    assert cache.find("k", 60.0) is not None

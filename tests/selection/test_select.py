@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from interlock import Context, Failure, Field, Interlock, Tool, tool
+from interlock.api.evaluating import evaluate
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
@@ -23,7 +24,7 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.selection.hierarchy import most_tools
 from interlock.selection.router import Router, features
 from interlock.testing import FakeClock
-from tests.support.calls import admit
+from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
@@ -156,6 +157,24 @@ async def test_chatter_gets_no_tool_and_requests_are_not_stored_if_that_is_set(
         assert (await lock.select("list the weather of a city", intent=False)).chosen == other
 
 
+@pytest.mark.proves("SURF-15")
+async def test_a_rule_brings_back_no_tool_that_the_verdict_has_left_out(home: Path) -> None:
+    request = "list the weather of a city"
+    async with opened(home) as lock:
+        every = {one.row.address for one in await lock.tools.visible(lock.caller)}
+        made = await lock.select(request)
+        left = set(_stages(made)["intent"])
+        out, inside = min(every - left), min(left - {made.chosen})
+    rules = ({"tool": out, "words": ["weather"]}, {"tool": inside, "words": ["city"]})
+    async with Interlock.open(home, housekeeping=False, selection_rules=rules) as lock:
+        narrow = await lock.select(request)
+        assert set(_stages(narrow)["intent"]) == left
+        assert narrow.chosen == inside, "the next rule that fires counts"
+        assert out not in {one.tool for one in narrow.candidates}
+        assert _recorded(lock, narrow)["chosen"] == inside
+        assert (await lock.select(request, intent=False)).chosen == out, "there is no verdict, so the first rule counts"
+
+
 @pytest.mark.proves("SURF-08")
 async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_forbids_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +182,7 @@ async def test_what_a_rule_a_model_or_the_router_forces_is_denied_if_the_policy_
     async with opened(home, selection_rules=[{"tool": "office.send_email", "words": ["tell"]}]) as lock:
         text = lock.policy.path.read_text()
         forbid = '@id("no-mail")\nforbid (principal, action, resource == Tool::"office.send_email");\n'
-        lock.policy.path.write_text(text + forbid)
+        await use_policy(lock, text + forbid)
         made = await lock.select("tell me the weather")
         assert made.chosen == "office.send_email"
         assert _stages(made)["rules"][0] == "office.send_email"
@@ -423,7 +442,7 @@ async def test_the_gate_asks_whether_this_caller_may_make_the_call(home: Path) -
     async with opened(home) as lock:
         forbid = '@id("mail-is-for-sales")\nforbid (principal, action, resource == Tool::"office.send_email")'
         forbid += ' unless { principal in Group::"sales" };\n'
-        lock.policy.path.write_text(lock.policy.path.read_text() + forbid)
+        await use_policy(lock, lock.policy.path.read_text() + forbid)
         mail = _chooses("office.send_email", value="x")
         ann = Caller(id="ann", scopes=frozenset(), groups=frozenset({"sales"}))
         bob = Caller(id="bob", scopes=frozenset(), groups=frozenset({"support"}))
@@ -508,7 +527,7 @@ async def test_a_call_that_a_person_must_approve_says_so_with_the_time_they_have
     async with opened(home, approval={"timeout_seconds": 1234}) as lock:
         ask = '@id("ask-mail")\n@ask("a person agrees to mail")\n'
         ask += 'forbid (principal, action, resource == Tool::"office.send_email") unless { context.approved };\n'
-        lock.policy.path.write_text(lock.policy.path.read_text() + ask)
+        await use_policy(lock, lock.policy.path.read_text() + ask)
         made = await lock.select("send a mail", selector=_chooses("office.send_email", value="x"), intent=False)
         assert made.verdict is not None
         assert (made.verdict.answer, made.verdict.check) == ("REQUIRE_APPROVAL", "authorization")
@@ -625,6 +644,68 @@ async def test_of_equal_tools_the_cheaper_is_chosen_where_cost_counts_and_the_tr
         assert stage.why.startswith(
             "post.track_y at 0.125 instead of post.track_x at 0.5: saves 0.375 a call, for +0.0"
         )
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="post", external_io=False, estimated_cost=0.125,
+)  # fmt: skip
+async def track_dear(ctx: Context, value: Value) -> str:
+    """Parcel tracking for shipments."""
+    ctx.cost(external_api=1.0)
+    return value
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="post", external_io=False, estimated_cost=0.5,
+)  # fmt: skip
+async def track_fair(ctx: Context, value: Value) -> str:
+    """Parcel tracking for shipments."""
+    ctx.cost(external_api=0.25)
+    if value == "lost":
+        raise ValueError(value)
+    return value
+
+
+@pytest.mark.part_of(
+    "SURF-16", rest="what calls cost on the shipped data, which does not say it: the cost is of tokens"
+)
+async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_and_the_report(home: Path) -> None:
+    async with opened(home) as lock:
+        await admit(lock, track_dear, track_fair)
+        await lock.catalog.forget()
+        request, me = "parcel tracking for shipments", lock.caller
+        other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        task = [(request, [frozenset({"post.track_dear", "post.track_fair"})])]
+
+        async def costs(caller: Caller = me) -> dict[str, float]:
+            made = await lock.select(request, intent=False, cheaper=True, caller=caller)
+            return {made.chosen or "": next(one.cost for one in made.candidates if one.tool == made.chosen)}
+
+        async def call(tool: str, value: str, caller: Caller = me) -> None:
+            assert (await lock.call(tool, {"value": value}, caller=caller)).ok == (value != "lost")
+
+        # What tools state counts, until the tenant has made five calls of them. Those of others say nothing.
+        assert await costs() == {"post.track_dear": 0.125}
+        for number in range(4):
+            await call("post.track_dear", str(number))
+            await call("post.track_fair", str(number))
+            await call("post.track_dear", str(number), other)
+        await call("post.track_dear", "4", other)
+        assert await costs() == {"post.track_dear": 0.125}
+        await call("post.track_dear", "4")
+        await call("post.track_fair", "4")
+        assert await costs() == {"post.track_fair": 0.25}
+        # The other tenant knows of its own five calls alone, and a tool without any is no equal of theirs.
+        assert await costs(other) == {"post.track_dear": 1.0}
+        # The report has the cost of the tool that is chosen, from the journal: the same every time.
+        cheap = await evaluate(lock.selections, task, me, intent=False, cheaper=True)
+        dear = await evaluate(lock.selections, task, me, intent=False)
+        assert (cheap["cost_per_task"], dear["cost_per_task"]) == (0.25, 1.0)
+        assert cheap == await evaluate(lock.selections, task, me, intent=False, cheaper=True)
+        # A tool that fails is no equal any more, however cheap it is.
+        for _ in range(6):
+            await call("post.track_fair", "lost")
+        assert await costs() == {"post.track_dear": 1.0}
 
 
 @pytest.mark.parametrize("name", ["office.\ud800x", "\udfff"])

@@ -254,20 +254,20 @@ def _some(*names: str) -> list[Candidate]:
 
 @pytest.mark.proves("SURF-07")
 def test_a_rule_that_fires_puts_its_tool_first_and_keeps_two_others() -> None:
-    def visible(tool: str) -> Candidate | None:
-        return Candidate(tool, 0.0) if tool != "hidden" else None
+    def allowed(tool: str) -> bool:
+        return tool != "hidden"
 
     rules = [
         _Rule("hidden", ("refund",)),
         _Rule("bank.refund", ("refunds", "order")),
         _Rule("x.y", pattern=r"\binv-\d+"),
     ]
-    kept, stage = apply_rules("Refund the order of yesterday", _some("a", "b", "bank.refund", "c"), rules, visible)
+    kept, stage = apply_rules("Refund the order of yesterday", _some("a", "b", "bank.refund", "c"), rules, allowed)
     assert [one.tool for one in kept] == ["bank.refund", "a", "b"] == list(stage.tools)
     assert kept[0].reason == "rule"
-    kept, _ = apply_rules("where is INV-17?", _some("a"), rules, visible)
+    kept, _ = apply_rules("where is INV-17?", _some("a"), rules, allowed)
     assert [one.tool for one in kept] == ["x.y", "a"]
-    kept, stage = apply_rules("hello", _some("a", "b"), rules, visible)
+    kept, stage = apply_rules("hello", _some("a", "b"), rules, allowed)
     assert [one.tool for one in kept] == ["a", "b"]
     assert stage.why == "no rule fired"
 

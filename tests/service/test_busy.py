@@ -12,7 +12,8 @@ import orjson
 import pytest
 
 from interlock import Failure, Interlock
-from interlock.api.audit import AT_A_TIME, Audit, Sought
+from interlock.api.audit import Audit, Sought
+from interlock.audit.exported import AT_A_TIME
 from interlock.audit.retention import purge
 from interlock.store import records
 from interlock.store.port import Transaction

@@ -24,6 +24,7 @@ from interlock.store import records
 from interlock.testing import FakeClock
 from tests.conftest import TOOLS
 from tests.support.identities import did_of
+from tests.support.stores import beside
 
 Json = dict[str, Any]
 ALL = frozenset(
@@ -256,8 +257,7 @@ async def test_what_is_registered_through_a_door_serves_again_after_a_restart(pl
 
 async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) -> None:
     parts = ["store", "signer", "policy", "sinks", "upstreams", "background"]
-    if not place.lock.home.near:
-        parts.append("nodes")
+    parts += await beside(place.lock)
     assert await place.service.health.ready() == ("healthy", dict.fromkeys(parts, "healthy"))
     place.lock.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
     # Whoever asks often is told what was found a moment ago.

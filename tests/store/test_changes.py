@@ -383,3 +383,26 @@ async def test_each_epoch_rises_by_one_and_is_read_with_all_others(journal: Jour
     after = epochs.read(journal.reader)
     assert facts.get(journal.reader, name) == "1"
     assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+
+
+async def test_a_read_that_begins_while_the_store_is_closed_is_no_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = Home(tmp_path / "home")
+    home.open_database().close()
+    begun, ends = threading.Event(), threading.Event()
+
+    def monotonic() -> float:
+        if threading.current_thread() is not threading.main_thread() and not begun.is_set():
+            begun.set()  # the thread is about to read
+            assert ends.wait(PATIENCE_S)
+        return 0.0
+
+    reader = ChangeReader(home, monotonic=monotonic)
+    reader.start()
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    stopping = asyncio.create_task(asyncio.to_thread(reader.stop))
+    await until(lambda: reader._stopped)  # pyright: ignore[reportPrivateUsage]
+    ends.set()
+    await stopping
+    assert not caplog.records

@@ -30,6 +30,7 @@ from interlock.registry import quarantine
 from tests import warm
 from tests.cli.conftest import Cli
 from tests.support import forked
+from tests.support.cluster import NOT_COPIED, SERVE, address_of, prepare
 from tests.support.postgres import Server
 from tests.support.redis import Server as Redis
 from tests.thorough import THOROUGH
@@ -41,7 +42,6 @@ PATIENCE_S = 120.0
 NODES = 3
 PAID = 10
 LIMIT = 10
-NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
 
 UNTIMED = "that it takes less than a second, which no test asserts"
 SECOND = "a second reading of the clause as a whole"
@@ -273,30 +273,18 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, postgres_server: Server) -> 
         )
         chosen = {"INTERLOCK_STORE": address, "INTERLOCK_REDIS": redis.url}
         clis = [Cli(place / str(number), chosen) for number in range(NODES)]
-        first = clis[0]
-        first.home.mkdir(parents=True)
-        (first.home / "settings.toml").write_text(settings)
-        added = first("tools", "add", str(place / "node_tools.py"))
-        assert added.code == 0, added.err
-        issued = first("token", "issue", "--agent", "tester", "--tool", "nodes.*", "--ttl", "1h")
-        assert issued.code == 0, issued.err
-        for other in clis[1:]:
-            shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
-        made = Nodes(place, address, issued.out.strip(), redis)
+        token = prepare(clis, place / "node_tools.py", "nodes.*", settings)
+        made = Nodes(place, address, token, redis)
         made.running += [stack.enter_context(_started(cli)) for cli in clis]
         yield made
 
 
 @contextmanager
 def _started(cli: Cli) -> Generator[Node]:
-    words = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
-    with warm.start(words, cli.environment, cli.path) as process:
-        said = ""
-        while not said.endswith("}\n"):
-            line = process.stdout.readline().decode()
-            assert line, process.communicate()[1].decode()
-            said += line
-        yield Node(cli, process, json.loads(said)["rest"])
+    with warm.start(SERVE, cli.environment, cli.path) as process:
+        rest = address_of(process)
+        assert rest, process.communicate()[1].decode()
+        yield Node(cli, process, rest)
 
 
 async def until(reached: Callable[[], Awaitable[bool]], what: str = "") -> None:

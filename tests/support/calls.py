@@ -52,10 +52,22 @@ async def turn() -> None:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    """Wait until a condition holds. It may be an async function."""
-    async with asyncio.timeout(10):
+    """Wait until a condition holds. It may be an async function.
+
+    At first it is asked in every turn of the loop. What takes longer is done by threads and other processes, to which
+    a loop that never rests would leave little of the processor.
+    """
+    asked = 0
+    async with asyncio.timeout(60):
         while not (await held if inspect.isawaitable(held := condition()) else held):
-            await turn()
+            asked += 1
+            await asyncio.sleep(0 if asked < 100 else 0.001)
+
+
+async def use_policy(lock: Interlock, text: str) -> None:
+    """Write a policy, and wait until it is in force: the file is looked at every so often."""
+    lock.policy.path.write_text(text)
+    await until(lambda: lock.policy.rules.text == text)
 
 
 def code(result: Result) -> str | None:

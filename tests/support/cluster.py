@@ -21,8 +21,9 @@ from tests.cli.conftest import Cli
 from tests.support.balancer import Balancer
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
+SERVE = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")
 # Longer than any test: a second signal ends it.
-SERVE = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json", "--shutdown-delay", "3600")
+DELAYED = (*SERVE, "--shutdown-delay", "3600")
 _PATIENCE_S = 300.0
 
 TOOLS = '''
@@ -79,6 +80,30 @@ post.compensate(lambda name: None)
 '''
 
 
+def prepare(clis: Sequence[Cli], tools: Path, granted: str, settings: str = "") -> str:
+    """Make data directories that share a store, with the same settings and tools. Returns a token for those tools."""
+    first = clis[0]
+    first.home.mkdir(parents=True)
+    (first.home / "settings.toml").write_text(settings)
+    added = first("tools", "add", str(tools))
+    assert added.code == 0, added.err
+    issued = first("token", "issue", "--agent", "tester", "--tool", granted, "--ttl", "8h")
+    assert issued.code == 0, issued.err
+    for other in clis[1:]:
+        shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
+    return issued.out.strip()
+
+
+def address_of(process: warm.Started) -> str:
+    """The base of the REST API of a server that is being started; empty if it does not start."""
+    said = ""
+    while line := process.stdout.readline().decode():
+        said += line
+        if line.endswith("}\n"):
+            return json.loads(said).get("rest", "")  # or an error
+    return ""
+
+
 class Node(NamedTuple):
     """A server, and the command line on its data directory."""
 
@@ -94,15 +119,8 @@ class Cluster:
         self.place = place
         (place / "cluster_tools.py").write_text(TOOLS.format(place=str(place)))
         self.clis = [Cli(place / str(number), {"INTERLOCK_STORE": address}) for number in range(count)]
-        first = self.clis[0]
-        first.path.mkdir()
-        added = first("tools", "add", str(place / "cluster_tools.py"))
-        assert added.code == 0, added.err
-        issued = first("token", "issue", "--agent", "tester", "--tool", "cluster.*", "--ttl", "8h")
-        assert issued.code == 0, issued.err
-        self.bearer = {"authorization": f"Bearer {issued.out.strip()}"}
-        for other in self.clis[1:]:
-            shutil.copytree(first.home, other.home, ignore=NOT_COPIED)
+        token = prepare(self.clis, place / "cluster_tools.py", "cluster.*")
+        self.bearer = {"authorization": f"Bearer {token}"}
         self._stack = ExitStack()
 
     def entries(self) -> Counter[str]:
@@ -113,14 +131,10 @@ class Cluster:
         """Start a server on one of the data directories."""
         cli = self.clis[number]
         environment = {**cli.environment, **variables}
-        process = warm.start((*release, *SERVE), environment, cli.path, python=bool(release))
+        process = warm.start((*release, *DELAYED), environment, cli.path, python=bool(release))
         self._stack.enter_context(process)
-        said = ""
-        while not said.endswith("}\n"):
-            line = process.stdout.readline().decode()
-            assert line, process.communicate()[1].decode()
-            said += line
-        rest: str = json.loads(said)["rest"]
+        rest = address_of(process)
+        assert rest, process.communicate()[1].decode()
         return Node(cli, process, urlsplit(rest).port or 0)
 
     async def replace(self, balancer: Balancer, node: Node, release: Sequence[str] = (), **variables: str) -> Node:

@@ -3,6 +3,7 @@
 With `--store postgres` each data directory that a test opens has its store in a database of its own there (`Stores`),
 whichever process opens it. A database is a copy of an empty one, which takes a quarter of the time that its tables
 would take; the copy of a data directory gets a copy of its database. It is dropped when the data directory is gone.
+Each such store also has the Redis server of the run, where its settings name no other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,12 @@ from tests.support import surroundings
 if TYPE_CHECKING:
     import psycopg
 
+    from interlock.settings import Settings
     from interlock.store.postgres.connection import Connection
 
-# The server that keeps the stores of a run, for the processes that tests start.
+# The server that keeps the stores of a run, and the Redis server beside it, for the processes that tests start.
 GIVEN = "STORES_OF_TESTS"
+REDIS = "REDIS_OF_TESTS"
 # What processes import to open such a store.
 LOADED = ("psycopg", "interlock.store.postgres.home")
 # Nothing that is kept beyond a run, and nothing that a server does when nobody asks.
@@ -192,25 +196,38 @@ class Stores:
         return name
 
     def _origin(self, place: str) -> str:
-        """The database to copy: a directory with the same signing key is the original of this one."""
-        key = _key_of(place)
-        if key is not None:
-            for other, database in self._server.execute(b"SELECT place, database FROM data_directory").fetchall():
-                if _key_of(other) == key:
-                    return database
-        return _EMPTY
+        """The database to copy: that of the directory which this one was copied from, or an empty one.
+
+        A copy has the signing key of its original and, until it is opened, the same anchors. The original may have more
+        by now, and other copies of it may have others.
+        """
+        key, anchors = _read(place, "keys/journal.pub"), _anchors(place)
+        found, best = _EMPTY, (-1, 0, False)
+        for other, database in self._server.execute(b"SELECT place, database FROM data_directory").fetchall():
+            if key is None or _read(other, "keys/journal.pub") != key:
+                continue
+            theirs = _anchors(other)
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(anchors, theirs, strict=False)))
+            likely = (alike, -len(theirs), os.path.dirname(other) == os.path.dirname(place))
+            if likely > best:
+                found, best = database, likely
+        return found
 
 
-def _key_of(place: str) -> bytes | None:
+def _anchors(place: str) -> list[bytes]:
+    return (_read(place, "anchors.jsonl") or b"").splitlines()
+
+
+def _read(place: str, name: str) -> bytes | None:
     try:
-        return Path(place, "keys", "journal.pub").read_bytes()
+        return Path(place, name).read_bytes()
     except OSError:
         return None
 
 
 def given() -> dict[str, str]:
     """What a process needs in its environment to keep its stores where the run keeps them, if they are no files."""
-    return {GIVEN: os.environ[GIVEN]} if GIVEN in os.environ else {}
+    return {name: os.environ[name] for name in (GIVEN, REDIS) if name in os.environ}
 
 
 def use(environment: Mapping[str, str]) -> Stores | None:
@@ -233,6 +250,20 @@ def use(environment: Mapping[str, str]) -> Stores | None:
         else:
             connection.execute(f"ALTER TABLE {_UNMADE} RENAME TO alembic_version")
 
+    if REDIS in environment:
+        _tell_over(environment[REDIS])
     homes._setting = setting  # pyright: ignore[reportPrivateUsage]
     schema.create = created
     return stores
+
+
+def _tell_over(url: str) -> None:
+    """Have the stores that this process opens exchange messages over a Redis server, unless they have another."""
+    from interlock.api.messages import Messages
+
+    made: Any = Messages.__init__
+
+    def init(self: Messages, settings: Settings, **parts: Any) -> None:
+        made(self, settings if settings.redis else settings.model_copy(update={"redis": url}), **parts)
+
+    Messages.__init__ = init  # pyright: ignore[reportAttributeAccessIssue]

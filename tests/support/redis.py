@@ -61,6 +61,9 @@ class Server:
         asked = subprocess.run([str(self._client), "-s", str(self.socket), "PING"], capture_output=True, check=False)
         return b"PONG" in asked.stdout or b"NOAUTH" in asked.stdout
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it as a crash would."""
         self._process.kill()

@@ -18,5 +18,6 @@ def nodes_with(*words: str) -> Iterator[tuple[str, ast.AST]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         if any(word in text for word in words):
+            name = path.relative_to(PACKAGE).as_posix()
             for node in ast.walk(parse(text)):
-                yield path.relative_to(PACKAGE).as_posix(), node
+                yield name, node

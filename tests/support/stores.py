@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, cast
 from interlock.store.changes import FRESH_S, MAX_STALE_S
 from interlock.store.connection import Connection
 from interlock.store.home import Home
+from tests.support.calls import until
 
 if TYPE_CHECKING:
     import pytest
 
+    from interlock import Interlock
     from interlock.store.journal import Journal
     from interlock.testing import FakeClock
 
@@ -134,6 +136,14 @@ def lives(home: Home) -> list[str]:
         return []
     with opened(home) as connection:
         return [owner for (owner,) in connection.all("SELECT id FROM instance")]
+
+
+async def beside(app: Interlock) -> list[str]:
+    """The parts of readiness that a store on a server adds, once the subscription of Redis has begun."""
+    if app.home.near:
+        return []
+    await until(lambda: app.messages.condition == "healthy")
+    return ["nodes", "redis"]
 
 
 async def passes(time: FakeClock, seconds: float, *journals: Journal) -> None:

@@ -66,6 +66,12 @@ class Wires:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
         self._stub = GatewayStub(self.channel)
         self._session: str | None = None
+        self._capabilities: Json = {}
+
+    def declare(self, capabilities: Json) -> None:
+        """Go on as an MCP client that can do this."""
+        self._capabilities = capabilities
+        self._session = None
 
     def bear(self, token: str) -> None:
         """Go on with another token."""
@@ -140,7 +146,8 @@ class Wires:
         """What an MCP request is answered, whether at once or as the one event of a stream."""
         headers = {"accept": BOTH}
         if modern:
-            params = {**params, "_meta": {**META, **params.get("_meta", {})}}
+            able = {"io.modelcontextprotocol/clientCapabilities": self._capabilities}
+            params = {**params, "_meta": {**META, **able, **params.get("_meta", {})}}
             headers |= {"mcp-protocol-version": MODERN, "mcp-method": method}
             named = params.get("name") or params.get("uri") or params.get("taskId")
             headers |= {} if named is None else {"mcp-name": named}
@@ -153,7 +160,8 @@ class Wires:
 
     async def _handshake(self) -> str:
         if self._session is None:
-            hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            able, own = self._capabilities, {"name": "x", "version": "1"}
+            hello = {"protocolVersion": "2025-06-18", "capabilities": able, "clientInfo": own}
             said = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
             answer = await self.http.post("/mcp", json=said, headers={"accept": BOTH})
             self._session = answer.headers["mcp-session-id"]

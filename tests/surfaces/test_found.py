@@ -14,7 +14,9 @@ from interlock import Failure, Interlock
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.connector import Connector
+from interlock.contract.manifest import Execution
 from interlock.contract.standard.declarations import DeferredToolRef
+from interlock.data.canonical import digest as canonical_digest
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
@@ -48,6 +50,17 @@ class Silent:
         return None
 
 
+def _serve_apps(transaction: Transaction) -> None:
+    """Publish tools of an MCP upstream: one for its interface alone, one for models too."""
+    for name, visibility in (("paint_pixels", ["app"]), ("paint_portrait", ["app", "model"])):
+        manifest = offer(name, "Paint something with colours.").manifest
+        native = {"name": name, "_meta": {"ui": {"visibility": visibility}}}
+        execution = Execution.model_validate({"kind": "upstream", "target": "apps", "native": native})
+        made = manifest.model_copy(update={"protocol": "mcp", "execution": execution})
+        digest = canonical_digest(made.document())
+        published(made, digest, "library:", Evidence(digest, True, "test", ""), "test")(transaction)
+
+
 def _serve_elsewhere(transaction: Transaction) -> None:
     digest = contract_digest(REMOTE)
     published(REMOTE.manifest, digest, "upstream:far", Evidence(digest, True, "test", ""), "test")(transaction)
@@ -66,6 +79,7 @@ async def wires(home: Path) -> AsyncGenerator[Wires]:
     async with Interlock.open(home, housekeeping=False, **settings) as lock:
         await admit(lock, *TOOLS, HINTED, SPACED, NAMED, STAMP, STAMPS)
         await lock.journal.commit(_serve_elsewhere)
+        await lock.journal.commit(_serve_apps)
         await lock.catalog.forget()
         async with wired(lock) as opened:
             yield opened
@@ -172,7 +186,7 @@ async def test_an_upstream_that_is_being_added_is_pending(wires: Wires, monkeypa
 
 @pytest.mark.proves("SURF-02")
 @pytest.mark.proves("LIFE-02")
-@pytest.mark.part_of("LIFE-08", rest="discarded streams, which do not exist yet; a read killed in its first 50 ms")
+@pytest.mark.part_of("LIFE-08", rest="in batched audit mode, records of reads that were answered just before a kill")
 @pytest.mark.parametrize("door", DOORS)
 async def test_at_every_door_a_tool_is_refused_found_loaded_and_called(wires: Wires, door: str) -> None:
     heard: list[str] = []
@@ -227,3 +241,42 @@ async def _load(wires: Wires, door: str, tool: str) -> str:
         return str(await GatewayStub(wires.channel).Load(wire.LoadRequest(names=[tool]), metadata=bearer))
     params = {"name": "load_tools", "arguments": {"names": [tool.replace(".", "-")]}}
     return await wires.mcp("tools/call", params, modern=door == "mcp-modern")
+
+
+SHOWS = {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}}
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_tool_for_interfaces_alone_is_found_and_loaded_by_clients_that_show_interfaces(
+    wires: Wires, door: str
+) -> None:
+    async def found(query: str) -> set[str]:
+        told = await _searched(wires, door, query)
+        return {one["tool_id"] for one in told["deferred"]} & {"office.paint_pixels", "office.paint_portrait"}
+
+    for query in ("paint with colours", "office.paint_pixels", "paint_pixels"):
+        assert await found(query) == {"office.paint_portrait"}, query
+    if not door.startswith("mcp"):
+        return
+    load = {"name": "load_tools", "arguments": {"names": ["office-paint_pixels"]}}
+    modern = door == "mcp-modern"
+    refused = await wires.mcp("tools/call", load, modern=modern)
+    other = {"name": "load_tools", "arguments": {"names": ["office-paint_pixelz"]}}
+    unknown = await wires.mcp("tools/call", other, modern=modern)
+    assert "E3101" in refused
+    assert "E3101" in unknown
+    wires.declare(SHOWS)
+    assert await found("paint with colours") == {"office.paint_pixels", "office.paint_portrait"}
+    assert await found("office.paint_pixels") == {"office.paint_pixels", "office.paint_portrait"}
+    assert "E3101" not in await wires.mcp("tools/call", load, modern=modern)
+
+
+async def test_what_is_compiled_and_selected_for_models_has_no_tool_for_interfaces_alone(wires: Wires) -> None:
+    lock = wires.lock
+    text = (await lock.affordances(budget=100_000, query="paint with colours")).text
+    assert "paint_portrait" in text
+    assert "paint_pixels" not in text
+    assert "paint_pixels" not in str([one.version.row.address for one in await lock.search("paint with colours")])
+    made = await lock.select("paint something with colours", intent=False)
+    assert "office.paint_portrait" in {one.tool for one in made.candidates}
+    assert "office.paint_pixels" not in {tool for stage in made.stages for tool in stage.tools}

@@ -19,11 +19,12 @@ from mcp.client.streamable_http import streamable_http_client
 from interlock import Interlock
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
-from tests.support.calls import admit, until
+from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 from tests.surfaces.offices import TOOLS, offer
 
+MODERN = "2026-07-28"
 OWN = ["search_tools", "load_tools", "read_result"]
 ERAS = pytest.mark.parametrize("modern", [True, False], ids=["modern", "handshake"])
 
@@ -166,10 +167,13 @@ async def _client(wires: Wires, mode: str, **options: Any) -> AsyncGenerator[Cli
             yield client
 
 
+@ERAS
 @pytest.mark.proves("SURF-07")
-async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_sampling(wires: Wires) -> None:
-    model = Model()
-    async with _client(wires, "legacy", sampling_callback=model.sample) as client:
+async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_sampling(
+    wires: Wires, modern: bool
+) -> None:
+    model, mode = Model(), MODERN if modern else "legacy"
+    async with _client(wires, mode, sampling_callback=model.sample) as client:
 
         async def select(request: str, answer: str) -> Json:
             model.answer = answer
@@ -197,23 +201,55 @@ async def test_a_clients_own_model_selects_a_tool_where_the_client_declares_samp
             '{"tool": "office.forecast", "parameters": {"city": "Rome"}}',
             "the forecast, of course",
             "[1]",
-            "",
         ):
             refused = await select("weather in Rome", answer)
             assert (refused["tool"], refused["gate"]) == (None, None), answer
             assert refused["refused"], answer
+        # A model that does not answer chooses nothing. In the later era the client does not even repeat its request.
+        if modern:
+            with pytest.raises(MCPError, match="the person said no"):
+                await select("weather in Rome", "")
+        else:
+            assert "the person said no" in (await select("weather in Rome", ""))["refused"]
         assert (await select("weather in Rome", '{"tool": null}'))["refused"] is None
         # The gate decides about its choice too.
         forbid = '\n@id("no-words") forbid (principal, action, resource == Tool::"office.translate");\n'
         wires.lock.policy.path.write_text(wires.lock.policy.path.read_text() + forbid)
+        await until(lambda: "no-words" in wires.lock.policy.rules.text)
         denied = await select("translate a text", '{"tool": "office.translate", "parameters": {"value": "x"}}')
         assert (denied["gate"]["answer"], denied["tool"]) == ("DENY", {"name": "office-translate"})
         assert "office-translate" not in [one.name for one in (await client.list_tools()).tools]
         wrong = await client.call_tool("select_tool", {"queries": ["weather"]})
         assert wrong.is_error
-    # Others have no such tool: those without a model, and those that cannot be asked in the middle of a call.
-    async with _client(wires, "legacy") as client:
+    # One selection is one record, however many requests it took; a question that nobody answered is none.
+    assert len(records(wires.lock, kind="selection")) == (7 if modern else 8)
+    # Clients without a model have no such tool.
+    async with _client(wires, mode) as client:
         assert "select_tool" not in [one.name for one in (await client.list_tools()).tools]
         with pytest.raises(MCPError):
             await client.call_tool("select_tool", {"request": "weather"})
-    assert "select_tool" not in await _listed(wires, modern=True)
+
+
+async def test_a_question_to_a_clients_model_is_answered_by_any_request_that_brings_the_answer(wires: Wires) -> None:
+    """Nothing is kept between the two requests of the later era, so that another node can serve the second."""
+
+    async def select(**more: Any) -> Json:
+        able: Json = {"io.modelcontextprotocol/clientCapabilities": {"sampling": {}}}
+        params: Json = {"name": "select_tool", "arguments": {"request": "weather in Rome"}, "_meta": able, **more}
+        return orjson.loads(await wires.mcp("tools/call", params, modern=True))["result"]
+
+    def answered(name: str, choice: Json) -> Json:
+        content = {"type": "text", "text": orjson.dumps(choice).decode()}
+        return {"inputResponses": {name: {"role": "assistant", "model": "m", "content": content}}}
+
+    choice = {"tool": "office.forecast", "parameters": {"value": "Rome"}}
+    asked = await select()
+    assert (asked["resultType"], "requestState" in asked) == ("input_required", False)
+    ((name, question),) = asked["inputRequests"].items()
+    assert question["method"] == "sampling/createMessage"
+    # An answer to something else is none.
+    assert (await select(**answered("another", choice)))["inputRequests"].keys() == {name}
+    assert records(wires.lock, kind="selection") == []
+    made = (await select(**answered(name, choice)))["structuredContent"]
+    assert (made["tool"]["name"], made["gate"]["answer"]) == ("office-forecast", "ALLOW")
+    assert (await select(**answered(name, {"tool": "office.made_up"})))["structuredContent"]["tool"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests.support.calls import admit, records, until
 from tests.support.identities import did_of
-from tests.support.wires import Wires, typed_refusal, wired
+from tests.support.wires import WIRES, Wires, typed_refusal, wired
 from tests.surfaces.offices import TOOLS, offer
 
 FIELDS = {
@@ -165,7 +165,7 @@ EXCLUDED = {
 
 @pytest.mark.part_of(
     "SURF-01",
-    rest="doors list what loaded_tools names; events when a secret or the policy changes; calls of blocked tools",
+    rest="lists of a caller who sees the whole catalog, which have blocked tools too; a second reading of the whole",
 )
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert (await wires.http.get("/v1/tools")).status_code == 200
@@ -226,7 +226,7 @@ async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_f
 
 
 @pytest.mark.proves("SURF-01", "SURF-03")
-@pytest.mark.parametrize("door", ["rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy"])
+@pytest.mark.parametrize("door", WIRES)
 async def test_a_tool_that_is_not_on_the_surface_is_unknown_to_its_caller_at_every_door(
     wires: Wires, door: str
 ) -> None:
@@ -320,7 +320,7 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     assert len({one["surface_id"] for one in about}) == 1
     assert [one["data"].get("revision") for one in about] == [1, None, None, 2]
     created, updated = records(lock, kind="surface")
-    offered = {"office.translate": "pinned", "office.pay_wages": "pinned", "office.forecast": "role"}
+    offered = {"office.translate": "pinned", "office.forecast": "role"}  # a pin gives nobody a tool
     assert created["offered"] == offered
     assert (created["revision"], created["tenant"], created["agentId"]) == (1, "local", did_of("rain"))
     assert updated["offered"] == {"office.send_email": "retrieved"}
@@ -333,6 +333,118 @@ async def test_changes_of_a_surface_are_events_and_records(wires: Wires) -> None
     told = (await wires.http.get("/v1/surface")).json()
     assert told["reasons"]["office.send_email"] == "recent"
     assert told["surface"]["loaded_tools"] == ["office.translate", "office.forecast", "office.send_email"]
+
+
+async def _listed(wires: Wires, door: str, cursor: str | None = None) -> list[str]:
+    """The tools that a door lists, by address, without those of the surface itself."""
+    place = {} if cursor is None else {"cursor": cursor}
+    if door == "rest":
+        found: Json = (await wires.http.get("/v1/tools", params=place)).json()
+    elif door == "jsonrpc":
+        found = orjson.loads(await wires.rpc("tools.list", place))["result"]
+    elif door == "grpc":
+        bearer = (("authorization", wires.http.headers["authorization"]),)
+        request = wire.DiscoverRequest(page_token=cursor or "")
+        return [one.tool_id for one in (await GatewayStub(wires.channel).Discover(request, metadata=bearer)).tools]
+    else:
+        found = orjson.loads(await wires.mcp("tools/list", place, modern=door == "mcp-modern"))["result"]
+        addresses = [one.get("_meta", {}).get("interlock/address") for one in found["tools"]]
+        return [one for one in addresses if one is not None]
+    return [one["tool_id"] for one in found["tools"]]
+
+
+@pytest.mark.proves("SURF-01")
+async def test_what_every_door_lists_is_what_the_surface_records_whatever_changes(wires: Wires) -> None:
+    lock, policy = wires.lock, wires.lock.policy.path
+    heard: list[Json] = []
+    lock.listen(lambda event: heard.append(event.document()))
+    pins = {"office.translate", "office.forecast"}
+
+    async def agrees(tools: set[str], blocked: Mapping[str, str]) -> None:
+        """Every door lists these tools; the document, the row and the last record and event name them."""
+        for door in WIRES:
+            assert await _listed(wires, door) == sorted(tools), door
+            assert await _listed(wires, door, "office.forecast") == sorted(tools - {"office.forecast"}), door
+        told = (await wires.http.get("/v1/surface")).json()
+        assert set(told["surface"]["loaded_tools"]) == tools
+        assert _reasons(told["surface"]["blocked_tools"]).items() >= blocked.items()
+        (row,) = lock.journal.reader.all("SELECT offered, revision FROM surface")
+        assert orjson.loads(row[0]).keys() == tools
+        about = [one for one in heard if one["event_class"].startswith("tool.surface")]
+        events = [one for one in about if one["surface_id"] != "tools"]  # that is the catalog as a whole
+        assert len(events) == row[1] == told["revision"] == len(records(lock, kind="surface"))
+        assert set(events[-1]["data"]["tools"]) == tools
+
+    # Blocked tools can be loaded; they are listed once they can be called.
+    await wires.http.post("/v1/tools/load", json={"names": ["office.read_mail", "office.remote"]})
+    await agrees(pins, {"office.read_mail": "credential_missing", "office.remote": "setup_required"})
+    await lock.secrets.set("mail/key", "s3cret-value", by="test")
+    await agrees({*pins, "office.read_mail"}, {"office.remote": "setup_required"})
+    assert records(lock, kind="surface")[-1]["offered"] == {"office.read_mail": "retrieved"}
+    await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+    await lock.journal.changes.look()
+    await agrees({*pins, "office.read_mail", "office.remote"}, {})
+    text = policy.read_text()
+    forbidden = 'forbid (principal, action == Action::"office.translate", resource);'
+    policy.write_text(f'{text}\n@id("no-words") {forbidden}\n')
+    await until(lambda: "no-words" in lock.policy.rules.text)
+    await agrees({"office.forecast", "office.read_mail", "office.remote"}, {"office.translate": "policy_blocked"})
+    assert records(lock, kind="surface")[-1]["withdrawn"] == ["office.translate"]
+    policy.write_text(text)
+    await until(lambda: "no-words" not in lock.policy.rules.text)
+    await lock.secrets.remove("mail/key", by="test")
+    await agrees({*pins, "office.remote"}, {"office.read_mail": "credential_missing"})
+    digest = (await lock.catalog.resolve("office.forecast")).row.digest
+    await lock.journal.commit(quarantine.impose(digest, "office.forecast@1.0.0", "c", "it is wrong"))
+    await lock.journal.changes.look()
+    await agrees({"office.translate", "office.remote"}, {"office.forecast": "feature_disabled"})
+
+
+REFUSED = {
+    "office.read_mail": ("E3602", "credential_missing"),
+    "office.post_letter": ("E3206", "permission_denied"),
+}
+
+
+@pytest.mark.proves("SURF-01")
+@pytest.mark.parametrize("door", WIRES)
+async def test_a_blocked_tool_is_refused_for_its_reason_and_before_that_because_it_is_not_loaded(
+    wires: Wires, door: str
+) -> None:
+    for tool in BLOCKED:
+        assert (await wires.call(door, tool, {"value": "x"})).failure["error_code"] == "E3107", tool
+    names = list(REFUSED)
+    assert (await wires.http.post("/v1/tools/load", json={"names": names})).status_code == 200
+    refused = await wires.http.post("/v1/tools/load", json={"names": ["office.guess"]})  # it is in quarantine
+    assert refused.json()["error"]["error_code"] == "E3210"
+    for tool in names:
+        heard = await wires.call(door, tool, {"value": "x"})
+        assert (heard.failure["error_code"], heard.failure["error_class"]) == REFUSED[tool], tool
+
+
+@pytest.mark.proves("SURF-01")
+async def test_a_tool_leaves_a_surface_when_its_credential_expires(home: Path) -> None:
+    clock = FakeClock()
+    pinned = ({"tools": ["office.read_mail"]},)
+    async with Interlock.open(
+        home, clock=clock.clock, housekeeping=False, surface="search", surface_pinned=pinned
+    ) as lock:
+        await admit(lock, LENT)
+        service = Service(lock)
+        await lock.secrets.set("mail/key", "s3cret-value", by="test", expires_ms=lock.clock.now_ms() + 60_000)
+
+        async def listed() -> list[str]:
+            return [
+                one.row.address for one in await service.surfaces.listed(await service.surfaces.attach(lock.caller))
+            ]
+
+        assert await listed() == ["office.read_mail"]
+        clock.advance(59)
+        assert await listed() == ["office.read_mail"]
+        clock.advance(1)
+        assert await listed() == []
+        assert [one["withdrawn"] for one in records(lock, kind="surface")] == [[], ["office.read_mail"]]
+        await service.close()
 
 
 async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of_pins_alone(home: Path) -> None:

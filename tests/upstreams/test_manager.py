@@ -19,7 +19,7 @@ from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alert
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams
-from tests.support.calls import code
+from tests.support.calls import code, turn
 
 
 def definition(name: str, **facts: Any) -> Definition:
@@ -64,6 +64,9 @@ class Scripted:
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         if self.away:
             raise Failure("E3502", "nobody is at home")
+
+    def forget(self) -> None:
+        return None
 
     async def close(self) -> None:
         return None
@@ -428,6 +431,37 @@ async def test_a_tool_that_is_gone_is_proposed_to_nobody(tmp_path: Path) -> None
         gone = await lock.call("far.loook")
         assert gone.error is not None
         assert "did you mean" not in gone.error.message
+
+
+class Lingering(Scripted):
+    """An upstream that takes a while to say goodbye to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaving, self.answered = asyncio.Event(), asyncio.Event()
+        self.closed = False
+
+    async def close(self) -> None:
+        self.leaving.set()
+        await self.answered.wait()
+        self.closed = True
+
+
+async def test_the_connection_to_a_removed_upstream_is_closed_although_the_program_ends_meanwhile(
+    tmp_path: Path,
+) -> None:
+    server = Lingering()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {}, by=lock.caller)
+        await upstreams.remove("far", by=lock.caller)
+        async with asyncio.timeout(60):
+            await server.leaving.wait()
+            ending = asyncio.create_task(upstreams.close())
+            for _ in range(10):
+                await turn()
+            server.answered.set()
+            await ending
+        assert server.closed
 
 
 async def test_what_is_told_of_an_upstream_later_says_as_much_as_the_first_report(tmp_path: Path) -> None:

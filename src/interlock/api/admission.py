@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.registry.catalog import contract_digest
-from interlock.registry.source import load, source_of
 
 # Calls do without admission: what judges and tries tools is loaded when a tool is offered.
 if TYPE_CHECKING:
@@ -72,8 +71,13 @@ class Admissions:
         if not verdict.admitted:
             return Admission(ref, verdict, False, trial)
         assert evidence is not None
+        # They load declarations, as tools that are offered do.
+        from interlock.registry.source import source_of
+        from interlock.registry.tool_code import code_of
+
         source = source_of(manifest, origin, parts.home.manifests)
-        unit = admission.publish(manifest, digest, origin, evidence, by.acting, source)
+        code = None if parts.home.near else code_of(manifest, origin, parts.home.manifests)
+        unit = admission.publish(manifest, digest, origin, evidence, by.acting, source, code)
         new = await parts.journal.commit(unit)
         if new:
             parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
@@ -83,6 +87,8 @@ class Admissions:
 
     async def offer_all(self, target: str, *, by: Caller) -> list[Admission]:
         """Offer every tool found in a .py file, a module or a manifest."""
+        from interlock.registry.source import load  # as above
+
         origin, tools = load(target)
         return [await self.offer(tool, origin, by=by) for tool in tools]
 

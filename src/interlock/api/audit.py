@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ from interlock.api.rights import require, same_place
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.store import ledger, records
-from interlock.store.home import Home
-from interlock.store.last_head import SignedHead, note_anchor
+from interlock.store.last_head import note_anchor
 from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 PAGE = 100
 # How many records one page looks through at most, and how many one slice of a long read takes.
 LOOKED_THROUGH = 20_000
-AT_A_TIME = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +92,9 @@ class Audit:
 
     def lines(self, upto: int) -> AsyncGenerator[tuple[int, bytes]]:
         """The journal up to a record, some lines at a time, and how many. Other calls go on meanwhile."""
-        return self._parts.readers.slices(partial(_lines, self._parts.home, upto))
+        from interlock.audit.exported import export_lines
+
+        return self._parts.readers.slices(partial(export_lines, self._parts.home, upto))
 
     async def begin_export(self, *, by: Caller, door: str) -> int:
         """Put on record that the whole journal is handed out, and sign that record: an export ends with a signed head.
@@ -143,32 +143,6 @@ def _page(sought: Sought, by: Caller, after: int, limit: int, reader: Reader) ->
         if len(found) == limit or looked == LOOKED_THROUGH:
             return found, seq
     return found, None
-
-
-def _lines(home: Home, upto: int, reader: Reader) -> Generator[tuple[int, bytes]]:
-    """The lines of an export. The body goes out byte for byte. E3410 where retention removes what is being read."""
-    from interlock.audit.exported import line_of
-
-    after: int | None = None
-    while after != upto:
-        rows = ledger.exported(reader, -1 if after is None else after, upto, AT_A_TIME)
-        expected, first = (after or 0) + 1, rows[0].seq if rows else upto + 1
-        if not rows or (after is not None and first != expected):
-            words = f"records {expected} to {first - 1} were purged while the journal was exported"
-            raise Failure("E3410", words, resolution="export the journal again")
-        lines: list[bytes] = []
-        for seq, digest, body, at_ms, key_id, signature in rows:
-            signed = None
-            if at_ms is not None and key_id is not None and signature is not None:
-                signed = SignedHead(seq, digest, at_ms, key_id, signature)
-            if after is None and not lines:
-                key = Signer(home.keys).public
-                purged = ledger.segment_ending(reader, seq - 1)
-                lines.append(line_of(seq, digest, body, signed, public_key=key, after=purged))
-            else:
-                lines.append(line_of(seq, digest, body, signed))
-        yield len(lines), b"".join(lines)
-        after = rows[-1].seq
 
 
 def _tools_named(record: Json) -> set[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from interlock.authority.policy import Engine, Policies
-from interlock.authority.secrets import Secrets, SecretSource
-from interlock.core.clock import Clock
-from interlock.privacy.redact import Redactor
-from interlock.settings import Settings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from interlock.authority.policy import Engine, Policies
+    from interlock.authority.secrets import Secrets, SecretSource
+    from interlock.core.clock import Clock
+    from interlock.privacy.redact import Redactor
+    from interlock.settings import Settings
 
 
 def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Redactor) -> Engine:

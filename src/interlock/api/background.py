@@ -65,6 +65,7 @@ class BackgroundTasks:
         alive: Callable[[str], bool],
         alerts: Alerts,
         supervisor: Supervisor,
+        secret: Callable[[str], Awaitable[list[str]]],
     ) -> None:
         self._home = home
         self._journal = journal
@@ -79,6 +80,7 @@ class BackgroundTasks:
         self._release_pieces = release_pieces
         self._cancel_requested = cancel_requested
         self._alive = alive
+        self._secret = secret
         self._condition = Condition(home, alerts, announce)
         if settings.housekeeping:
             self._begin(supervisor)
@@ -114,7 +116,9 @@ class BackgroundTasks:
         await self._release_pieces(self._alive)
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
-            await DISK.run(self._purge)
+            await DISK.run(self._purge, await self.archive_credential())
+        if self._settings.archive_to and await self._journal.commit(_archive_due):
+            await self._archive_checkpoints()
         days = self._settings.deprecation_extend_days
         now_ms = self._clock.now_ms()
         milestones = await sweep(self._journal, now_ms, by="housekeeping", force=days == 0, extend_days=days)
@@ -122,13 +126,33 @@ class BackgroundTasks:
             self._announce(one.event, "", one.tool)
         return milestones
 
-    def _purge(self) -> None:
+    async def archive_credential(self) -> str:
+        """The stored credential for the object store; empty where the environment has it."""
+        name = self._settings.archive_secret
+        return (await self._secret(name))[0] if name else ""
+
+    async def _archive_checkpoints(self) -> None:
+        from interlock.audit.archiving import archive_checkpoints
+
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms - self._settings.checkpoint_days * 86_400_000
+        credential = await self.archive_credential()
+        await archive_checkpoints(
+            self._journal,
+            self._settings.archive_to,
+            until_ms=until_ms,
+            now_ms=now_ms,
+            by="housekeeping",
+            credential=credential,
+        )
+
+    def _purge(self, credential: str) -> None:
         """Remove the records that are past their term and give the space back. Long: runs in a thread, in slices."""
         from interlock.audit import retention
 
         now_ms = self._clock.now_ms()
         if retention.due(self._home, self._settings, now_ms=now_ms, through=1):
-            retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping")
+            retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping", credential=credential)
             retention.shrink(self._home)
 
     async def _maintain_if_due(self) -> None:
@@ -138,19 +162,17 @@ class BackgroundTasks:
     async def _back_up_if_due(self) -> None:
         from interlock.audit import backups
 
-        folder, days = self._settings.backup_to, self._settings.backup_days
-        if folder is None or not await self._journal.commit(
-            partial(backups.due, every_ms=self._settings.backup_every_ms)
-        ):
+        if not await self._journal.commit(partial(backups.due, every_ms=self._settings.backup_every_ms)):
             return
         now = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         try:
-            path, _, verdict = await DISK.run(backups.make, self._home, folder, days, now)
+            make = partial(backups.make, credential=await self.archive_credential())
+            place, _, verdict = await DISK.run(make, self._home, self._settings, now)
         except Exception:
             await self._journal.commit(backups.note_failed)
             raise
         await self._journal.commit(backups.note_made)
-        _log.info("backup of %d records made at %s", verdict.records, path)
+        _log.info("backup of %d records made at %s", verdict.records, place)
 
     async def _settle_orphans(self) -> None:
         await block_orphans(self._journal, self._alive, self._announce)
@@ -199,6 +221,11 @@ def _maintenance_due(transaction: Transaction) -> bool:
 def _purge_due(transaction: Transaction) -> bool:
     """The same for removing records, which verifies the whole journal first and is done once a day."""
     return _turn(transaction, "purged_ms", 86_400_000)
+
+
+def _archive_due(transaction: Transaction) -> bool:
+    """The same for moving old checkpoints to the archive, once a day."""
+    return _turn(transaction, "archived_ms", 86_400_000)
 
 
 def _turn(transaction: Transaction, name: str, every_ms: int) -> bool:

@@ -15,13 +15,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from interlock.api.requests import by_name
-from interlock.call.context import Context
-from interlock.contract.declare import Tool
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
-    from interlock.call.context import Caller
+    from interlock.call.context import Caller, Context
     from interlock.call.results import Result
+    from interlock.contract.declare import Tool
     from interlock.core.clock import Deadline
     from interlock.data.schema import Json
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.phases import Request
 from interlock.contract.refusals import place_of
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import contract_digest

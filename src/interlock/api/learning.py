@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from interlock.api.rights import require, same_place
 from interlock.api.selection_records import PURPOSE, REQUEST
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.store import payloads, records
 from interlock.store.selections import Called, Selected, selections, successes

@@ -9,7 +9,7 @@ is found by bisection.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,6 +19,7 @@ import orjson
 from interlock.contract.standard.states import STATES
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import calls, identities, ledger
 from interlock.store.calls import facts_in
 from interlock.store.port import Reader

@@ -12,7 +12,6 @@ to one caller, whose rights decide what can be read.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,6 +19,7 @@ import orjson
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import WALKS
 from interlock.window.blocks import Block
 from interlock.window.budget import Window

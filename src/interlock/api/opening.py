@@ -17,7 +17,6 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
-from interlock.registry.source import function
 from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at
@@ -79,13 +78,13 @@ class Opening(Generic[T]):
         for hook in hooks:
             parts.gateway.hooks.registered.append(hook)
         try:
-            self._home.still_known()
+            await parts.journal.read(self._home.still_known)
             if settings.secrets_key == "keyring":
                 await _prepare_keys(parts)
             if not self._home.near:
                 await _within_patience(_agree_on_keys(parts))
             await reconcile.block_orphans(parts.journal, parts.instance.alive, parts.gateway.observer.announce)
-            await parts.journal.commit(reconcile.close_abandoned(parts.instance.alive))
+            await reconcile.close_abandoned(parts.journal, parts.instance)
             await parts.journal.commit(budgets.release_orphans(parts.instance.alive))
             await parts.approvals.sweep()
             await parts.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
@@ -110,6 +109,8 @@ class Opening(Generic[T]):
 
 
 def _hook(said: HookSetting, home: Home) -> Hook:
+    from interlock.registry.source import function  # loaded where there is a hook: it loads declarations
+
     try:
         run = function(said.run, home.path)
     except Failure as failure:

@@ -73,7 +73,7 @@ class Parts:
         self._storage = storage = Storage.open(home, settings, clock, store_clock)
         self.journal, self.readers, self.instance = storage.journal, storage.readers, storage.instance
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
-        self.catalog = Catalog(self.journal, clock, home.manifests)
+        self.catalog = Catalog(self.journal, clock, home.manifests, shared=not home.near)
         self.catalog.suggests = not settings.surface_excluded
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.latencies = Latencies()
@@ -152,6 +152,7 @@ class Parts:
             alive=self.instance.alive,
             alerts=self.gateway.telemetry.alerts,
             supervisor=self.supervisor,
+            secret=authority.secret_texts,
         )
         if settings.housekeeping:
             self.warm_up(WARM_AFTER_S)

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic_core import to_jsonable_python
-
 from interlock.call.phases import Request
-from interlock.contract.declare import Tool
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.call.results import Result
+    from interlock.contract.declare import Tool
     from interlock.data.schema import Json
 
 
@@ -41,6 +39,9 @@ def named_tool(tool: str | Tool[..., Any]) -> tuple[str, str | None]:
 
 def require_tool(given: object) -> None:
     """Refuse (TypeError) an object that is not a declared tool, and tell how to make it one."""
+    # Loaded here: most programs and commands name tools by their addresses, and need no models of contracts.
+    from interlock.contract.declare import Tool
+
     if isinstance(given, Tool):
         return
     if isinstance(given, str | os.PathLike):
@@ -63,6 +64,8 @@ def arguments_of(tool: str | Tool[..., Any], given: Sequence[Any], named: Mappin
 
 def by_name(tool: Tool[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a function by their names, as JSON data."""
+    from pydantic_core import to_jsonable_python  # loaded with the models, as above
+
     names = [name for name in inspect.signature(tool.function).parameters if name != tool.context]
     if len(given) > len(names) or named.keys() & set(names[: len(given)]):
         raise TypeError(f"{tool!r} takes {', '.join(names) or 'no arguments'}, each once")

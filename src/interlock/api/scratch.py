@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from interlock.call.results import Result
 from interlock.contract.declare import Tool
 from interlock.contract.recipes import PinnedStep
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
@@ -95,6 +96,7 @@ class _Trying:
         self.mapping = connector.mapping
         self.discover = connector.discover
         self.probe = connector.probe
+        self.forget = connector.forget
         self.close = connector.close
 
     async def call(self, call: RemoteCall) -> Any:

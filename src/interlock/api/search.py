@@ -9,14 +9,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import orjson
 
+from interlock.api.apps import is_for_apps
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.schema import Json, resolve_ref
 from interlock.registry.catalog import Version
@@ -33,8 +34,6 @@ DEFAULT_LIMIT: Final = 10
 MOST_FOUND: Final = 1000
 # How many tools are indexed in one piece of work on a thread, and looked at before other tasks get their turn.
 _AT_ONCE: Final = 100
-# For how long it is remembered which tools a caller sees. A version may reach its removal date meanwhile.
-_SEEN_FOR_S: Final = 1.0
 _MOST_CALLERS: Final = 64
 # A search waits for the vectors of new tools if they are few, and no longer than this.
 _FEW: Final = 200
@@ -90,18 +89,23 @@ class Answer(list[Found]):
 
 @dataclass(slots=True)
 class _Surface:
-    """The tools that a caller sees, as of a state of the registry and the quarantine."""
+    """The tools that a caller sees, as of a state of the registry and the quarantine.
+
+    `until_ms` is when a version reaches its removal date, so that it holds no longer; None if none does.
+    """
 
     state: tuple[object, ...]
-    until: float
+    until_ms: int | None
     versions: Mapping[str, Version]
     mask: Mask
     upstreams: frozenset[str]
+    # The ids by each name of a tool, with and without namespace or version.
+    names: Mapping[str, list[str]]
 
     def only(self, tools: Collection[str], index: Index) -> _Surface:
         """The same with some of the tools."""
         some = {tool: self.versions[tool] for tool in tools if tool in self.versions}
-        return _Surface(self.state, self.until, some, index.mask(some), self.upstreams)
+        return _Surface(self.state, self.until_ms, some, index.mask(some), self.upstreams, self.names)
 
 
 class Search:
@@ -129,11 +133,14 @@ class Search:
         limit: int = DEFAULT_LIMIT,
         by: str = "both",
         among: Collection[str] | None = None,
+        *,
+        apps: bool = False,
     ) -> Answer:
         """The tools that fit a request best, best first. A tool whose name is the request comes first.
 
-        `among` are ids of `surface`: others are not looked at. `by` is words, meaning or both. Without vectors, a
-        search for both goes on by words and says so, and a search by meaning alone is refused (E3106).
+        `among` are ids of `surface`: others are not looked at. `apps` is true for clients that show interfaces. `by` is
+        words, meaning or both. Without vectors, a search for both goes on by words and says so, and a search by meaning
+        alone is refused (E3106).
         """
         if not query.strip():
             raise Failure("E3004", "say what the tool is to do", resolution="search for words, such as: send mail")
@@ -143,13 +150,13 @@ class Search:
             raise Failure("E3004", f"a search is by {', '.join(WAYS[:2])} or {WAYS[2]}")
         await self._ready()
         if by == "words":
-            surface, hits = await self._hits(query, limit, caller, "words", None, among)
+            surface, hits = await self._hits(query, limit, caller, "words", None, among, apps)
             return self._answer(surface, hits, query, limit, "words", None, caller)
         asked, note = await self._asked(query, caller)
         if note is not None and by == "meaning":
             raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
         way: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
-        surface, hits = await self._hits(query, limit, caller, way, asked, among)
+        surface, hits = await self._hits(query, limit, caller, way, asked, among, apps)
         if note is None and (missing := self._missing(surface)):
             note = (
                 f"{missing:,} of {len(surface.versions):,} tools are searched by words only, until their vectors exist"
@@ -157,7 +164,7 @@ class Search:
         return self._answer(surface, hits, query, limit, way, note, caller)
 
     async def surface(self, caller: Caller) -> Mapping[str, Version]:
-        """The tools that a caller sees, by the ids that they have in the index."""
+        """The tools that a caller sees and a model may use, by the ids that they have in the index."""
         await self._ready()
         return (await self._surface(caller, self._index)).versions
 
@@ -169,7 +176,8 @@ class Search:
         self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
     ) -> Answer:
         found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface.versions]
-        named = [one for one in surface.versions.values() if _is_named(one, query.strip())]
+        ids = surface.names.get(query.strip(), ())
+        named = [surface.versions[one] for one in ids if one in surface.versions]
         if named:
             rest = [one for one in found if one.version not in named]
             found = [*(Found(one, 1.0) for one in named), *rest][:limit]
@@ -198,11 +206,12 @@ class Search:
         by: By,
         asked: Floats | None,
         among: Collection[str] | None,
+        apps: bool,
     ) -> tuple[_Surface, list[Hit]]:
         from interlock.search.index import Renumbered
 
         while True:
-            surface = await self._surface(caller, self._index)
+            surface = await self._surface(caller, self._index, apps=apps)
             with suppress(Renumbered):
                 if among is not None:
                     surface = surface.only(among, self._index)
@@ -285,23 +294,30 @@ class Search:
                 await DEFINITIONS.run(remembered.put, new, vectors)
             await DEFINITIONS.run(_place, self._index, [tool for tool, _ in some], remembered.get(texts))
 
-    async def _surface(self, caller: Caller, index: Index) -> _Surface:
-        """What a caller sees, as of now; remembered for a moment, because it takes a look at every tool."""
+    async def _surface(self, caller: Caller, index: Index, *, apps: bool = False) -> _Surface:
+        """The tools that a caller sees, remembered until something changes, because every tool is looked at."""
         state = (await self._parts.catalog.current(), self._parts.gateway.quarantine.held, index.numbering)
         # What is excluded depends on who calls, and not only on their token.
         who = (caller.id, caller.agent, caller.groups) if self._parts.settings.surface_excluded else None
-        key = (None if caller.capability is None else caller.capability.digest, caller.scopes, who)
-        now = self._parts.clock.monotonic()
+        key = (None if caller.capability is None else caller.capability.digest, caller.scopes, who, apps)
+        now_ms = self._parts.clock.now_ms()
         known = self._surfaces.get(key)
-        if known is not None and known.until > now and known.state == state:
+        if known is not None and known.state == state and (known.until_ms is None or now_ms < known.until_ms):
             self._surfaces.move_to_end(key)
             return known
-        versions = {_id(one): one for one in await self._visible(caller)}
+        versions = {_id(one): one for one in await self._visible(caller) if apps or not is_for_apps(one)}
         await self._fill(index, versions, state[0])
         origins = {one.row.origin for one in versions.values()}
         upstreams = frozenset(one.removeprefix("upstream:") for one in origins if one.startswith("upstream:"))
         made_of = (*state[:2], index.numbering)
-        surface = _Surface(made_of, now + _SEEN_FOR_S, versions, index.mask(versions), upstreams)
+        surface = _Surface(
+            made_of,
+            _next_removal(await self._parts.catalog.everything(), now_ms),
+            versions,
+            index.mask(versions),
+            upstreams,
+            _names(versions),
+        )
         self._surfaces[key] = surface
         while len(self._surfaces) > _MOST_CALLERS:
             self._surfaces.popitem(last=False)
@@ -323,9 +339,19 @@ def _id(version: Version) -> str:
     return f"{version.row.address}@{version.row.version} {version.row.digest}"
 
 
-def _is_named(version: Version, text: str) -> bool:
-    address = version.row.address
-    return text in (address, f"{address}@{version.row.version}", address.partition(".")[2])
+def _next_removal(versions: Iterable[Version], now_ms: int) -> int | None:
+    """When the next version reaches its removal date."""
+    notices = [one.row.notice for one in versions if one.row.notice is not None]
+    return min((one.removal_ms for one in notices if one.removal_ms > now_ms), default=None)
+
+
+def _names(versions: Mapping[str, Version]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for tool, version in versions.items():
+        address = version.row.address
+        for name in (address, f"{address}@{version.row.version}", address.partition(".")[2]):
+            names.setdefault(name, []).append(tool)
+    return names
 
 
 def _index(setting: str, embedder: Embedder | None) -> Index:

@@ -9,8 +9,8 @@ stored encrypted for `payload_days`, unless the setting `selection_requests` is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
@@ -22,6 +22,7 @@ from interlock.api.selection_gate import Gate, Verdict, admit_model
 from interlock.api.selection_records import answer_of, said, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
 from interlock.data.bounds import check_unicode
 from interlock.selection.stages import (
@@ -145,7 +146,9 @@ class Selections:
         by_name = {one.row.address: one for one in visible.values()}
         candidates = await self._routed(request, caller, candidates, chosen, visible, stages)
         rules = self._parts.settings.selection_rules
-        candidates, stage = apply_rules(request, candidates, rules, self._forced(by_name))
+        # INVARIANT: a rule brings back nothing that the verdict about the request has left out.
+        left = frozenset(visible[tool].row.address for tool in narrowed)
+        candidates, stage = apply_rules(request, candidates, rules, lambda tool: tool in left)
         stages.append(stage)
         candidates = await self._measured(by_name, candidates, caller)
         candidates, stage = fit(candidates, options.get("allocation"))
@@ -236,9 +239,6 @@ class Selections:
         kept = keep_best([Candidate(tool, value, reason="router") for tool, value in mass.items()])
         stages.append(Stage("router", len(current), _names(kept), "the best by the router of the tenant"))
         return kept
-
-    def _forced(self, by_name: Mapping[str, Version]) -> Callable[[str], Candidate | None]:
-        return lambda tool: Candidate(tool, 1.0) if tool in by_name else None
 
     async def _measured(
         self, by_name: Mapping[str, Version], candidates: Sequence[Candidate], caller: Caller

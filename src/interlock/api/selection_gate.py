@@ -10,7 +10,7 @@ The strictest answer counts. Nothing is used up: the call itself passes all phas
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 import orjson
@@ -19,6 +19,7 @@ from interlock.api.policy import asked_all_the_same, question_of
 from interlock.authority import budgets
 from interlock.core.amounts import millionths
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import WALKS
 from interlock.gateway import token_checks
 from interlock.resilience import limits

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 from interlock.api.rights import require_here
 from interlock.authority.policy import SharedTexts
 from interlock.authority.principals import Principals
-from interlock.call.context import Caller
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
 from interlock.store import shared_config
-from interlock.store.home import Home
-from interlock.store.port import Store
 from interlock.store.shared_config import FILES, POLICY, PRINCIPALS, SETTINGS, SharedConfig
-from interlock.store.shared_settings import shared_faults
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.store.home import Home
+    from interlock.store.port import Store
 
 _log = logging.getLogger("interlock.policy")
 MOST_BYTES = 1 << 20
@@ -104,6 +103,7 @@ class SharedConfiguration:
 
     async def _faults(self, files: Mapping[str, str]) -> list[str]:
         from interlock.api.policy import faults_of
+        from interlock.store.shared_settings import shared_faults  # it loads the models of settings
 
         large = [name for name, text in files.items() if len(text.encode()) > MOST_BYTES]
         if large:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlock.core.clock import Clock, new_id
+from interlock.core.record import dataclass
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal
 from interlock.store.readers import Readers

@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import field
+from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
+from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.rights import require_here
 from interlock.api.surfaces import Surfaces, holder_of, id_of
 from interlock.call.capability import Capability, Link, ToolGrant
-from interlock.call.connector import secret_of
 from interlock.call.context import Caller
-from interlock.contract.permissions import permissions_of
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.bounds import check_unicode
 from interlock.data.schema import Json
 from interlock.store import surfaces as stored
@@ -36,7 +36,6 @@ from interlock.store import surfaces as stored
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.api.tools import Tools
-    from interlock.contract.standard.document import BlockReason
     from interlock.registry.catalog import Version
 
 PAGE: Final = 200
@@ -80,6 +79,8 @@ class SurfaceViews:
             require_here(by, "tools:admin", "looking at the surface of somebody else")
             caller = await self._somebody(who)
         await self.surfaces.store_uses()
+        if caller is by:
+            await self.surfaces.renew(caller)
         holder = holder_of(caller)
         row = await self._parts.journal.read(lambda reader: stored.find(reader, holder))
         defers = await self.surfaces.defers_anywhere(caller)
@@ -92,7 +93,7 @@ class SurfaceViews:
     ) -> tuple[_Lists, str | None]:
         catalog = self._parts.catalog
         lists = _Lists()
-        state = _State(self._parts, self._tools, caller, await self._stored_credentials())
+        state = await Blocked.read(self._parts, self._tools, caller)
         for address in offered:  # in the order of their use
             for version in await self._found(address, caller):
                 self._sort(state, version, offered, defers, lists, everything)
@@ -110,9 +111,9 @@ class SurfaceViews:
                 self._sort(state, version, offered, defers, lists, everything)
         return lists, page[limit - 1].row.address if len(page) > limit else None
 
-    def _may_know(self, state: _State, version: Version) -> bool:
+    def _may_know(self, state: Blocked, version: Version) -> bool:
         excluded = self._tools.exclusions.reason(state.caller, version.row.address)
-        return excluded is None and state.blocked(version)[0] not in _FOR_OPERATORS
+        return excluded is None and state.reason(version)[0] not in _FOR_OPERATORS
 
     async def _found(self, address: str, caller: Caller) -> list[Version]:
         try:
@@ -121,7 +122,13 @@ class SurfaceViews:
             return []  # it is gone
 
     def _sort(
-        self, state: _State, version: Version, offered: Mapping[str, str], defers: bool, lists: _Lists, everything: bool
+        self,
+        state: Blocked,
+        version: Version,
+        offered: Mapping[str, str],
+        defers: bool,
+        lists: _Lists,
+        everything: bool,
     ) -> None:
         """Put a tool into its list."""
         address = version.row.address
@@ -130,7 +137,7 @@ class SurfaceViews:
                 lists.excluded.append({"tool_id": address, "reason": excluded})
                 lists.reasons[address] = excluded
             return
-        blocked, detail = state.blocked(version)
+        blocked, detail = state.reason(version)
         if blocked is not None:
             if everything or blocked not in _FOR_OPERATORS:
                 lists.blocked.append({"tool_id": address, "reason": blocked, "detail": detail})
@@ -190,15 +197,6 @@ class SurfaceViews:
             "cursor": cursor,
         }
 
-    async def _stored_credentials(self) -> frozenset[str] | None:
-        """The names of the credentials that exist; None where another system has them."""
-        authority = self._parts.authority
-        if authority.lent_from is not authority.secrets:
-            return None
-        now_ms = self._parts.clock.now_ms()
-        names = await authority.secrets.names()
-        return frozenset(one.name for one in names if one.expires_ms is None or one.expires_ms > now_ms)
-
     async def _somebody(self, who: str) -> Caller:
         """A caller by name or id, as their surface was made last; as they are known if it never was."""
         from interlock.api.policy import somebody
@@ -208,38 +206,6 @@ class SurfaceViews:
         did = who if identity is None else identity.did
         row = await self._parts.journal.read(lambda reader: stored.of_caller(reader, did))
         return await somebody(self._parts, who) if row is None else _remembered(row)
-
-
-@dataclass(slots=True)
-class _State:
-    """The reasons why tools cannot be called by a caller."""
-
-    parts: Parts
-    tools: Tools
-    caller: Caller
-    credentials: frozenset[str] | None
-
-    def blocked(self, version: Version) -> tuple[BlockReason | None, str | None]:
-        """The reason why a tool cannot be called, and more about it."""
-        row, parts = version.row, self.parts
-        if not self.tools.sees(self.caller, version):
-            return "role_not_allowed", "the token or the scopes of the caller do not cover it"
-        if parts.gateway.quarantine.holds(row.digest):
-            return "feature_disabled", "it is in quarantine"
-        if self.tools.never_allowed(self.caller, version):
-            return "policy_blocked", "the policy forbids every call of it"
-        if missing := self._missing(version):
-            return "credential_missing", f"the credential `{missing}` is not stored"
-        if parts.availability(row) != "AVAILABLE":
-            return "setup_required", f"the upstream `{row.origin.removeprefix('upstream:')}` does not answer"
-        return None, None
-
-    def _missing(self, version: Version) -> str | None:
-        if self.credentials is None:
-            return None
-        permissions: Any = orjson.loads(version.content.manifest).get("required_permissions") or ()
-        names = (secret_of(name, self.caller) for name in permissions_of(tuple(permissions)).credentials)
-        return next((name for name in names if name not in self.credentials), None)
 
 
 def _why(mode: str, most: int, *, defers: bool) -> str:

@@ -4,20 +4,24 @@
                    all others are deferred: found by a search, and called once their schemas are loaded
 
 A surface belongs to a token, or to a local caller, and its loaded tools are in the store: every process knows them, and
-a client without sessions needs nothing but its token. What it offers is a row of the store with a revision, and each
-change is a record of the journal and an event. A surface never widens what a caller may do. It holds back tools that
-the caller may use, and each call of one passes the same checks as any other.
+a client without sessions needs nothing but its token. What it offers is a row of the store with a revision: of the
+pinned and loaded tools, those that can be called as things are (`blocked`). Where a credential, the policy, a
+quarantine or an upstream has changed that, the next request of the caller finds it, and each change is a record of the
+journal and an event. A surface never widens what a caller may do. It holds back tools that the caller may use, and each
+call of one passes the same checks as any other.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from interlock.api.apps import is_for_apps
+from interlock.api.blocked import Blocked
 from interlock.api.deferred import deferred_ref
 from interlock.api.search import Answer, Found
 from interlock.api.tools import Page
@@ -50,12 +54,13 @@ class Surface:
     If it does not defer, the caller sees the whole catalog but for the tools that it hides.
     """
 
-    __slots__ = ("_hidden", "_unloaded", "_used", "defers", "id", "reasons")
+    __slots__ = ("_hidden", "_unloaded", "_used", "defers", "id", "listed", "reasons")
 
     def __init__(
         self,
         surface_id: str,
         reasons: dict[str, Reason],
+        listed: Collection[str],
         *,
         defers: bool,
         hidden: Callable[[str], object] | None,
@@ -64,6 +69,8 @@ class Surface:
     ) -> None:
         self.id = surface_id
         self.reasons = reasons
+        # Of these, the ones that can be called as things are.
+        self.listed = listed
         self.defers = defers
         self._hidden = hidden
         self._used = used
@@ -93,6 +100,15 @@ class Surface:
         return True
 
 
+class _Attached(NamedTuple):
+    """A caller with the surface that was attached, the rules that it was made by, and until when it holds."""
+
+    caller: Caller
+    attached: Caller
+    rules: object
+    until_ms: int | None
+
+
 # many methods: one cache of callers, and what reads, changes and records the surfaces in it
 class Surfaces:
     """The surfaces of one data directory."""
@@ -108,14 +124,14 @@ class Surfaces:
         self._doors = frozenset(settings.surface_doors)
         # Callers with a surface, and those who see the whole catalog over MCP, by their identity as objects: a token
         # may stand for other rights later, and then for another object.
-        self._attached: dict[tuple[int, bool], tuple[Caller, Caller]] = {}
+        self._attached: dict[tuple[int, bool], _Attached] = {}
         self.whole: dict[int, Caller] = {}
         self._forgotten = 0
         # The tools that were used since that was stored last, by holder.
         self._uses: dict[str, dict[str, None]] = {}
         self._store_uses_at = float("-inf")
         self._changes = parts.journal.changes
-        self._changes.watch(("registry", "surfaces"), _nothing, self._forget)
+        self._changes.watch(("registry", "surfaces", "quarantine", "upstreams", "secrets"), _nothing, self._forget)
 
     def concern(self, door: str) -> bool:
         """Whether callers of an endpoint may have a surface that is not attached yet. MCP attaches it by itself."""
@@ -129,38 +145,42 @@ class Surfaces:
             await self._changes.caught_up()
         key = id(caller), door in self._doors
         known = self._attached.get(key)
-        if known is not None:
-            return known[1]
+        rules = self._parts.policy.state()
+        if known is not None and known.rules is rules and not self._is_over(known):
+            return known.attached
         if len(self._attached) + len(self.whole) >= _KEPT:
             self._forget()
         made_at = self._forgotten
-        attached = await self._with_surface(caller, door)
+        attached, until_ms = await self._with_surface(caller, door)
         if made_at == self._forgotten:
             if attached is not caller or door != "mcp":
-                self._attached[key] = caller, attached
+                self._attached[key] = _Attached(caller, attached, rules, until_ms)
             else:
                 self.whole[id(caller)] = caller
         return attached
 
-    async def _with_surface(self, caller: Caller, door: str) -> Caller:
+    def _is_over(self, known: _Attached) -> bool:
+        return known.until_ms is not None and self._parts.clock.now_ms() >= known.until_ms
+
+    async def _with_surface(self, caller: Caller, door: str) -> tuple[Caller, int | None]:
+        """The same anew, and until when it holds."""
         exclusions = self._tools.exclusions
         hidden = partial(exclusions.reason, caller) if exclusions.concern(caller) else None
         defers = await self.defers(caller, door)
         if not defers and hidden is None:
-            return caller
+            return caller, None
         holder = holder_of(caller)
-        reasons = await self.offered(caller) if defers else {}
-        if defers:
-            await self._offer(caller, reasons)
+        reasons, listed, until_ms = await self._offer(caller) if defers else ({}, (), None)
         surface = Surface(
             id_of(holder),
             reasons,
+            listed,
             defers=defers,
             hidden=hidden,
             used=partial(self._note_use, holder),
             unloaded=partial(self._note, caller) if self._loads else None,
         )
-        return replace(caller, surface=surface)
+        return replace(caller, surface=surface), until_ms
 
     async def defers(self, caller: Caller, door: str = "mcp") -> bool:
         """Whether a caller sees a part of the catalog at an endpoint, and has to load the rest."""
@@ -189,14 +209,34 @@ class Surfaces:
             reasons.setdefault(one.address, "retrieved" if one.used_ms is None else "recent")
         return reasons
 
-    async def _offer(self, caller: Caller, reasons: Mapping[str, Reason]) -> None:
-        """Put on record what a surface offers, if that is new."""
+    async def renew(self, caller: Caller) -> None:
+        """Put on record what a caller is offered, if that is new."""
+        if await self.defers_anywhere(caller):
+            await self._offer(caller)
+
+    async def _offer(self, caller: Caller) -> tuple[dict[str, Reason], Collection[str], int | None]:
+        """Return the tools of a surface, those of them that can be called now, and until when that holds.
+
+        The tools that can be called are put on record if they are others than before.
+        """
         holder = holder_of(caller)
+        reasons = await self.offered(caller)
+        blocked = await Blocked.read(self._parts, self._tools, caller)
+        listed: dict[str, Reason] = {}
+        for address, reason in reasons.items():
+            try:
+                version = await self._tools.find(address, None, caller)
+            except Failure:
+                continue  # it is gone, in quarantine, or not the caller's
+            if blocked.reason(version)[0] is None:
+                listed[address] = reason
         stored = await self._parts.journal.read(lambda reader: surfaces.find(reader, holder))
-        if stored is not None and stored.names == set(reasons):
-            return
-        unit = partial(surfaces.offer, holder=holder, surface_id=id_of(holder), facts=facts_of(caller), offered=reasons)
-        self._announce(await self._parts.journal.commit(unit))
+        if stored is None or stored.names != listed.keys():
+            unit = partial(
+                surfaces.offer, holder=holder, surface_id=id_of(holder), facts=facts_of(caller), offered=listed
+            )
+            self._announce(await self._parts.journal.commit(unit))
+        return reasons, listed, blocked.until_ms
 
     def _announce(self, row: surfaces.Row | None) -> None:
         if row is not None:
@@ -208,22 +248,25 @@ class Surfaces:
         self._attached.clear()
         self.whole.clear()
 
-    async def listed(self, caller: Caller) -> list[Version]:
-        """The tools of a surface that the caller may use, in order of name."""
+    async def listed(self, caller: Caller, after: str = "") -> list[Version]:
+        """The tools of a surface that the caller may use, in order of name; from behind a name on."""
         found: list[Version] = []
         surface = caller.surface
-        for address in sorted(surface.reasons) if isinstance(surface, Surface) else ():
+        names = surface.listed if isinstance(surface, Surface) else ()
+        for address in sorted(one for one in names if one > after):
             try:
                 found.append(await self._tools.find(address, None, caller))
             except Failure:
                 continue  # it is gone, in quarantine, or not the caller's
         return found
 
-    async def search(self, queries: Sequence[str], caller: Caller, limit: int) -> list[tuple[Answer, list[Json]]]:
+    async def search(
+        self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False
+    ) -> list[tuple[Answer, list[Json]]]:
         """Search for several steps at once. Each answer comes with those of its tools that are deferred."""
         if not 1 <= len(queries) <= MOST_QUERIES or not 1 <= limit <= MOST_PER_QUERY:
             raise Failure("E3004", f"send 1 to {MOST_QUERIES} queries, and a limit from 1 to {MOST_PER_QUERY}")
-        found = [await self._tools.search(one, caller, limit) for one in queries]
+        found = [await self._tools.search(one, caller, limit, apps=apps) for one in queries]
         return [(answer, self.discovered(answer, caller)[1]) for answer in found]
 
     def discovered(self, answer: Sequence[Found], caller: Caller) -> tuple[list[Found], list[Json]]:
@@ -254,8 +297,8 @@ class Surfaces:
         """A page of the tools that a caller is offered at an endpoint: all of a surface that defers, else as ever."""
         if self.concern(door):
             caller = await self.attach(caller, door)
-            if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
-                return Page(await self.listed(caller), None)
+            if caller.surface is not None and caller.surface.defers and expected is None:
+                return Page(await self.listed(caller, cursor or ""), None)
         return await self._tools.page(caller, cursor, limit, expected)
 
     async def found(
@@ -267,11 +310,17 @@ class Surfaces:
         answer = await self._tools.search(query, caller, limit, by)
         return answer, *self.discovered(answer, caller)
 
-    async def load(self, names: Sequence[str], caller: Caller) -> list[Version]:
-        """Load tools, by name. E3101 for one that the caller may not use: nothing is loaded then."""
+    async def load(self, names: Sequence[str], caller: Caller, *, apps: bool = True) -> list[Version]:
+        """Load tools, by name. E3101 for one that the caller may not use: nothing is loaded then.
+
+        Without `apps`, a tool for interfaces alone is such a tool.
+        """
         if not 1 <= len(names) <= MOST_AT_ONCE:
             raise Failure("E3004", f"load 1 to {MOST_AT_ONCE} tools at a time")
         found = [await self._tools.find(name, None, caller) for name in names]
+        for name, one in zip(names, found, strict=True):
+            if not apps and is_for_apps(one):
+                raise await self._parts.catalog.unknown(name, caller.capability)
         await self._store(caller, [one.row.address for one in found])
         return found
 
@@ -279,20 +328,19 @@ class Surfaces:
         holder = holder_of(caller)
         await self.store_uses()
 
-        def unit(transaction: Transaction) -> tuple[surfaces.Row | None, set[str]]:
+        def unit(transaction: Transaction) -> set[str]:
             known = {one.address for one in surfaces.loaded(transaction, holder)}
             surfaces.load(transaction, holder, addresses, MOST_LOADED)
-            offered = self._reasons(caller, surfaces.loaded(transaction, holder))
-            return surfaces.offer(transaction, holder, id_of(holder), facts_of(caller), offered), known
+            return known
 
-        row, known = await self._parts.journal.commit(unit)
+        known = await self._parts.journal.commit(unit)
         await self._changes.look()
         announce = self._parts.gateway.observer.surface_event
         for address in addresses:
             if address not in known:
                 announce("tool.deferred.discovered", id_of(holder), address)
             announce("tool.deferred.loaded", id_of(holder), address)
-        self._announce(row)
+        await self._offer(caller)
 
     def _note(self, caller: Caller, address: str) -> None:
         """Load a tool that is being called."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.exclusions import Exclusions
 from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND, Answer, Search
+from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
@@ -29,6 +30,7 @@ __all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions"
 
 PAGE = 100
 MOST_EXPECTED = 1000
+_MOST_JUDGED = 100_000
 # Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
 MOST_EXPECTED_VALUES = 2500
 
@@ -74,6 +76,9 @@ class Tools:
         self._parts = parts
         self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
         self.index = self._search = Search(parts, self.visible)
+        # Which tools the policy denies to whom, whatever they send, by the rules that say so.
+        self._judged: dict[tuple[object, ...], bool] = {}
+        self._judged_by: object = None
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -163,23 +168,35 @@ class Tools:
         """The timeout class of a version, where it comes from, and what was measured."""
         return self._parts.latencies.describe(version.contract.ref, version.content.document)
 
-    async def search(self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both") -> Answer:
+    async def search(
+        self, query: str, caller: Caller, limit: int = DEFAULT_LIMIT, by: str = "both", *, apps: bool = False
+    ) -> Answer:
         """The tools that fit a request best, best first; by words, meaning or both.
 
-        Tools that the policy denies the caller, whatever they send, are left out.
+        Tools that the policy denies the caller, whatever they send, are left out, and those for the interfaces of MCP
+        Apps alone, unless the client shows interfaces (`apps`).
         """
         asked = limit
         while True:
-            answer = await self._search.find(query, caller, asked, by)
+            answer = await self._search.find(query, caller, asked, by, apps=apps)
             kept = [one for one in answer if not await self._never_allowed(caller, one.version)]
             if len(kept) == len(answer) or len(kept) >= limit or len(answer) < asked or asked == MOST_FOUND:
                 return Answer(kept[:limit], answer.by, answer.note, answer.pending)
             asked = min(2 * asked, MOST_FOUND)
 
     async def _never_allowed(self, caller: Caller, version: Version) -> bool:
-        if not version.at_hand:
-            await DEFINITIONS.run(lambda: version.contract)
-        return self.never_allowed(caller, version)
+        """The same as `never_allowed`, remembered while the same rules are in force: it is asked about each hit."""
+        rules = self._parts.policy.state()
+        if rules is not self._judged_by or len(self._judged) >= _MOST_JUDGED:
+            self._judged, self._judged_by = {}, rules
+        key = caller_facts(caller), version.row.digest
+        known = self._judged.get(key)
+        if known is None:
+            judged = self._judged
+            if not version.at_hand:
+                await DEFINITIONS.run(lambda: version.contract)
+            known = judged[key] = self.never_allowed(caller, version)
+        return known
 
     def never_allowed(self, caller: Caller, version: Version) -> bool:
         """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""

@@ -13,6 +13,7 @@ from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.resilience.services import Health
     from interlock.upstreams.repository import Report
 
 # Fields of a configuration that use the machine the server runs on.
@@ -98,13 +99,19 @@ async def list_upstreams(parts: Parts) -> Json:
 
     known = await parts.journal.read(documents)
     names = {one["name"] for one in known}
-    services = parts.gateway.services.snapshot()
+    services = await _services(parts)
     return {"upstreams": known, "services": [one.document() for one in services if one.name not in names]}
 
 
 async def show_upstream(parts: Parts, name: str) -> Json:
     """One upstream, or one other service that tools name, with its breakers."""
-    services = [one.document() for one in parts.gateway.services.snapshot() if one.name == name]
+    services = [one.document() for one in await _services(parts) if one.name == name]
     if services and all(one.name != name for one in await parts.upstreams.list()):
         return {"name": name, "kind": "external_service", "services": services}
     return {**await parts.upstreams.document(name), "services": services}
+
+
+async def _services(parts: Parts) -> tuple[Health, ...]:
+    """The health of services, once what other processes told of them has been read."""
+    await parts.journal.changes.caught_up()
+    return parts.gateway.services.snapshot()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlock.approvals.tickets import rejection
+from interlock.core.errors import Failure
 from interlock.resilience.retry import Pacing, call_with_retries
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ async def wait_for_decision(parts: Parts, pending: Result, *, within_s: float | 
         await parts.approvals.sweep()
         ticket = await parts.approvals.show(ticket_id)
         if ticket.state == "APPROVED":
-            return await parts.approved_calls.resume(ticket.id)
+            try:
+                return await parts.approved_calls.resume(ticket.id)
+            except Failure:
+                if (await parts.approvals.show(ticket_id)).state == "APPROVED":
+                    raise
+                continue  # another process was quicker
         failure = rejection(ticket)
         if failure is not None:
             metadata = {**pending.metadata, "approval": ticket.outcome()}

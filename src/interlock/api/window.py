@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import orjson
 
+from interlock.api.apps import is_for_apps
 from interlock.api.tools import Tools
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
@@ -113,7 +114,7 @@ class Windows:
         if not 0 <= budget <= MOST_TOKENS:
             raise Failure("E3004", f"a budget has between 0 and {MOST_TOKENS:,} tokens")
         # One look at the registry for the index, the ranking and the schemas: they are of one set of tools.
-        versions = await self._tools.visible(caller)
+        versions = [one for one in await self._tools.visible(caller) if not is_for_apps(one)]
         visible = {one.row.address: one for one in versions}
         offers = list((await self.measured(versions)).values())
         if ranking is None:

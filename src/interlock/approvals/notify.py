@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import orjson
@@ -28,17 +28,19 @@ import orjson
 from interlock.approvals import tickets
 from interlock.approvals.services import Broken, Service
 from interlock.approvals.webhook import Outcome, Webhooks
-from interlock.call.channels import SECRET, Channel
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
-from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.store import notifications, records
-from interlock.store.notifications import DueRow, Undelivered
-from interlock.store.port import Reader, Store, Transaction, Unit
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.call.channels import Channel
+    from interlock.core.clock import Clock
+    from interlock.core.supervise import Supervisor
+    from interlock.data.schema import Json
+    from interlock.store.notifications import DueRow, Undelivered
+    from interlock.store.port import Reader, Store, Transaction, Unit
+    from interlock.store.sealing import Box
 
 # Returns the values of a secret, newest first. There are several texts or lines while a secret is being rotated.
 Secrets = Callable[[str], Awaitable[Sequence[str]]]
@@ -234,6 +236,8 @@ class Courier:
             )
 
     async def _send(self, channel: Channel, due: DueRow) -> Outcome:
+        from interlock.call.channels import SECRET  # models, loaded where there is a channel
+
         assert channel.url is not None
         url = channel.url.get_secret_value()
         if SECRET in url:

@@ -143,8 +143,9 @@ def _load_plugins(scheme: str) -> None:
     sources = [*Path(plugins.module_path).glob("[a-z]*.py"), *Path(plugins.module_path).glob("[a-z]*/*.py")]
     names = {path.relative_to(plugins.module_path).parts[0] for path in sources if declares.search(path.read_bytes())}
     try:
-        # apprise imports the plugins that the entries of a directory are named after.
-        with tempfile.TemporaryDirectory() as directory:
+        # apprise imports the plugins that the entries of a directory are named after. The place is given: to find one,
+        # `tempfile` writes a file to each, and this process may write none.
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
             for name in names:
                 (Path(directory) / name).touch()
             if names:

@@ -15,14 +15,16 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import orjson
 
-from interlock.call.channels import Channel
 from interlock.core.errors import Failure
 from interlock.net import addresses
+
+if TYPE_CHECKING:
+    from interlock.call.channels import Channel
 
 START_S = 60.0
 MOST_LOOKUPS = 100

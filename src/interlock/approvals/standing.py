@@ -20,13 +20,14 @@ import fnmatch
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import canonical, decode, digest, encode
 from interlock.store import records
 from interlock.store import standing as stored

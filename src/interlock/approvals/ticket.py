@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
 from interlock.approvals import mechanism
 from interlock.core.clock import iso, new_id
+from interlock.core.record import dataclass
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import Approval

@@ -19,7 +19,7 @@ Expiry does not depend on a timer: an expired ticket is never used or resolved, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -28,6 +28,7 @@ from interlock.approvals.reviewers import behind, is_alone, is_person, signature
 from interlock.approvals.ticket import Sealed, from_row
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
+from interlock.core.record import dataclass
 from interlock.store import facts, idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
 from interlock.store.tickets import TicketRow

@@ -18,11 +18,11 @@ import email.utils
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.net import addresses
 from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
 

@@ -11,12 +11,13 @@ checked.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.core.clock import iso
+from interlock.core.record import dataclass
 from interlock.store import verify_reads
 from interlock.store.connection import StoreError
 

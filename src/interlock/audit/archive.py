@@ -1,9 +1,12 @@
-"""Backups in an S3-compatible store: written, read back and compared, listed, restored, and removed after their term.
+"""Directories in an S3-compatible store: written, read back and compared, listed, fetched, removed after their term.
 
-    PREFIX/TIER/interlock-TIME/manifest.json      every file of the backup with the digests of its parts; written last
-    PREFIX/TIER/interlock-TIME/0000000, …         the parts, of at most `PART` bytes
+    PREFIX/TIER/KIND-TIME/manifest.json      every file of the directory with the digests of its parts; written last
+    PREFIX/TIER/KIND-TIME/0000000, …         the parts, of at most `PART` bytes
 
-INVARIANT: a backup without a manifest is none. The manifest is written when every part was read back and is what was
+There are three kinds: `interlock` is a backup, `records` a part of the journal that retention removed, and
+`checkpoints` are old checkpoints of calls that have ended (see `archiving`).
+
+INVARIANT: a directory without a manifest is none. The manifest is written when every part was read back and is what was
 sent, and it is removed first. So a backup that was cut off in the middle is never restored, and is removed after its
 term as others are.
 """
@@ -17,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import orjson
@@ -26,7 +29,7 @@ from interlock.core.errors import Failure
 from interlock.net.s3 import Account, Bucket
 
 Tier = Literal["hot", "warm", "cold"]
-TIERS: tuple[Tier, ...] = get_args(Tier)
+Kind = Literal["interlock", "records", "checkpoints"]
 # How long what is in a tier is kept.
 TERMS: dict[Tier, timedelta] = {
     "hot": timedelta(hours=1),
@@ -36,39 +39,42 @@ TERMS: dict[Tier, timedelta] = {
 PART = 16 << 20
 _MANIFEST = "manifest.json"
 _TIME = "%Y%m%dT%H%M%SZ"
-_NAMED = re.compile(r"^(hot|warm|cold)/interlock-(\d{8}T\d{6}Z)/([^/]+)$")
-_BACKUP = re.compile(r"^(.*?)/?(hot|warm|cold)/interlock-(\d{8}T\d{6}Z)$")
+_NAME = r"(hot|warm|cold)/(interlock|records|checkpoints)-(\d{8}T\d{6}Z)"
+_NAMED = re.compile(rf"^{_NAME}/([^/]+)$")
+_CHOSEN = re.compile(rf"^(.*?)/?({_NAME})$")
 _Progress = Callable[[int, int], None]
 
 
 class Archived(NamedTuple):
-    """A backup in an archive."""
+    """A directory in an archive: a backup, or something else that was put there."""
 
     tier: Tier
     made: datetime
     # Whether it was finished.
     whole: bool
+    kind: Kind = "interlock"
 
     @property
     def name(self) -> str:
-        return f"{self.tier}/interlock-{self.made.strftime(_TIME)}"
+        return f"{self.tier}/{self.kind}-{self.made.strftime(_TIME)}"
 
 
 class Archive:
-    """The backups below one address, s3://BUCKET/PREFIX."""
+    """The backups and the rest below one address, s3://BUCKET/PREFIX."""
 
     def __init__(self, bucket: Bucket, prefix: str, chosen: str = "") -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        # The backup that the address names, if it names one.
+        # What the address names, if it names something in the archive.
         self.chosen = chosen
 
-    async def store(self, source: Path, tier: Tier, now: datetime, progress: _Progress | None = None) -> Archived:
-        """Write a backup, which is a directory. Every part is read back; E3804 where it is not what was sent."""
-        backup = Archived(tier, now.astimezone(UTC).replace(microsecond=0), whole=True)
-        place = f"{self._prefix}{backup.name}/"
-        if await self._bucket.list(place):
-            raise Failure("E3411", f"there is a backup `{backup.name}` already", resolution="run this again")
+    async def store(
+        self, source: Path, tier: Tier, now: datetime, progress: _Progress | None = None, *, kind: Kind = "interlock"
+    ) -> Archived:
+        """Write a directory. Every part is read back; E3804 where it is not what was sent."""
+        backup = Archived(tier, now.astimezone(UTC).replace(microsecond=0), True, kind)
+        while await self._bucket.list(place := f"{self._prefix}{backup.name}/"):  # another one of this second
+            backup = backup._replace(made=backup.made + timedelta(seconds=1))
         paths = sorted(path for path in source.rglob("*") if path.is_file())  # noqa: ASYNC240 - a command does nothing else
         total, done, number = sum(path.stat().st_size for path in paths), 0, 0
         files: dict[str, list[list[str]]] = {}
@@ -84,18 +90,19 @@ class Archive:
         return backup
 
     async def list(self) -> list[Archived]:
-        """The backups, the oldest first, also those that were not finished."""
+        """Everything in it, the oldest first, also what was not finished."""
         found: dict[str, Archived] = {}
         for key in await self._bucket.list(self._prefix):
             if named := _NAMED.match(key.removeprefix(self._prefix)):
-                made = datetime.strptime(named[2], _TIME).replace(tzinfo=UTC)
-                one = Archived(next(tier for tier in TIERS if tier == named[1]), made, named[3] == _MANIFEST)
+                made = datetime.strptime(named[3], _TIME).replace(tzinfo=UTC)
+                tier, kind = cast("Tier", named[1]), cast("Kind", named[2])
+                one = Archived(tier, made, named[4] == _MANIFEST, kind)
                 if one.whole or one.name not in found:
                     found[one.name] = one
-        return sorted(found.values(), key=lambda one: (one.made, one.tier))
+        return sorted(found.values(), key=lambda one: (one.made, one.tier, one.kind))
 
     async def fetch(self, target: Path, progress: _Progress | None = None) -> str:
-        """Read the named backup, or the newest one, into an empty directory; its name.
+        """Read what the address names, or the newest backup, into an empty directory; its name.
 
         E3804 where anything is missing or is not what was written.
         """
@@ -125,9 +132,9 @@ class Archive:
         return name
 
     async def expire(self, now: datetime) -> list[Archived]:
-        """Remove the backups that are past the term of their tier, but never the newest finished one."""
+        """Remove what is past the term of its tier, but never the newest finished backup."""
         every = await self.list()
-        newest = [one for one in every if one.whole][-1:]
+        newest = [one for one in every if one.whole and one.kind == "interlock"][-1:]
         past = [one for one in every if now - one.made >= TERMS[one.tier] and one not in newest]
         for one in past:
             place = f"{self._prefix}{one.name}/"
@@ -137,7 +144,7 @@ class Archive:
         return past
 
     async def _newest(self) -> str:
-        whole = [one for one in await self.list() if one.whole]
+        whole = [one for one in await self.list() if one.whole and one.kind == "interlock"]
         if not whole:
             raise Failure("E3411", "there is no finished backup at this address", resolution="check the address")
         return whole[-1].name
@@ -167,13 +174,13 @@ def _inside(target: Path, name: str) -> Path:
 
 
 @asynccontextmanager
-async def archive_at(address: str) -> AsyncGenerator[Archive]:
-    """The archive at an address; credentials are those of the environment."""
+async def archive_at(address: str, credential: str = "") -> AsyncGenerator[Archive]:
+    """The archive at an address. Without a credential, KEY_ID:SECRET, it is that of the environment."""
     parts = urlsplit(address)
     prefix, chosen = parts.path.strip("/"), ""
-    if named := _BACKUP.match(prefix):
-        prefix, chosen = named[1], f"{named[2]}/interlock-{named[3]}"
-    bucket = Bucket(Account.of(os.environ), parts.netloc)
+    if named := _CHOSEN.match(prefix):
+        prefix, chosen = named[1], named[2]
+    bucket = Bucket(Account.of(os.environ, credential), parts.netloc)
     try:
         yield Archive(bucket, prefix, chosen)
     finally:

@@ -1,12 +1,13 @@
 """Backups of a data directory: verified copies, made by schedule, removed after their term, and tried out.
 
-Scheduled backups lie in one folder, each in a directory that is named for the time it was made. Of all processes on a
-data directory one makes the next backup: the turn is taken in the store. A backup that fails, or whose process ends,
-is tried again within the hour. The newest backup is never removed, whatever its age.
+Scheduled backups lie in one folder, each in a directory that is named for the time it was made, or in an archive. Of
+all processes on a data directory one makes the next backup: the turn is taken in the store. A backup that fails, or
+whose process ends, is tried again within the hour. The newest backup is never removed, whatever its age.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import shutil
@@ -17,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from interlock.audit.archive import archive_at, is_archive
 from interlock.audit.chain import Verdict, verify
 from interlock.core.errors import Failure
 from interlock.store import facts
@@ -27,6 +29,8 @@ from interlock.store.inspection import opened
 from interlock.store.last_head import ends
 
 if TYPE_CHECKING:
+    from interlock.audit.archive import Tier
+    from interlock.settings import Settings
     from interlock.store.port import Reader, Transaction
 
 _log = logging.getLogger("interlock.background")
@@ -139,6 +143,12 @@ def note_failed(transaction: Transaction) -> None:
     facts.put(transaction, _FAILED, str(transaction.now_ms))
 
 
+def last_made(reader: Reader) -> datetime | None:
+    """When the turn of the last scheduled backup that was finished was taken; None where none was."""
+    made = facts.get(reader, _MADE)
+    return None if made is None else datetime.fromtimestamp(int(made) / 1000, UTC)
+
+
 def failing(reader: Reader, now_ms: int, every_ms: int) -> bool:
     """Whether scheduled backups fail: the last attempt did, or the last backup that was finished is too old."""
     made, begun = facts.get(reader, _MADE), facts.get(reader, _BEGUN)
@@ -149,23 +159,63 @@ def failing(reader: Reader, now_ms: int, every_ms: int) -> bool:
 
 def make(
     home: Home,
-    folder: Path,
-    days: int,
+    settings: Settings,
     now: datetime,
     pages: Progress | None = None,
     records: Callable[[int], None] | None = None,
-) -> tuple[Path, Copy, Verdict]:
-    """Make a backup in a folder and remove those that are older than so many days."""
-    path = folder / f"interlock-{now.astimezone(UTC).strftime(_TIME)}"
+    *,
+    credential: str = "",
+) -> tuple[str, Copy, Verdict]:
+    """Make a scheduled backup and remove those past their term. Returns where it is. Blocks: run it in a thread.
+
+    `credential` is that of an object store; without it, that of the environment.
+    """
+    place = settings.backup_to or ""
+    if is_archive(place):
+        made = make_archived(home, place, settings.backup_tier, now, pages, records, credential=credential)
+        asyncio.run(_expire(place, now, credential))
+        return made
+    path = Path(place) / f"interlock-{now.astimezone(UTC).strftime(_TIME)}"
     copy, verdict = copy_verified(home, path, pages, records)
-    remove_expired(folder, days, now)
-    return path, copy, verdict
+    remove_expired(Path(place), settings.backup_days, now)
+    return str(path), copy, verdict
 
 
-def make_before(home: Home, change: str, folder: Path | None, days: int, now: datetime) -> Path:
-    """Make a backup before something is changed: with the scheduled ones, or beside the data directory."""
-    if folder is not None:
-        return make(home, folder, days, now)[0]
+def make_archived(
+    home: Home,
+    address: str,
+    tier: Tier,
+    now: datetime,
+    pages: Progress | None = None,
+    records: Callable[[int], None] | None = None,
+    *,
+    credential: str = "",
+) -> tuple[str, Copy, Verdict]:
+    """Copy a data directory to a temporary directory, verify it, and write it to an archive; its address there."""
+
+    async def store(source: Path) -> str:
+        async with archive_at(address, credential) as archive:
+            return (await archive.store(source, tier, now, pages)).name
+
+    with tempfile.TemporaryDirectory(prefix="interlock-backup-") as place:
+        copy, verdict = copy_verified(home, Path(place) / "home", pages, records)
+        name = asyncio.run(store(Path(place) / "home"))
+    return f"{address.rstrip('/')}/{name}", copy, verdict
+
+
+async def _expire(address: str, now: datetime, credential: str) -> None:
+    """Remove what is past its term from an archive. The new backup counts, whether that is possible or not."""
+    try:
+        async with archive_at(address, credential) as archive:
+            await archive.expire(now)
+    except Failure as failure:
+        _log.warning("backups past their term cannot be removed from %s: %s", address, failure.message)
+
+
+def make_before(home: Home, change: str, settings: Settings, now: datetime) -> Path:
+    """Make a backup before something is changed: with the scheduled ones in a folder, or beside the data directory."""
+    if settings.backup_to is not None and not is_archive(settings.backup_to):
+        return Path(make(home, settings, now)[0])
     path = home.path.absolute()
     path = path.with_name(f"{path.name}-before-{change}-{now.astimezone(UTC).strftime(_TIME)}")
     copy_verified(home, path)

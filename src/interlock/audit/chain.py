@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ import orjson
 from interlock.audit import agreement, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import last_head, layout, verify_reads
 from interlock.store.last_head import GENESIS, SignedHead, anchor_line
 from interlock.store.sealing import Box, is_sealed, key_id_of

@@ -1,4 +1,4 @@
-"""Verifies exports: proves with the file alone that an export is what the journal was when it was made.
+"""Exports of the journal: writes them, and proves with the file alone that one is what the journal was at that time.
 
 An export is the chain as it stands, a line for each record, byte for byte as it was hashed:
 
@@ -18,15 +18,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, records_words
+from interlock.core.errors import Failure
+from interlock.store import ledger
+from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
     from interlock.audit.chain import Verdict
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
 
 _HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,13}"  # times below END_MS
 
@@ -50,6 +55,7 @@ _LINE = re.compile(
     re.DOTALL,
 )
 _PROGRESS_EVERY = 10_000
+AT_A_TIME = 1000
 
 
 def line_of(
@@ -72,6 +78,35 @@ def line_of(
 def _signature(head: SignedHead) -> bytes:
     form = b'"at_ms":%d,"key_id":"%b","signature":"%b"'
     return form % (head.at_ms, head.key_id.encode(), head.signature.hex().encode())
+
+
+def export_lines(
+    home: Home, upto: int, reader: Reader, *, last: SignedHead | None = None
+) -> Generator[tuple[int, bytes]]:
+    """The lines of an export up to a record, some at a time, with their number. `last` signs that record.
+
+    E3410 where retention removes what is being read.
+    """
+    after: int | None = None
+    while after != upto:
+        rows = ledger.exported(reader, -1 if after is None else after, upto, AT_A_TIME)
+        expected, first = (after or 0) + 1, rows[0].seq if rows else upto + 1
+        if not rows or (after is not None and first != expected):
+            words = f"records {expected} to {first - 1} were purged while the journal was exported"
+            raise Failure("E3410", words, resolution="export the journal again")
+        lines: list[bytes] = []
+        for seq, digest, body, at_ms, key_id, signature in rows:
+            signed = last if last is not None and seq == upto else None
+            if at_ms is not None and key_id is not None and signature is not None:
+                signed = SignedHead(seq, digest, at_ms, key_id, signature)
+            if after is None and not lines:
+                key = Signer(home.keys).public
+                purged = ledger.segment_ending(reader, seq - 1)
+                lines.append(line_of(seq, digest, body, signed, public_key=key, after=purged))
+            else:
+                lines.append(line_of(seq, digest, body, signed))
+        yield len(lines), b"".join(lines)
+        after = rows[-1].seq
 
 
 def verify_export(

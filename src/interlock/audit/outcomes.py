@@ -13,7 +13,7 @@ its closing is not on record yet, which lets nothing run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ import orjson
 
 from interlock.audit import agreement, amounts
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import decode, digest, key_scope, sealed_digest
 from interlock.store import timekeeping, verify_reads
 from interlock.store.connection import StoreError

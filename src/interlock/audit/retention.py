@@ -14,21 +14,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.settings import Settings
+from interlock.core.record import dataclass
 from interlock.store import administration, payloads, records
 from interlock.store.administration import Administration, administered, anchor_head, give_back
-from interlock.store.home import Home
 from interlock.store.inspection import opened
 from interlock.store.last_head import SignedHead, note_anchor
-from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.signing import Signer
+
+if TYPE_CHECKING:
+    from interlock.settings import Settings
+    from interlock.store.home import Home
+    from interlock.store.port import Reader, Store, Transaction, Unit
 
 MIN_YEARS, MAX_YEARS = 1, 7
 # One transaction removes at most this much, followed by a pause, so that nobody waits long for the file.
@@ -90,14 +93,17 @@ def purge(
     through: int | None = None,
     before_ms: int | None = None,
     progress: Callable[[int], None] | None = None,
+    credential: str = "",
 ) -> tuple[Segment, ...]:
     """Remove what is past its term from the start of the chain; returns the removed segments, none if nothing is due.
 
     `through` requests everything up to a record, and is refused (E3411) if something there is still in its term.
     `before_ms` keeps what was made later. A chain that does not verify is not purged (E3804): that would remove the
-    evidence. Blocks, with pauses in which others write; run it in a thread. `progress` receives the number of records
-    removed.
+    evidence. Where the settings name an archive, the records are written there first, with `credential` or that of the
+    environment; if that fails, nothing is removed. Blocks, with pauses in which others write; run it in a thread.
+    `progress` receives the number of records removed.
     """
+    from interlock.audit.archiving import archive_records
     from interlock.audit.chain import verify
 
     verdict = verify(home)
@@ -114,8 +120,12 @@ def purge(
         if through is not None and last < through:
             raise Failure("E3411", f"nothing was purged: record {last + 1} is still in its term or does not exist")
         signer = Signer(home.keys)
+        archive = ""
+        if segments and settings.archive_to:
+            end = segments[-1].last_seq, segments[-1].hash
+            archive = archive_records(home, settings.archive_to, end, now_ms=now_ms, credential=credential)
         for segment in segments:
-            _remove(connection, home, signer, segment, now_ms=now_ms, by=by)
+            _remove(connection, home, signer, segment, now_ms=now_ms, by=by, archive=archive)
             if progress is not None:
                 progress(segment.last_seq - verdict.purged_through)
             time.sleep(PAUSE_S)
@@ -247,15 +257,24 @@ def _give_back(connection: Administration) -> bool:
         return give_back(connection)
 
 
-def _remove(connection: Administration, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str) -> None:
-    """Replace records by their signed segment, and record and anchor that this was done."""
+def _remove(
+    connection: Administration, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str, archive: str
+) -> None:
+    """Replace records by their signed segment, and record and anchor that this was done, and where they are now."""
     with administration.writing(connection, now_ms) as transaction:
         _refuse_if_changed(transaction, segment)
         signature = signer.sign("segment", segment.last_seq, segment.hash, now_ms)
         last = SignedHead(segment.last_seq, segment.hash, now_ms, signer.key_id, signature)
         administration.replace_by_segment(transaction, segment.first_seq, last)
         call = f"purge:{segment.last_seq}"
-        facts = {"firstSeq": segment.first_seq, "lastSeq": segment.last_seq, "hash": segment.hash.hex(), "by": by}
+        facts: dict[str, Any] = {
+            "firstSeq": segment.first_seq,
+            "lastSeq": segment.last_seq,
+            "hash": segment.hash.hex(),
+            "by": by,
+        }
+        if archive:
+            facts["archive"] = archive
         transaction.append("purge", call, records.plain("purge", call, now_ms, **facts))
         anchor = anchor_head(transaction, signer)
     note_anchor(home, anchor)

@@ -9,12 +9,12 @@ it is signed in the same transaction. Only the tail can be accepted: a journal w
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import orjson
 
 from interlock.audit.chain import verify
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.store import last_head, ledger, records
 from interlock.store.administration import administered, anchor_head, writing

@@ -15,13 +15,15 @@ All its inputs are statements of the operator or the tool author; none of them c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from interlock.call.phases import Decision
-from interlock.contract.contract import Contract
-from interlock.contract.manifest import Effect, MutationClass
 from interlock.core.record import record
-from interlock.settings import Settings
+
+if TYPE_CHECKING:
+    from interlock.contract.contract import Contract
+    from interlock.contract.manifest import Effect, MutationClass
+    from interlock.settings import Settings
 
 Approval = Literal["no", "yes", "policy"]
 

@@ -17,19 +17,21 @@ INVARIANT: `held` of a budget is the sum of its holds, and as long as estimates 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from interlock.call.allowances import Budget
-from interlock.call.context import Caller
 from interlock.call.cost import TASK_PARTS, Cost
 from interlock.core.amounts import MAX_AMOUNT, MILLION, millionths
 from interlock.core.errors import Failure
 from interlock.core.formatting import quantity, wait
 from interlock.store import budgets as table
 from interlock.store import ledger, records
-from interlock.store.port import Reader, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.call.allowances import Budget
+    from interlock.call.context import Caller
+    from interlock.store.port import Reader, Transaction, Unit
 
 EVICT_AT_ONCE = 1000
 # How long a budget without a period outlives the last call of its task or session.

@@ -19,7 +19,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -31,6 +31,7 @@ import orjson
 from interlock.authority.comparisons import comparisons, together
 from interlock.authority.rule_warnings import cautions
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import properties_of, resolve_ref
 
 if TYPE_CHECKING:

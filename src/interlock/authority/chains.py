@@ -10,7 +10,7 @@ Nothing here asks whether a link, a subject or a key is revoked, or who a subjec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from interlock.authority.revocations import Revocations
 from interlock.call.capability import DEEPEST, LINK_CLAIMS, Capability, Link, is_did, read_above, read_link, widenings
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import facts, ledger
 from interlock.store.port import Reader, Store
 

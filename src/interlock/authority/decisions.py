@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from interlock.call.context import Caller
-from interlock.call.phases import Decision
-from interlock.contract.contract import Contract
 from interlock.core.record import step
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Decision
+    from interlock.contract.contract import Contract
 
 REMEMBER_S = 300
 MOST_DECISIONS = 50_000

@@ -24,7 +24,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.authority.command_paths import paths_of, pieces
 from interlock.authority.commands import read_command
@@ -49,12 +49,14 @@ from interlock.authority.normalize import (
     prefixes,
     written_path,
 )
-from interlock.contract.contract import Contract
 from interlock.contract.effects import Change, predict
 from interlock.core.errors import Failure
 from interlock.data.bounds import plain_text
-from interlock.data.schema import Json
 from interlock.data.subschemas import COMMAND, HOST, PATH, URL, Place
+
+if TYPE_CHECKING:
+    from interlock.contract.contract import Contract
+    from interlock.data.schema import Json
 
 SETS = ("paths", "hosts", "urls", "commands", "resources")
 ALL = {"all_paths": "paths", "all_hosts": "hosts", "all_urls": "urls", "all_commands": "commands"}

@@ -12,13 +12,13 @@ that was delegated through it. Every change raises `identity_epoch`, so that eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import orjson
 
 from interlock.call.capability import is_did, scope_fault
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import epochs, records, tokens
 from interlock.store import identities as table
 

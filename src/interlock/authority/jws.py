@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 from interlock.authority.keys import ALGORITHMS, Algorithm, PublicKey, algorithm_of, strict_json
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 
 LARGEST = 16_384  # bytes
 

@@ -19,13 +19,13 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store.signing import refuse_shared
 
 if TYPE_CHECKING:

@@ -202,6 +202,17 @@ class Policies:
         prepared: _Prepared | None = None if slot is None else slot.what
         return prepared is not None and not prepared.rules.reads
 
+    def state(self, *, anew: bool = False) -> object:
+        """Return an object that stays the same until the rules change. With `anew`, the files are read now."""
+        if anew:
+            self._looked_at = float("-inf")
+        self._refresh()
+        return self._loaded or self._broken
+
+    def files(self) -> object:
+        """The state of the files that the rules are read from. Any thread may ask."""
+        return None if self._shared is not None else (_status(self.path), _status(self._principals_path))
+
     def forget(self, subjects: Collection[str] | None) -> None:
         """Drop the cached decisions about these callers; None means all."""
         if self._loaded is not None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-
-import pydantic
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast, get_args
 
 from interlock.authority.default_principals import DEFAULT
 from interlock.call.context import Caller, CallerKind
@@ -24,23 +24,17 @@ from interlock.core.errors import Failure
 
 __all__ = ["DEFAULT", "Principal", "Principals"]
 
+_KINDS: tuple[str, ...] = get_args(CallerKind)
 
-class Principal(pydantic.BaseModel):
+
+class Principal(NamedTuple):
     """One entry: the statements about everybody whose id matches."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    id: str = pydantic.Field(min_length=1)
+    id: str
     kind: CallerKind | None = None
-    trust: int | None = pydantic.Field(None, ge=0, le=100)
+    trust: int | None = None
     groups: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
-
-
-class _File(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    principal: tuple[Principal, ...] = ()
 
 
 class Principals:
@@ -48,13 +42,13 @@ class Principals:
 
     def __init__(self, text: str) -> None:
         try:
-            self.entries = _File.model_validate(tomllib.loads(text)).principal
+            document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise _broken(str(error)) from None
-        except pydantic.ValidationError as error:
-            told = error.errors(include_url=False, include_input=False, include_context=False)
-            faults = [f"`{'.'.join(map(str, one['loc']))}`: {one['msg'].lower()}" for one in told]
-            raise _broken(faults[0], faults) from None
+        faults = _faults(document)
+        if faults:
+            raise _broken(faults[0], faults)
+        self.entries = tuple(map(_principal, document.get("principal", ())))
         self.groups = frozenset(group for entry in self.entries for group in entry.groups)
         self._callers: dict[str, Caller] = {}
 
@@ -82,6 +76,47 @@ class Principals:
             groups=frozenset(group for entry in matching for group in entry.groups),
             scopes=frozenset(scope for entry in matching for scope in entry.scopes),
         )
+
+
+def _principal(entry: Mapping[str, Any]) -> Principal:
+    lists = {name: tuple(entry.get(name, ())) for name in ("groups", "scopes")}
+    return Principal(entry["id"], entry.get("kind"), entry.get("trust"), **lists)
+
+
+def _faults(document: Mapping[str, Any]) -> list[str]:
+    """Return every fault of the document, with its place.
+
+    Written by hand, without a model: every command reads this file, and a model takes long to build.
+    """
+    faults = [f"`{name}`: there is no such table; write [[principal]]" for name in document if name != "principal"]
+    entries = document.get("principal", [])
+    if not isinstance(entries, list):
+        return [*faults, "`principal`: it is a list; write [[principal]]"]
+    for number, entry in enumerate(cast("list[object]", entries)):
+        if not isinstance(entry, dict):
+            faults.append(f"`principal.{number}`: it is a table; write [[principal]]")
+            continue
+        stated = cast("dict[str, object]", entry)
+        found = {name: _fault(name, value) for name, value in {"id": "", **stated}.items()}
+        faults += [f"`principal.{number}.{name}`: {words}" for name, words in found.items() if words is not None]
+    return faults
+
+
+def _fault(name: str, value: object) -> str | None:
+    """Why a value of an entry cannot be used; None if it can."""
+    match name:
+        case "id":
+            return None if isinstance(value, str) and value else "a text that is not empty is needed"
+        case "kind":
+            return None if value in _KINDS else f"one of {', '.join(_KINDS)} is needed"
+        case "trust":
+            fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100
+            return None if fits else "a whole number from 0 to 100 is needed"
+        case "groups" | "scopes":
+            texts = cast("list[object]", value) if isinstance(value, list) else [None]
+            return None if all(isinstance(one, str) for one in texts) else "a list of texts is needed"
+        case _:
+            return f"there is no such field; an entry has {', '.join(Principal._fields)}"
 
 
 def _broken(why: str, faults: list[str] | None = None) -> Failure:

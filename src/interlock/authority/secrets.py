@@ -257,6 +257,7 @@ class Secrets:
             _note(transaction, "secret.set", by, name=name, slot=slot, expires_ms=expires_ms)
 
         await self._journal.commit(unit)
+        await self._journal.changes.look()
 
     async def remove(self, name: str, *, by: str, slot: str | None = None) -> int:
         """Remove a credential, or one slot of it; returns the number of slots removed. E3602 if there is none."""
@@ -272,7 +273,9 @@ class Secrets:
                 _note(transaction, "secret.removed", by, name=name, slot=slot_name)
             return len(gone)
 
-        return await self._journal.commit(unit)
+        count = await self._journal.commit(unit)
+        await self._journal.changes.look()
+        return count
 
     async def names(self) -> list[StoredCredential]:
         """Every stored credential, without its value."""

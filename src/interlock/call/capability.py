@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, cast
 
 from interlock.contract.versions import parse_version, resolve
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 
 MOST = 100  # entries in any list of a link
 LONGEST_RANGE = 64

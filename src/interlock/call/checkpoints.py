@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import canonical, encode
 from interlock.data.schema import Json
 

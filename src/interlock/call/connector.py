@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from interlock.call.artifacts import File
 from interlock.call.context import Caller
-from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
-from interlock.core.record import record
-from interlock.data.schema import Json
+from interlock.core.record import dataclass, record
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
+    from interlock.data.schema import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,10 @@ class Connector(Protocol):
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         """Check whether the upstream answers; raises E3502 if not."""
+        ...
+
+    def forget(self) -> None:
+        """Drop cached answers, because tools of the upstream have changed."""
         ...
 
     async def close(self) -> None: ...

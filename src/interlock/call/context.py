@@ -6,19 +6,22 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from interlock.call.capability import Capability
 from interlock.call.cost import FREE, reported
 from interlock.contract.attached import Attached
+from interlock.contract.context import CallContext
 from interlock.contract.effects import Change
-from interlock.contract.hints import CallContext
-from interlock.contract.manifest import Operation
-from interlock.core.clock import Deadline
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
+
+if TYPE_CHECKING:
+    from interlock.call.capability import Capability
+    from interlock.contract.manifest import Operation
+    from interlock.core.clock import Deadline
 
 CallerKind = Literal["human", "agent", "service"]
 

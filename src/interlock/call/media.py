@@ -11,11 +11,12 @@ import base64
 import binascii
 import mimetypes
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from interlock.call.results import Result
 from interlock.contract.attached import for_models
+from interlock.core.record import dataclass
 from interlock.data.bounds import PREVIEW_CHARS
 from interlock.data.canonical import encode
 from interlock.data.schema import Json

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from interlock.contract.contract import Contract
-from interlock.contract.declare import Tool
 from interlock.contract.permissions import permissions_of
 from interlock.data.fragments import declares_fragments
 from interlock.data.schema import Json, Schema
 from interlock.data.schema_plan import fitter, taker
 from interlock.privacy.redact import SchemaRedactor, property_names
+
+if TYPE_CHECKING:
+    from interlock.contract.contract import Contract
+    from interlock.contract.declare import Tool
 
 
 class Prepared:

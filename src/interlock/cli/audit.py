@@ -272,7 +272,8 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
 
     Says what would go; with --yes it goes. The terms are the settings retention_years and retention_years_writes. What
     goes leaves a signed head, from which the rest still verifies, and a record of who removed it. Others can work
-    meanwhile. `purge_records = true` in settings.toml does the same once a day.
+    meanwhile. `purge_records = true` in settings.toml does the same once a day. With the setting archive_to they are
+    written to an object store first, and nothing is removed if that fails.
 
     \b
     interlock audit purge
@@ -292,7 +293,10 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
     freed = 0
     if yes and (segments or through):
         try:
-            work = partial(retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id)
+            credential = await lock.background.archive_credential()
+            work = partial(
+                retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id, credential=credential
+            )
             told = partial(
                 work, through=through, before_ms=before_ms, progress=lambda n: out.progress(f"removed {n:,}")
             )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from interlock.audit.archive import Tier
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
-    from interlock.store.backup import Copy, Progress
+    from interlock.settings import Settings
+    from interlock.store.backup import Copy
     from interlock.store.home import Home
 
 
@@ -30,8 +31,8 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     The copy is the home as it was at one moment: journal, keys, anchors, policy, principals, settings, manifests. As it
     holds the keys, keep it as safely as the home itself. A home that does not verify is not copied.
 
-    Without DIRECTORY it goes to the folder of the scheduled backups (the setting backup_to), under the present time;
-    those that are older than backup_days are removed.
+    Without DIRECTORY it goes to the place of the scheduled backups (the setting backup_to), under the present time;
+    those that are past their term are removed.
 
     DIRECTORY may be an address s3://BUCKET/PREFIX. What is written there is read back and compared. Credentials are
     those of the environment (AWS_ACCESS_KEY_ID and so on; AWS_ENDPOINT_URL for a store that is not Amazon's).
@@ -44,7 +45,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     interlock restore /srv/backups/monday --drill
     """
     from interlock.audit.archive import is_archive
-    from interlock.audit.backups import copy_verified, make
+    from interlock.audit.backups import copy_verified, make, make_archived
     from interlock.store.homes import home_at
 
     refuse_token("a backup of the home")
@@ -53,11 +54,9 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
         raise click.UsageError("--tier is for an address s3://BUCKET/PREFIX")
     with _progress(out) as told:
         if directory is None:
-            folder, days = _scheduled(home)
-            made, copy, verdict = make(home, folder, days, datetime.now(UTC), *told)
-            directory = str(made)
+            directory, copy, verdict = make(home, _scheduled(home), datetime.now(UTC), *told)
         elif is_archive(directory):
-            directory, copy, verdict = _to_archive(home, directory, tier or "warm", *told)
+            directory, copy, verdict = make_archived(home, directory, tier or "warm", datetime.now(UTC), *told)
         else:
             copy, verdict = copy_verified(home, Path(directory), *told)
 
@@ -97,7 +96,7 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     refuse_token("restoring a home")
     if place is None and not drill:
         raise click.UsageError("name the backup to restore; without one, only --drill is possible")
-    with _fetched(out, place or str(_newest(Home(out.session.path)))) as directory:
+    with _fetched(out, place or _newest(Home(out.session.path))) as directory:
         return _drill(out, directory) if drill else _restore(out, directory, place or "")
 
 
@@ -167,26 +166,6 @@ async def _open(restored: Home) -> None:
         pass
 
 
-def _to_archive(
-    home: Home, address: str, tier: Tier, pages: Progress, records: Callable[[int], None]
-) -> tuple[str, Copy, Verdict]:
-    """Copy a data directory to a temporary directory, verify it, and write it to an archive; its address there."""
-    import asyncio
-    import tempfile
-
-    from interlock.audit.archive import archive_at
-    from interlock.audit.backups import copy_verified
-
-    async def store(source: Path) -> str:
-        async with archive_at(address) as archive:
-            return (await archive.store(source, tier, datetime.now(UTC), pages)).name
-
-    with tempfile.TemporaryDirectory(prefix="interlock-backup-") as place:
-        copy, verdict = copy_verified(home, Path(place) / "home", pages, records)
-        name = asyncio.run(store(Path(place) / "home"))
-    return f"{address.rstrip('/')}/{name}", copy, verdict
-
-
 @contextmanager
 def _fetched(out: Output, place: str) -> Generator[Path]:
     """The directory with a backup: the one that is named, or a temporary one with the backup of an archive."""
@@ -210,8 +189,8 @@ def _fetched(out: Output, place: str) -> Generator[Path]:
         yield Path(directory)
 
 
-def _scheduled(home: Home) -> tuple[Path, int]:
-    """The folder of the scheduled backups, and their term in days."""
+def _scheduled(home: Home) -> Settings:
+    """The settings of scheduled backups; E3411 where they name no place for them."""
     from interlock.core.errors import Failure
     from interlock.store.shared_config import settings_of
 
@@ -219,18 +198,22 @@ def _scheduled(home: Home) -> tuple[Path, int]:
     if settings.backup_to is None:
         advice = "name a directory, or set backup_to in settings.toml"
         raise Failure("E3411", "there is no folder for scheduled backups", resolution=advice)
-    return settings.backup_to, settings.backup_days
+    return settings
 
 
-def _newest(home: Home) -> Path:
+def _newest(home: Home) -> str:
+    """The newest scheduled backup; for an archive, its address."""
+    from interlock.audit.archive import is_archive
     from interlock.audit.backups import made_in
     from interlock.core.errors import Failure
 
-    folder, _ = _scheduled(home)
-    if not (made := made_in(folder)):
-        words = f"there is no backup in `{folder}`"
+    place = _scheduled(home).backup_to or ""
+    if is_archive(place):
+        return place
+    if not (made := made_in(Path(place))):
+        words = f"there is no backup in `{place}`"
         raise Failure("E3411", words, resolution="make one with interlock backup, or name a directory")
-    return made[-1].path
+    return str(made[-1].path)
 
 
 @contextmanager

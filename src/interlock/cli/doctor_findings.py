@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from interlock.core.record import dataclass
 
 if TYPE_CHECKING:
     from interlock.store.home import Home

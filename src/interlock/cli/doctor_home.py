@@ -97,24 +97,37 @@ def check_redis(home: Home) -> Iterator[Finding]:
 
 
 def check_backups(home: Home) -> Iterator[Finding]:
-    """Where a server makes backups by itself: whether the newest one is as recent as the settings want it."""
+    """Check that the newest scheduled backup is as recent as the settings demand.
+
+    A folder is read. For an object store, the time of the last backup is read from the database.
+    """
     from datetime import UTC, datetime, timedelta
 
-    from interlock.audit.backups import RETRY_MS, made_in
+    from interlock.audit.archive import is_archive
+    from interlock.audit.backups import RETRY_MS, last_made, made_in
+    from interlock.store.inspection import opened
     from interlock.store.shared_config import settings_of
 
     settings = settings_of(home).settings
     if settings.backup_to is None:
         return
-    if not (made := made_in(settings.backup_to)):
+    if is_archive(settings.backup_to):
+        if home.new:
+            return
+        with opened(home) as reader:
+            newest = last_made(reader)
+        count = ""
+    else:
+        made = made_in(Path(settings.backup_to))
+        newest, count = made[-1].made if made else None, f"{len(made):,} in "
+    if newest is None:
         advice = "a running server makes one; interlock backup makes one now"
         yield Finding("backups", "attention", f"none in {settings.backup_to} yet", advice)
         return
-    age = datetime.now(UTC) - made[-1].made
+    age = datetime.now(UTC) - newest
     late = age > timedelta(milliseconds=settings.backup_every_ms + RETRY_MS)
     advice = "read the log of the server, or make one now: interlock backup" if late else ""
-    hours = age.total_seconds() / 3600
-    what = f"{len(made):,} in {settings.backup_to}, the newest {hours:,.1f} hours old"
+    what = f"{count}{settings.backup_to}, the newest {age.total_seconds() / 3600:,.1f} hours old"
     yield Finding("backups", "attention" if late else "good", what, advice)
 
 

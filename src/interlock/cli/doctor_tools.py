@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from interlock.cli.doctor_findings import Finding, if_usable
 
 if TYPE_CHECKING:
+    from interlock.core.errors import Failure
     from interlock.store.home import Home
     from interlock.store.inspection import Origin
     from interlock.store.port import Reader
@@ -28,12 +29,12 @@ def check_tools(home: Home) -> Iterator[Finding]:
         if reader is None:
             return
         rows = origins(reader)
-        changed = [_text_changed(home, reader, row) for row in rows]
+        changed = [_other_text(home, reader, row) for row in rows]
     found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
     good = 0
     for (address, version, origin, digest), another in zip(rows, changed, strict=True):
-        if another:
-            there = Failure("E3103", "it has changed")  # and is not loaded: that would execute it
+        if another is not None:
+            there = another  # and is not loaded: that would execute it
         else:
             if origin not in found:
                 try:
@@ -49,18 +50,38 @@ def check_tools(home: Home) -> Iterator[Finding]:
         said = "it has changed" if tool is not None else "it is no longer there"
         said = there.message if isinstance(there, Failure) else said
         advice = "put it back as it was admitted, or publish what is there as a new version: interlock tools add"
+        if isinstance(there, Failure) and there.details:
+            advice = there.details.get("install") or advice
         yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
     if good or not rows:
         yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
 
 
-def _text_changed(home: Home, reader: Reader, row: Origin) -> bool:
-    """Whether loading an isolated tool would execute another text than when it was admitted."""
-    from interlock.registry.catalog import admitted_source, source_changed
+def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:
+    """Why a tool is not loaded: that would execute another text than when it was admitted. None where it would not."""
+    from interlock.core.errors import Failure
+    from interlock.registry.tool_code import (
+        admitted_source,
+        code_here,
+        native_code,
+        refuse_other_code,
+        source_changed,
+    )
     from interlock.store.inspection import admitted_manifest
 
     text = admitted_manifest(reader, row)
-    return text is not None and source_changed(admitted_source(reader, row.digest), text, row.origin, home.manifests)
+    if text is None:
+        return None
+    source = admitted_source(reader, row.digest)
+    admitted = None if home.near else native_code(source)
+    if admitted is None:
+        changed = source_changed(source, text, row.origin, home.manifests)
+        return Failure("E3103", "it has changed") if changed else None
+    try:
+        refuse_other_code(code_here(text, row.origin, home.manifests), admitted, row.origin)
+    except Failure as failure:
+        return failure
+    return None
 
 
 def check_latency(home: Home) -> Iterator[Finding]:

@@ -7,12 +7,12 @@ id; those about a message to approvers, and those of an approval that was given 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.core.errors import CODES, Failure
+from interlock.core.record import dataclass
 from interlock.store import ledger
 
 if TYPE_CHECKING:

@@ -10,10 +10,12 @@ import contextlib
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from interlock.core.record import dataclass
 
 _MOST_BYTES = 1 << 17
 

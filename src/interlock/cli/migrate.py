@@ -156,8 +156,7 @@ def _backup(home: Home, *, target: str, directory: Path | None) -> Path | None:
     if directory is not None:
         copy_verified(home, directory)
         return directory
-    settings = settings_of(home).settings
-    return make_before(home, target, settings.backup_to, settings.backup_days, datetime.now(UTC))
+    return make_before(home, target, settings_of(home).settings, datetime.now(UTC))
 
 
 def _answer(

@@ -328,7 +328,13 @@ async def _apply(out: Output, file: Path, apply_text: Callable[[], Awaitable[Jso
 # forget
 
 
+async def _forget_at_server(server: Server, out: Output, /, subjects: tuple[str, ...]) -> int:
+    body: Json = {"subjects": list(subjects)} if subjects else {}
+    return _answer_forgotten(out, await server.post("/v1/policy/forget", body))
+
+
 @policy.command()
+@at_server(_forget_at_server)
 @click.argument("subjects", nargs=-1)
 @over_home
 async def forget(lock: Interlock, out: Output, /, subjects: tuple[str, ...]) -> int:
@@ -343,12 +349,14 @@ async def forget(lock: Interlock, out: Output, /, subjects: tuple[str, ...]) -> 
     """
     from interlock.api.policy import Policy
 
-    told = await Policy(lock).forget(subjects or None, by=lock.caller)
+    return _answer_forgotten(out, await Policy(lock).forget(subjects or None, by=lock.caller))
 
+
+def _answer_forgotten(out: Output, told: Json) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        about = f"about {', '.join(told['subjects'])}" if subjects else "about everybody"
+        about = f"about {', '.join(told['subjects'])}" if told["subjects"] else "about everybody"
         page.line(GOOD, f" cached decisions {about} are dropped in every process")
 
     out.answer(told, show)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from interlock.cli.command import Output, at_server, over_home
+from interlock.core.record import dataclass
 from interlock.upstreams.kinds import KINDS
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 

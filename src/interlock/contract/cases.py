@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from interlock.contract.contract import Contract
+from interlock.core.record import dataclass
 from interlock.data.coerce import coerce
 from interlock.data.schema import Json, Schema, resolve_ref
 

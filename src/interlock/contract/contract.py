@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass, parse_manifest
 from interlock.contract.timeouts import CLASS_MAX_S, TimeoutPolicy, stated_policy
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import digest
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from interlock.contract.manifest import Effect, Manifest, Operation, Precondition
-from interlock.data.schema import Json
+from interlock.core.record import dataclass
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import Effect, Manifest, Operation, Precondition
+    from interlock.data.schema import Json
 
 _FIELD = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
 

@@ -8,10 +8,11 @@ service is checked against the result schema too. The evidence says that the too
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
+
+from interlock.core.record import dataclass
 
 _CONFIG = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants", defer_build=True)
 

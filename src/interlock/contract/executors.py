@@ -8,8 +8,9 @@ how the gateway treats its calls, and the module that runs them. That module has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from interlock.core.record import dataclass
 
 
 @dataclass(frozen=True, slots=True)

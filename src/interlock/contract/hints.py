@@ -18,14 +18,11 @@ from typing import Annotated, Any, Literal
 import pydantic
 import typing_extensions
 
+from interlock.contract.context import CallContext
 from interlock.contract.values import Converter, converter, is_plain
 from interlock.data.copying import item_hint
 from interlock.data.explain import authoring_faults
 from interlock.data.schema import Fault, Json, pointer, walk
-
-
-class CallContext:
-    """Base of the context that a tool may take as an argument. The type hint of that argument names a subclass."""
 
 
 def is_context(hint: object) -> bool:

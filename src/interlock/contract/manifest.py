@@ -238,9 +238,9 @@ class Approval(Part):
     escalation_fraction: float = Field(0.5, gt=0.0, le=1.0)
     chain: tuple[ApprovalStep, ...] = Field(
         (
-            ApprovalStep(group="approvers", after_seconds=0),
-            ApprovalStep(group="managers", after_seconds=3600),
-            ApprovalStep(group="admins", after_seconds=14_400),
+            ApprovalStep.model_construct(group="approvers", after_seconds=0),
+            ApprovalStep.model_construct(group="managers", after_seconds=3600),
+            ApprovalStep.model_construct(group="admins", after_seconds=14_400),
         ),
         min_length=1,
         max_length=10,
@@ -443,12 +443,13 @@ class Manifest(Part):
     required_permissions: tuple[Permission, ...] | None = Field(None, strict=False)
     timeout_default: int = Field(DEFAULT_S, ge=1, le=LONGEST_S)
     timeout_max: int | None = Field(None, ge=1, le=86_400)
-    retry_policy: RetryPolicy = RetryPolicy()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
-    circuit_breaker_config: CircuitBreakerConfig = CircuitBreakerConfig()  # pyright: ignore[reportCallIssue] - as above
-    resource_limits: ResourceLimits = ResourceLimits()  # pyright: ignore[reportCallIssue] - as above
-    network_policy: NetworkPolicy = NetworkPolicy()  # pyright: ignore[reportCallIssue] - as above
+    # Defaults are made without a validator, which would be built when this module is imported.
+    retry_policy: RetryPolicy = RetryPolicy.model_construct()
+    circuit_breaker_config: CircuitBreakerConfig = CircuitBreakerConfig.model_construct()
+    resource_limits: ResourceLimits = ResourceLimits.model_construct()
+    network_policy: NetworkPolicy = NetworkPolicy.model_construct()
     external_service: str | None = None
-    checkpoint_config: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue] - as above
+    checkpoint_config: CheckpointConfig = CheckpointConfig.model_construct()
     lifecycle_state: LifecycleState = "active"
     deprecation_date: Day | None = None
     sunset_date: Day | None = None

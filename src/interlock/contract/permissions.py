@@ -18,9 +18,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 from urllib.parse import urlsplit
+
+from interlock.core.record import dataclass
 
 Mode = Literal["read", "write"]
 FAMILIES = ("filesystem", "network", "database", "credential")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Fault
 
 

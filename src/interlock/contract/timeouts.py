@@ -6,8 +6,9 @@ Works on the stored document of a manifest, so that a contract can be shown with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from interlock.core.record import dataclass
 
 TimeoutClass = Literal["interactive", "standard", "long_running", "async"]
 

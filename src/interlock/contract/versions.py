@@ -18,11 +18,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 
 Bump = Literal["none", "patch", "minor", "major"]
 

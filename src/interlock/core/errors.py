@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from interlock.core.credentials import without_credentials, without_credentials_in
 from interlock.core.host_paths import without_paths, without_paths_in
+from interlock.core.record import dataclass
 
 _log = logging.getLogger("interlock.errors")
 

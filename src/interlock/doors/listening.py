@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from interlock.core.record import dataclass
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DRAIN_S = 30

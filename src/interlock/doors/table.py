@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+
+from interlock.core.record import dataclass
 
 if TYPE_CHECKING:
     from interlock.api.service import Service

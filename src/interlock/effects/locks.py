@@ -37,12 +37,13 @@ import asyncio
 import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.effects.lock_sharing import ASK_AFTER_S, ASK_AT_LEAST_S, RemoteSharing, Sharing
 from interlock.store.home import Home, Instance
 

@@ -12,12 +12,14 @@ filled in with the call's input, does not cover in resource and operation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from interlock.contract.effects import Change
-from interlock.contract.manifest import MutationClass
 from interlock.core.record import record
 from interlock.effects.locks import covers
+
+if TYPE_CHECKING:
+    from interlock.contract.effects import Change
+    from interlock.contract.manifest import MutationClass
 
 Finding = Literal["ok", "MUTATION_CLASS_VIOLATION", "UNDECLARED_EFFECT"]
 

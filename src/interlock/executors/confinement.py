@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import secret_of
-from interlock.call.phases import Call, Granted
-from interlock.call.prepared import Prepared
-from interlock.contract.contract import Contract
 from interlock.contract.effects import Change
-from interlock.contract.manifest import NetworkPolicy, Sandboxing
-from interlock.contract.permissions import Permissions
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
-from interlock.executors.site import Site
 from interlock.telemetry.trace import Recording
 
 if TYPE_CHECKING:
+    from interlock.call.phases import Call, Granted
+    from interlock.call.prepared import Prepared
+    from interlock.contract.contract import Contract
+    from interlock.contract.manifest import NetworkPolicy, Sandboxing
+    from interlock.contract.permissions import Permissions
+    from interlock.data.schema import Json
     from interlock.executors.egress import Refusal, Seen
     from interlock.executors.sandbox.job import Limits, Mount
+    from interlock.executors.site import Site
 
 MIN_WALL_S = 0.05
 MOST_REFUSALS = 1000

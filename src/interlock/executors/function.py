@@ -16,17 +16,16 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from interlock.call.context import Context
 from interlock.call.executor import Executor, not_granted
-from interlock.call.phases import Call, FastRead, Granted
-from interlock.contract.declare import Tool
-from interlock.contract.hints import convert
 from interlock.core.errors import Failure
 from interlock.data.canonical import private_copy
-from interlock.data.schema import Json
 from interlock.executors.tool_threads import Job, ToolThreads
 
 if TYPE_CHECKING:
+    from interlock.call.context import Context
+    from interlock.call.phases import Call, FastRead, Granted
+    from interlock.contract.declare import Tool
+    from interlock.data.schema import Json
     from interlock.executors.site import Alert, Site
 
 THREADS = 64
@@ -91,7 +90,7 @@ class FunctionExecutor(Executor):
         function = tool.function if operation == "invoke" else tool.handlers[operation]
         given = granted.input
         try:
-            arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
+            arguments = _converted(function, given) if operation == "compensate" else bind(tool, given)
             wants = (
                 tool.takes_context if operation == "invoke" else operation == "compensate" and tool.undo_takes_context
             )
@@ -326,3 +325,9 @@ def bind(tool: Tool[..., Any], call_input: Json) -> Json:
         if name in arguments:
             arguments[name] = make(arguments[name])
     return arguments
+
+
+def _converted(function: Callable[..., Any], given: Json) -> Json:
+    from interlock.contract.hints import convert  # loaded here: most calls have converters, and undo none
+
+    return convert(function, given)

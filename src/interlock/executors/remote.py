@@ -6,21 +6,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import ALONE, Aged, Connector, RemoteCall, secret_of
-from interlock.call.context import Caller, Context
 from interlock.call.executor import Executor
-from interlock.call.phases import Granted
-from interlock.contract import recipes
 from interlock.contract.attached import Attached
-from interlock.contract.manifest import NetworkPolicy
-from interlock.contract.recipes import PinnedStep, Recipe
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
-from interlock.executors.site import Site
 from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller, Context
+    from interlock.call.phases import Granted
+    from interlock.contract.manifest import NetworkPolicy
+    from interlock.contract.recipes import PinnedStep, Recipe
+    from interlock.data.schema import Json
+    from interlock.executors.site import Site
 
 
 def make(site: Site) -> RemoteExecutor:
@@ -96,6 +97,8 @@ class RemoteExecutor(Executor):
 
     async def _read_before(self, connector: Connector, write: RemoteCall, step: PinnedStep) -> Any:
         """Read what the write is going to change. INVARIANT: without a before-image, nothing is written."""
+        from interlock.contract import recipes  # models, loaded where a tool has a recipe
+
         try:
             arguments = recipes.fill(step, {"input": write.arguments})
             read = replace(
@@ -155,6 +158,8 @@ class RemoteExecutor(Executor):
 
 def _state_undo(granted: Granted, context: Context | None, recipe: Recipe, roots: Json) -> None:
     """State with which arguments the call is undone. If they are not there, it cannot be undone, and says so."""
+    from interlock.contract import recipes  # models, loaded where a tool has a recipe
+
     try:
         arguments = recipes.fill(recipe, roots)
     except Failure as failure:

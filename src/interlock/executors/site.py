@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from interlock.call.checkpoints import Bounds
-from interlock.call.connector import Connector, ReadFile
-from interlock.call.context import Caller, Context
-from interlock.call.executor import Executor
-from interlock.call.phases import Call, Granted
 from interlock.contract import executors
-from interlock.contract.manifest import NetworkPolicy
-from interlock.core.clock import Clock
+from interlock.core.record import dataclass
+
+if TYPE_CHECKING:
+    from interlock.call.checkpoints import Bounds
+    from interlock.call.connector import Connector, ReadFile
+    from interlock.call.context import Caller, Context
+    from interlock.call.executor import Executor
+    from interlock.call.phases import Call, Granted
+    from interlock.contract.manifest import NetworkPolicy
+    from interlock.core.clock import Clock
 
 
 class Alert(Protocol):

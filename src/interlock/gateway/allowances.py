@@ -8,24 +8,27 @@ in the write that closes the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Allowance, Booked, Overrun
-from interlock.call.allowances import Budget
-from interlock.call.capability import Capability
-from interlock.call.context import Caller
 from interlock.call.cost import FREE, Cost, Meter
-from interlock.call.phases import Call, Checked
 from interlock.core.amounts import MILLION, millionths
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.data.schema import Json
-from interlock.gateway.observe import Observer
 from interlock.resilience import limits
 from interlock.resilience.limits import LoopWatch
-from interlock.settings import Settings
 from interlock.store import grants
-from interlock.store.port import Store, Transaction
+
+if TYPE_CHECKING:
+    from interlock.call.allowances import Budget
+    from interlock.call.capability import Capability
+    from interlock.call.context import Caller
+    from interlock.call.phases import Call, Checked
+    from interlock.core.clock import Clock
+    from interlock.data.schema import Json
+    from interlock.gateway.observe import Observer
+    from interlock.settings import Settings
+    from interlock.store.port import Store, Transaction
 
 
 class Allowances:

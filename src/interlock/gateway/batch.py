@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.core.turns import Turn, Turns
 from interlock.gateway.invoke import Gateway

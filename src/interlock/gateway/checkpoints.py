@@ -12,7 +12,7 @@ saves no more: a checkpoint that was queued for the journal comes before the clo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -25,20 +25,22 @@ from interlock.call.checkpoints import (
     refuse_more,
     written,
 )
-from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
 from interlock.gateway import reconcile
-from interlock.gateway.progress import ProgressReporter
-from interlock.gateway.redaction import CallRedaction
 from interlock.gateway.stored_checkpoints import about, compress, owner_of
 from interlock.privacy.scrub import scrubbed_at
-from interlock.settings import Settings
 from interlock.store import checkpoints, records
 from interlock.store.checkpoints import CheckpointRow
-from interlock.store.port import Store, Transaction
-from interlock.store.sealing import Box
 from interlock.telemetry.trace import Recording
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call
+    from interlock.gateway.progress import ProgressReporter
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.settings import Settings
+    from interlock.store.port import Store, Transaction
+    from interlock.store.sealing import Box
 
 # A state of this many bytes or more is compressed in a thread, so that other calls do not wait for it.
 _LARGE = 1 << 16

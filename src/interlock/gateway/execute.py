@@ -69,6 +69,8 @@ class Execution:
             call.phases.append("execute")
             if tool.service is not None and not looking:
                 return await self._run_at(tool.service, granted)
+        if looking or not tool.writes:
+            self._runner.active.begin(call)
         if tool.credentials and call.more.uses is not None and not looking:
             # A call whose credentials are not available must not use up anything.
             await self._credentials.lend_to(granted)

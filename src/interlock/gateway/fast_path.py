@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import orjson
@@ -23,6 +23,7 @@ import orjson
 from interlock.call.phases import FastRead, Granted, Request
 from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
+from interlock.core.record import dataclass
 from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
 from interlock.data.canonical import canonical
 from interlock.gateway.execution.tool_context import Contexts, left_nothing
@@ -88,6 +89,7 @@ class FastPath:
         self._authorizer = authorizer
         self._start = start
         self._active = active
+        self._started = active.started
         self._contexts = contexts
         self._hooks = hooks
         self._observer = observer
@@ -115,7 +117,7 @@ class FastPath:
             or self._barred or self._hooks.registered or self._observer.listeners
         ):  # fmt: skip
             return None
-        clock = self._clock
+        clock, noted = self._clock, ""
         try:
             tool = tool or self._catalog.at_hand(request.tool, request.version, caller.capability)
             if tool is None or not tool.fast_path or tool.input_redactor is None or tool.input_redactor.guarded:
@@ -149,6 +151,9 @@ class FastPath:
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             if request.trace_id is not None:
                 read.trace_id, read.span = trace_of(request.trace_id, read.trace_id)
+            noted = read.id
+            if not self._started.begin(noted, read.trace_id, input_hash, rest):
+                return None
             loop = self._loops.seen(caller, tool.ref, input_hash, now)
             if loop is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested(), what=loop)
@@ -157,6 +162,7 @@ class FastPath:
                 read.context = self._contexts.make(read.call)
             read.rest, read.function = rest, self._start(read, read.context)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
+            self._started.end(noted)
             return None
         if read.function.waiter is not None:
             self._active.watch(read.function.waiter, now, tool.contract.timeout.default_s)
@@ -211,6 +217,7 @@ class FastPath:
     def finish(self, read: RunningRead) -> Result:
         """Return the result of a read that is on record, count it, and notify those who listen by now."""
         result = read.result
+        self._started.end(read.id)
         self._metrics.read(read.tool, result.metadata["latency_ms"])
         if read.started >= self._alerts.due:
             self._alerts.look()

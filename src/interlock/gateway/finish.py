@@ -7,22 +7,25 @@ A plain read leaves only a closing record. Every other success is written by `re
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from interlock.call.phases import Call, Verified
 from interlock.call.results import INLINE, Persistence, Result
-from interlock.core.clock import Clock
-from interlock.gateway.allowances import Allowances
-from interlock.gateway.observe import Observer
-from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.results import outcome
-from interlock.gateway.results.metadata import ResultMetadata
-from interlock.gateway.results.outputs import Outputs
 from interlock.gateway.results.placement import persistence_of
-from interlock.gateway.results.record_success import SuccessWriter
-from interlock.gateway.results.replay import Replays
-from interlock.settings import Settings
 from interlock.store import records
-from interlock.store.port import Store
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call, Verified
+    from interlock.core.clock import Clock
+    from interlock.gateway.allowances import Allowances
+    from interlock.gateway.observe import Observer
+    from interlock.gateway.persistence.inputs import InputStore
+    from interlock.gateway.results.metadata import ResultMetadata
+    from interlock.gateway.results.outputs import Outputs
+    from interlock.gateway.results.record_success import SuccessWriter
+    from interlock.gateway.results.replay import Replays
+    from interlock.settings import Settings
+    from interlock.store.port import Store
 
 
 class Finisher:

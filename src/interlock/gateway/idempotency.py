@@ -9,20 +9,22 @@ does not expire: the passage of time does not prove that nothing happened.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import orjson
 
 from interlock.approvals import tickets
-from interlock.call.phases import Call, Request
-from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import key_scope
-from interlock.data.schema import Json
 from interlock.store import facts, idempotency, ledger, records, timekeeping
-from interlock.store.idempotency import NewKey, Reservation
-from interlock.store.port import EarlyRow, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call, Request
+    from interlock.contract.contract import Contract
+    from interlock.data.schema import Json
+    from interlock.store.idempotency import NewKey, Reservation
+    from interlock.store.port import EarlyRow, Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
 

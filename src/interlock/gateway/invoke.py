@@ -97,6 +97,7 @@ class Gateway:
         self._pending = pending
         self._execution = execution
         self.runner = runner
+        self._started = runner.active.started
         self.services = services
         self.cancellation = cancellation
         self._previews = previews
@@ -219,6 +220,8 @@ class Gateway:
             if self._tracer is not None:
                 self._tracer.end(call)
             more = call.more
+            if call.id in self._started.used:
+                self._started.end(call.id)
             if entered or more.held is not None or more.scope is not None:
                 self._execution.release(call)
             if call.more.lease is not None:
@@ -265,6 +268,7 @@ class Gateway:
         await self._execution.close()
         await self.hooks.close()
         await self.write_unrecorded()
+        self._started.close()
         await self.telemetry.close()
 
 

@@ -6,14 +6,15 @@ from then on with the result that they state. If it did not, the key is free, an
 decision is recorded, with a name.
 
 A read that died changed nothing, so no decision is needed: the process that opens the data directory next closes it as
-failed. Reads that take long have a start record for this purpose, and a note that the closing write removes.
+failed. It knows of them by the notes that every process has of its own reads (`store/started_reads.py`). Reads that
+take long have a start record too, and a fact that the closing write removes: by these, others see and cancel them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -21,6 +22,7 @@ from interlock.call.context import Caller
 from interlock.call.phases import Call
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.gateway import idempotency
@@ -28,6 +30,10 @@ from interlock.store import facts, ledger, records
 from interlock.store import idempotency as idempotency_rows
 from interlock.store.calls import BEGUN
 from interlock.store.port import Store, Transaction, Unit
+from interlock.store.started_reads import LeftNotes
+
+if TYPE_CHECKING:
+    from interlock.store.home import Instance
 
 SCOPE = "calls:reconcile"
 _CRASHED = CODES["E3404"]
@@ -160,28 +166,46 @@ def end(transaction: Transaction, call_id: str) -> None:
     facts.remove(transaction, BEGUN + call_id)
 
 
-def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
-    """Return a unit that closes the reads of dead processes as failed. It returns their ids."""
+async def close_abandoned(journal: Store, instance: Instance) -> None:
+    """Close the reads of dead processes as failed: those on record as started, and those that only have a note."""
+    left = LeftNotes(instance.home.instances, instance.alive)
 
-    def unit(transaction: Transaction) -> list[str]:
-        rows = facts.between(transaction, BEGUN, "begun;")
-        dead = [name.removeprefix(BEGUN) for name, owner in rows if not alive(owner)]
-        return [call_id for call_id in dead if _close(transaction, call_id)]
+    def unit(transaction: Transaction) -> None:
+        for name, owner in facts.between(transaction, BEGUN, "begun;"):
+            if not instance.alive(owner):
+                _close(transaction, name.removeprefix(BEGUN))
+        for note in left.notes:
+            _close_noted(transaction, note)
 
-    return unit
+    await journal.commit(unit)
+    left.remove()
 
 
-def _close(transaction: Transaction, call_id: str) -> bool:
-    """Close one read. False if the call ended, or waits for an approval, since it was noted."""
+def _close(transaction: Transaction, call_id: str) -> None:
+    """Close one read, unless the call ended, or waits for an approval, since it was noted."""
     end(transaction, call_id)
     last = ledger.progress(transaction, call_id)
-    if last is None or last[0] != "started":
-        return False
+    if last is not None and last[0] == "started":
+        _append_failed(transaction, call_id, orjson.loads(last[1]))
+
+
+def _close_noted(transaction: Transaction, note: bytes) -> None:
+    """Close a read by its note, unless the journal knows how far it came."""
+    try:
+        started: Any = orjson.loads(note)
+        call_id: Any = started["call"]
+    except (ValueError, TypeError, KeyError):
+        return  # nothing that this program has written
+    if isinstance(call_id, str) and ledger.progress(transaction, call_id) is None:
+        _append_failed(transaction, call_id, started)
+
+
+def _append_failed(transaction: Transaction, call_id: str, started: Json) -> None:
+    """Append the closing record of a read whose process died."""
     body: Json = {
-        "approvalTicketId": None, **orjson.loads(last[1]), "kind": "closed", "timestamp": iso(transaction.now_ms),
+        "approvalTicketId": None, **started, "kind": "closed", "timestamp": iso(transaction.now_ms),
         "status": "ERROR", "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
         "error_class": _CRASHED.error_class.value, "states": ["running", "failed"], "source": "synthetic",
         "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": "the process that ran it died",
     }  # fmt: skip
     transaction.append("closed", call_id, records.encode(body))
-    return True

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from interlock.call.phases import Call
-from interlock.contract.contract import Contract
 from interlock.data.bounds import Shortener
-from interlock.data.schema import Json
-from interlock.gateway.redaction import CallRedaction
 from interlock.privacy.redact import Redactor, without_credentials
 from interlock.privacy.scrub import scrub
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call
+    from interlock.contract.contract import Contract
+    from interlock.data.schema import Json
+    from interlock.gateway.redaction import CallRedaction
 
 _MOST_SHOWN = 1 << 16
 _LONGEST_SHOWN = 30_000

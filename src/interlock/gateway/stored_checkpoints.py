@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from interlock.call.checkpoints import Checkpoint, CheckpointType
-from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, digest
-from interlock.data.schema import Json
-from interlock.privacy.redact import Redacted, Redactor
-from interlock.settings import Settings
 from interlock.store import checkpoints, ledger
-from interlock.store.checkpoints import CheckpointRow
-from interlock.store.port import Reader, Store
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.data.schema import Json
+    from interlock.privacy.redact import Redacted, Redactor
+    from interlock.settings import Settings
+    from interlock.store.checkpoints import CheckpointRow
+    from interlock.store.port import Reader, Store
+    from interlock.store.sealing import Box
 
 _GZIP = 31
 

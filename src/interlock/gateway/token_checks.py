@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.approvals.standing import is_range, is_set, is_text
 from interlock.authority.facts import facts, resources_of
 from interlock.call.capability import CLASSES, Capability, ToolGrant, widenings
-from interlock.call.prepared import Prepared
-from interlock.contract.contract import Contract
 from interlock.contract.effects import fields_of, predict
 from interlock.contract.permissions import Permission, is_below, permissions_of
 from interlock.core.errors import Failure
 from interlock.core.formatting import quantity
+
+if TYPE_CHECKING:
+    from interlock.call.prepared import Prepared
+    from interlock.contract.contract import Contract
 
 _RESOURCES_AND_ARGUMENTS = frozenset({"resources", "arguments"})
 _WILD = frozenset("*?[")

@@ -14,11 +14,12 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote, urlsplit
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.net.outgoing import Answer, Outgoing, Unanswered
 
 MOST_BYTES = 32 << 20
@@ -42,11 +43,20 @@ class Account:
     session_token: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Account:
-        """The account that the environment names. Refuses (E3411) an incomplete one, and plain HTTP to elsewhere."""
+    def of(cls, environment: Mapping[str, str], credential: str = "") -> Account:
+        """The account that the environment names, with a credential KEY_ID:SECRET instead of the one there.
+
+        Refuses (E3411) an incomplete one, and plain HTTP to elsewhere.
+        """
         key_id, secret = environment.get("AWS_ACCESS_KEY_ID", ""), environment.get("AWS_SECRET_ACCESS_KEY", "")
+        session = environment.get("AWS_SESSION_TOKEN", "")
+        if credential:
+            key_id, _, secret = credential.strip().partition(":")
+            session = ""
         if not key_id or not secret:
             advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment of this command"
+            if credential:
+                advice = "store it as KEY_ID:SECRET with interlock secrets set"
             raise Failure("E3411", "there are no credentials for the object store", resolution=advice)
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
         given = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
@@ -55,7 +65,7 @@ class Account:
         if parts.scheme != "https" and not (parts.scheme == "http" and _is_here(parts.hostname or "")):
             advice = "write https://HOST in AWS_ENDPOINT_URL; http only for this machine"
             raise Failure("E3411", "backups hold keys, and are not sent over plain HTTP", resolution=advice)
-        return cls(endpoint, region, key_id, secret, environment.get("AWS_SESSION_TOKEN", ""))
+        return cls(endpoint, region, key_id, secret, session)
 
 
 def _is_here(host: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from interlock.core.credentials import (
@@ -116,7 +116,7 @@ class Patterns:
 
     def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Sequence[str]) -> None:
         self._strict: Final = strict
-        self._spoken: Final = _spoken_secrets(names)
+        self._spoken: Final = _spoken_secrets(tuple(names))
         self.last_words: Final = last_words(names)
         self.extra: Final = tuple((re.compile(regex), marker) for _, regex, marker in extra)
         self.markers: Final = frozenset(
@@ -300,7 +300,8 @@ def _mask_emails(text: str) -> str:
     return "".join((*out, text[done:])) if out else text
 
 
-def _spoken_secrets(names: Iterable[str]) -> re.Pattern[str]:
+@lru_cache(maxsize=16)  # every data directory that is opened asks, nearly always for the same names
+def _spoken_secrets(names: tuple[str, ...]) -> re.Pattern[str]:
     """`password=…`, `"api_key": "…"` and the like, for every sensitive name."""
     becomes = r"""\\?["']?[ \t]*(?::|=>?)[ \t]*"""
     value = r"""(?:(?:basic|bearer|token)[ \t]+)?(?:\[REDACTED\]|\\?"[^"]*"?|\\?'[^']*'?|\S+)"""

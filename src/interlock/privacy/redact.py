@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 from interlock.core.credentials import REDACTED, SENSITIVE_NAMES, may_hold_credential, may_name_credential
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import compiled
 from interlock.privacy.patterns import REVIEW_LIMIT, Patterns, plain_name
 from interlock.privacy.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph

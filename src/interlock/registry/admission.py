@@ -6,7 +6,6 @@ A refusal lists every condition that failed and what to do about each. Nothing i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import orjson
@@ -18,14 +17,16 @@ from interlock.contract.manifest import Manifest
 from interlock.contract.versions import predecessor
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.explain import authoring_faults
 from interlock.data.schema import properties_of, require_schema, resolve_ref
 from interlock.data.subschemas import Places
-from interlock.registry.catalog import Version, bump_epoch, remember_source
 from interlock.registry.compat import Surface, classify, require_bump
+from interlock.registry.tool_code import allow_code, remember_source
 from interlock.store import records, tools
 
 if TYPE_CHECKING:
+    from interlock.registry.catalog import Version
     from interlock.store.port import Reader, Transaction, Unit
 
 Conjunct = Literal[
@@ -215,11 +216,18 @@ def _evidence_faults(digest: str, evidence: Evidence | None) -> list[str]:
 
 
 def publish(
-    manifest: Manifest, digest: str, origin: str, evidence: Evidence, by: str, source: str | None = None
+    manifest: Manifest,
+    digest: str,
+    origin: str,
+    evidence: Evidence,
+    by: str,
+    source: str | None = None,
+    code: str | None = None,
 ) -> Unit[bool]:
     """Unit that makes an admitted version available. False if exactly this content is already there.
 
-    `source`: the digest of the text that is executed when the tool is loaded.
+    `source`: the digest of the text that is executed when the tool is loaded. `code`: what identifies the code of a
+    tool that is not isolated; that of a version which is already there is allowed from now on as well.
     """
     from interlock.contract.standard.export import permission_profile  # the models of the standard, for publishing only
 
@@ -236,6 +244,10 @@ def publish(
         published = tools.digest(transaction, address, version)
         if published is not None:
             if published == digest:
+                if code is not None and allow_code(transaction, digest, code):
+                    tools.bump_epoch(transaction)
+                    facts = {"event": "tool.code", "tool": ref, "digest": digest, "by": by, "code": code}
+                    transaction.append("registry", ref, records.plain("registry", ref, transaction.now_ms, **facts))
                 return False
             raise Failure("E3103", f"{ref} is published with other content; give the change a new version")
         _refuse_collisions(transaction, address, aliases)
@@ -248,7 +260,9 @@ def publish(
         record_evidence(transaction, evidence)
         if source is not None:
             remember_source(transaction, digest, source)
-        bump_epoch(transaction)
+        if code is not None:
+            allow_code(transaction, digest, code)
+        tools.bump_epoch(transaction)
         body = records.plain(
             "registry", ref, transaction.now_ms, event="tool.declared", tool=ref, digest=digest, by=by,
             permissionProfile=profile,

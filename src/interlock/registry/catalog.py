@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,19 @@ import orjson
 from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.core.shared_work import SharedWork
 from interlock.data.bounds import check_unicode
+from interlock.registry.tool_code import (
+    admitted_source,
+    all_sources,
+    code_here,
+    native_code,
+    refuse_other_code,
+    reload_admitted,
+)
 from interlock.store import epochs, facts, tools
-from interlock.store.port import Reader, Store, Transaction
+from interlock.store.port import Reader, Store
 
 # The models of contracts are loaded when a version is used. A version is found and shown without them.
 if TYPE_CHECKING:
@@ -152,6 +160,7 @@ class Stranded(Failure):
         row = version.row
         reason = (why.details or {}).get("where") or why.message  # not the message of the code that failed
         words = "bring back the code that was admitted, or publish another version: interlock tools add"
+        words = (why.details or {}).get("install") or words
         super().__init__("E3108", f"{row.address}@{row.version} cannot run here: {reason}", resolution=words)
         self._version = version
 
@@ -170,8 +179,10 @@ _Whole = list[tuple[Version, dict[str, Version]]]
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
 
-    def __init__(self, journal: Store, clock: Clock, manifests: Path) -> None:
+    def __init__(self, journal: Store, clock: Clock, manifests: Path, *, shared: bool = False) -> None:
         self._journal = journal
+        # Whether several machines use the store, each with an installation of its own.
+        self._shared = shared
         self._clock = clock
         self._manifests = manifests
         self._versions: dict[str, dict[str, Version]] = {}
@@ -182,6 +193,7 @@ class Catalog:
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
+        self._codes: dict[str, str] = {}
         self._epoch = -1
         # Another one after each change. A read that was under way while it changed is not cached.
         self._revision = object()
@@ -497,61 +509,42 @@ class Catalog:
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
         from interlock.contract.declare import without_function
         from interlock.contract.manifest import parse_manifest
-        from interlock.registry.source import reload
 
         if row.origin.startswith("upstream:"):
             return without_function(parse_manifest(orjson.loads(row.manifest)))
+        # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
+        # that of every tool if other machines use the store.
+        if self._shared:
+            self._refuse_other_code(row, source)
         if row.origin not in self._origins:
-            # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded.
-            if source_changed(source, row.manifest, row.origin, self._manifests):
+            loaded = reload_admitted(source, row.manifest, row.origin, self._manifests)
+            if loaded is None:
                 raise _changed(row)
-            self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin, self._manifests)}
+            self._origins[row.origin] = {_name(tool): tool for tool in loaded}
         tool = self._origins[row.origin].get(f"{row.address}@{row.version}")
         if tool is None:
             raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")
         return tool
 
+    def _refuse_other_code(self, row: Row, source: str | None) -> None:
+        """Refuse (E3108) a tool that is not isolated if its code is not among the code that was admitted.
 
-# A fact for each content of an isolated tool: the digest of the text that loading it executes.
-_SOURCE = "source:"
+        Code that is loaded is known by what it was then, whatever the files hold now.
+        """
+        admitted = native_code(source)
+        if admitted is None:
+            return
 
-
-def remember_source(transaction: Transaction, digest: str, source: str) -> None:
-    """Store the digest of the text that is executed when a tool of this content is loaded."""
-    facts.put(transaction, f"{_SOURCE}{digest}", source)
-
-
-def admitted_source(reader: Reader, digest: str) -> str | None:
-    """The digest of the text that was executed when a tool of this content was admitted; None where none is stored."""
-    return facts.get(reader, f"{_SOURCE}{digest}")
-
-
-def all_sources(reader: Reader) -> dict[str, str]:
-    """The same of all tools, by the digest of their content."""
-    return {name.removeprefix(_SOURCE): value for name, value in facts.between(reader, _SOURCE, "source;")}
-
-
-def source_changed(admitted: str | None, manifest: str, origin: str, manifests: Path) -> bool:
-    """Whether loading a tool would execute another text than when it was admitted. Nothing is executed to find out.
-
-    False where nothing was stored: the tool is not isolated, or its text is not in a file.
-    """
-    if admitted is None:
-        return False
-    from interlock.contract.manifest import parse_manifest
-    from interlock.registry.source import source_of
-
-    return source_of(parse_manifest(orjson.loads(manifest)), origin, manifests) != admitted
+        loaded = self._codes.get(row.origin) if row.origin in self._origins else None
+        here = loaded or code_here(row.manifest, row.origin, self._manifests)
+        refuse_other_code(here, admitted, row.origin)
+        if here is not None and not row.origin.startswith("manifest:"):  # whose tools may be in several modules
+            self._codes[row.origin] = here
 
 
 def _changed(row: Row) -> Failure:
     words = f"{row.address}@{row.version} has changed since it was admitted; publish the change as a new version"
     return Failure("E3103", words)
-
-
-def bump_epoch(transaction: Transaction) -> None:
-    """Make every process on this home notice a change of the registry."""
-    epochs.advance(transaction, epochs.REGISTRY)
 
 
 def _revision(reader: Reader) -> int:

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from interlock.contract.versions import bump_between, may_break
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.registry.containment import contains, equivalent, holds, within
 from interlock.registry.expansion import (

@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from interlock.core.record import dataclass
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.expansion import KEYWORDS, OPAQUE, RESIDUE, Document, Node, expand, key_of, object_of, same
 

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.call.context import Caller
-from interlock.contract.declare import Tool, tools_in
 from interlock.contract.refusals import Refusal, collecting
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.registry.catalog import Catalog, Content, Row, Version, contract_digest
-from interlock.registry.source import load_file
 from interlock.store import facts, records
 
 if TYPE_CHECKING:
+    from interlock.contract.declare import Tool
     from interlock.store.port import Transaction, Unit
 
 # The door that calls of drafts come through, as records name it.
@@ -127,11 +126,16 @@ class DraftSource:
 
     def load(self) -> Survey:
         """Load the file anew. Every refused declaration is reported, not only the first."""
+        # Loaded here: a call knows drafts by their origin, and needs no declarations.
+        from interlock.contract.declare import tools_in
+        from interlock.registry.source import load_file
+
         for name in self._modules:
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         before, seen = set(sys.modules), {path: stamp_of(path) for path in self.files}
-        tools, broken = list[Tool[..., Any]](), None
+        tools: list[Tool[..., Any]] = []
+        broken: Refusal | None = None
         with collecting() as refused, _without_bytecode():
             try:
                 tools = tools_in(vars(load_file(self.path)))

@@ -13,6 +13,7 @@ from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.store import quarantine as table
 from interlock.store import records
+from interlock.store.tools import bump_epoch
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
@@ -59,7 +60,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
 
     def unit(transaction: Transaction) -> None:
         table.impose(transaction, digest, tool, call, reason, transaction.now_ms)
-        _bump_epoch(transaction)
+        bump_epoch(transaction)
         body = records.plain(
             "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
         )  # fmt: skip
@@ -83,7 +84,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
             raise Failure("E3101", f"`{tool}` is not in quarantine")
         entry = Quarantined._make(row)
         table.lift(transaction, entry.digest, transaction.now_ms)
-        _bump_epoch(transaction)
+        bump_epoch(transaction)
         body = records.plain(
             "registry", entry.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=entry.tool,
             digest=entry.digest, by=by.acting, reason=reason,
@@ -92,12 +93,6 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
         return entry._replace(lifted_ms=transaction.now_ms)
 
     return unit
-
-
-def _bump_epoch(transaction: Transaction) -> None:
-    from interlock.registry.catalog import bump_epoch  # with every model of a contract, which a list does not need
-
-    bump_epoch(transaction)
 
 
 def every_entry(reader: Reader) -> list[Quarantined]:

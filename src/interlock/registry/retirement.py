@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -27,11 +27,11 @@ from interlock.contract.manifest import LifecycleState, Uri
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
-from interlock.registry.catalog import bump_epoch
 from interlock.store import facts, ledger, records, tools
 from interlock.store.port import Store, Transaction, Unit
-from interlock.store.tools import Notice
+from interlock.store.tools import Notice, bump_epoch
 
 Happening = Literal[
     "DEPRECATION_MIGRATION_PROGRESS",

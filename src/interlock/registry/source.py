@@ -75,18 +75,22 @@ def source_of(manifest: Manifest, origin: str, manifests: Path) -> str | None:
     Code that is not isolated is trusted, and may change around the functions that its tools' digests cover. None also
     if the text is not in a file.
     """
-    execution = manifest.execution
-    if manifest.sandbox is None or execution is None or not manifest.runs_as.in_process:
+    if manifest.sandbox is None or not manifest.runs_as.in_process:
         return None
-    kind, _, where = origin.partition(":")
+    found = located(manifest, origin, manifests)
+    return None if found is None else source_digest(*found)
+
+
+def located(manifest: Manifest, origin: str, manifests: Path) -> tuple[Path, str] | None:
+    """The file of the module of a tool, and the package that it is in; None if the text is not in a file."""
+    execution, (kind, _, where) = manifest.execution, origin.partition(":")
     base = Path()
+    if execution is None or kind not in ("file", "module", "manifest"):
+        return None
     if kind == "manifest":
         base = manifests if _moved(Path(where), manifests) else Path(where).parent
         where = execution.target.rpartition(":")[0]
-    if kind not in ("file", "module", "manifest"):
-        return None
-    found = ((base / where).resolve(), "") if where.endswith(".py") else _located(where)
-    return None if found is None else source_digest(*found)
+    return ((base / where).resolve(), "") if where.endswith(".py") else _located(where)
 
 
 def _located(name: str) -> tuple[Path, str] | None:

@@ -29,11 +29,13 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
 from interlock.core.formatting import wait
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import CircuitBreakerConfig
 
 State = Literal["closed", "open", "half_open"]
 

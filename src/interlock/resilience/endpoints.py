@@ -39,18 +39,22 @@ class Answer(NamedTuple):
 class LastGood:
     """Cache of the last good answers, bounded in size; the least recently stored are dropped first.
 
-    A key must distinguish everything that must not be mixed up: the tool, the caller and the input.
+    A key must distinguish everything that must not be mixed up: the tool, the caller and the input. Requests are sent
+    in an `era`, which ends when everything is forgotten: an answer to a request of an earlier era is not stored.
     """
 
     def __init__(self, monotonic: Callable[[], float], *, max_bytes: int = CACHE_BYTES) -> None:
         self._monotonic = monotonic
         self._max_bytes = max_bytes
         self._bytes = 0
+        self.era = 0
         # Stored as JSON, so every reader gets a copy and cannot change what the next one receives.
         self._answers: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
-    def keep(self, key: str, value: Any) -> None:
+    def keep(self, key: str, value: Any, era: int) -> None:
         """Store an answer in place of the previous one, unless it is so large that others would have to be dropped."""
+        if era != self.era:
+            return
         self._drop(key)
         try:
             encoded = orjson.dumps(value)
@@ -76,6 +80,7 @@ class LastGood:
         """Drop all answers, because the same request may mean something else from now on."""
         self._answers.clear()
         self._bytes = 0
+        self.era += 1
 
     def _drop(self, key: str) -> None:
         dropped = self._answers.pop(key, None)
@@ -132,6 +137,7 @@ class Endpoints:
         `stale_s` are given for reads whose contract permits an answer of up to that age.
         """
         tried: list[tuple[str, Failure]] = []
+        era = 0 if self._cache is None else self._cache.era
         for name, url in self.all:
             try:
                 answer = await self._send(name, url, send, config, own_deadline, expired)
@@ -144,7 +150,7 @@ class Endpoints:
                     break
             else:
                 if self._cache is not None and key is not None and stale_s is not None:
-                    self._cache.keep(key, answer)
+                    self._cache.keep(key, answer, era)
                 return Answer(answer)
         cached = None if self._cache is None or key is None or stale_s is None else self._cache.find(key, stale_s)
         if cached is None:

@@ -13,16 +13,18 @@ INVARIANT: in no window (t - w, t] are more calls admitted than the limit allows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
-from interlock.call.allowances import LoopLimits, RateLimit
-from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.formatting import wait
 from interlock.store import breakers, rates
-from interlock.store.port import Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.call.allowances import LoopLimits, RateLimit
+    from interlock.call.context import Caller
+    from interlock.store.port import Transaction, Unit
 
 EVICT_AT_ONCE = 10_000
 # On average, one call in this many prunes the log.

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from interlock.call.results import Result
-from interlock.contract.manifest import RetryPolicy
 from interlock.core.errors import Failure
 from interlock.core.record import record
+
+if TYPE_CHECKING:
+    from interlock.call.results import Result
+    from interlock.contract.manifest import RetryPolicy
 
 T = TypeVar("T")
 

@@ -29,9 +29,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.formatting import wait
@@ -40,7 +39,10 @@ from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts
 from interlock.store import breakers, records
 from interlock.store.breakers import Row
-from interlock.store.port import Store, Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
+    from interlock.store.port import Store, Transaction, Unit
 
 # A breaker cannot stay open for longer than a contract can request.
 MAX_OPEN_MS: Final = 3_600_000
@@ -359,7 +361,7 @@ def _hasten(service: str, known: Row) -> Unit[None]:
 
 
 def _most_careful(one: CircuitBreakerConfig, other: CircuitBreakerConfig) -> CircuitBreakerConfig:
-    return CircuitBreakerConfig(
+    return type(one)(
         failure_threshold=min(one.failure_threshold, other.failure_threshold),
         success_threshold=max(one.success_threshold, other.success_threshold),
         timeout_seconds=max(one.timeout_seconds, other.timeout_seconds),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from interlock.core.record import dataclass
 
 from . import words
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from interlock.core.record import dataclass
 from interlock.search.evaluation import recall
 
 

@@ -15,12 +15,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from interlock.core.record import dataclass
 from interlock.search import words
 from interlock.search.index import Encoder, Entry, Floats, Index
 

@@ -9,7 +9,6 @@ verdict, and all candidates stay.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
@@ -17,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from interlock.core.record import dataclass
 from interlock.search import words
 from interlock.search.index import Floats, texts_of
 from interlock.search.table import Table, shipped

@@ -10,12 +10,12 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
 
+from interlock.core.record import dataclass
 from interlock.search import words
 from interlock.search.index import MOST_REQUEST, Floats
 from interlock.search.table import shipped

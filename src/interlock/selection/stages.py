@@ -3,17 +3,18 @@
     intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► model ► gate
 
 A stage returns tools that it was given. Two add others that the caller may use: the router, which ranks all tools that
-intent and hierarchy left, and a rule, which names a tool.
+intent and hierarchy left, and a rule, which names a tool that intent left.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Any, Final, Protocol, cast
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.search import words
 
@@ -93,17 +94,20 @@ def _has(said: set[str], terms: set[str], word: str) -> bool:
 
 
 def apply_rules(
-    request: str, candidates: Sequence[Candidate], rules: Iterable[Rule], visible: Callable[[str], Candidate | None]
+    request: str, candidates: Sequence[Candidate], rules: Iterable[Rule], allowed: Callable[[str], bool]
 ) -> tuple[list[Candidate], Stage]:
-    """Put the tool of the first rule that fires first, and keep two others. A tool that is not visible is none."""
+    """Put the tool of the first rule that fires first, and keep two others.
+
+    A rule about a tool that is not `allowed` is passed over: the caller does not see it, or the request needs another
+    kind of help.
+    """
     before = len(candidates)
     for rule in rules:
-        forced = visible(rule.tool) if fires(rule, request) else None
-        if forced is None:
+        if not allowed(rule.tool) or not fires(rule, request):
             continue
-        others = [one for one in candidates if one.tool != forced.tool][:BESIDE_RULE]
-        kept = [replace(forced, score=1.0, reason="rule"), *others]
-        return kept, Stage("rules", before, _names(kept), f"a rule puts {forced.tool} first")
+        others = [one for one in candidates if one.tool != rule.tool][:BESIDE_RULE]
+        kept = [Candidate(rule.tool, 1.0, reason="rule"), *others]
+        return kept, Stage("rules", before, _names(kept), f"a rule puts {rule.tool} first")
     return list(candidates), Stage("rules", before, _names(candidates), "no rule fired")
 
 

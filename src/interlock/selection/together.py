@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from interlock.core.record import dataclass
 
 # Calls of one caller that are no farther apart than this belong together.
 TOGETHER_S: Final = 1800

@@ -18,10 +18,10 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store.connection import Connection
 from interlock.store.copying import filled
 from interlock.store.home import APPLICATION_ID, MARK, Home, is_known, store_failure

@@ -315,7 +315,8 @@ class ChangeReader:
                 try:
                     read = self._read()
                 except Exception as error:  # noqa: BLE001 - the thread must not end; callers are refused when it is time
-                    self._report(error)
+                    if not self._stopped:  # which may have come after this read began
+                        self._report(error)
                     continue
                 if not read.loaded and read.number > self._applied:
                     self._note(read)

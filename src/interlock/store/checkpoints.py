@@ -6,6 +6,7 @@ are those of the state itself. `redacted` is a JSON list of the places that were
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from interlock.store.port import Reader, Transaction
@@ -48,6 +49,37 @@ def of_call(reader: Reader, call: str, *, after: int = 0, limit: int | None = No
     else:
         rows = reader.all(f"{statement} LIMIT ?", (call, after, limit))
     return list(map(CheckpointRow._make, rows))
+
+
+def to_archive(reader: Reader, until_ms: int, most: int) -> list[tuple[str, int]]:
+    """Call and number of the oldest checkpoints at milestones up to a time, at most so many.
+
+    Of calls that have ended; and of those whose records retention has removed.
+    """
+    return reader.all(
+        "SELECT call, seq FROM checkpoint WHERE type = 'macro' AND at_ms <= ?"
+        " AND (EXISTS (SELECT 1 FROM journal WHERE journal.call = checkpoint.call AND kind = 'closed')"
+        " OR NOT EXISTS (SELECT 1 FROM journal WHERE journal.call = checkpoint.call))"
+        " ORDER BY at_ms, call, seq LIMIT ?",
+        (until_ms, most),
+    )
+
+
+def remove(transaction: Transaction, places: Iterable[tuple[str, int]]) -> None:
+    for place in places:
+        transaction.execute("DELETE FROM checkpoint WHERE call = ? AND seq = ?", place)
+
+
+def put_back(transaction: Transaction, row: CheckpointRow) -> bool:
+    """Insert a checkpoint that is not there; whether it was not."""
+    return (
+        transaction.execute(
+            f"INSERT INTO checkpoint ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constant
+            " ON CONFLICT (call, seq) DO NOTHING",
+            row,
+        ).rowcount
+        > 0
+    )
 
 
 def owners(reader: Reader, call: str) -> set[str]:

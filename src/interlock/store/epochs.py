@@ -18,6 +18,7 @@ SERVICES = "service_epoch"
 UPSTREAMS = "upstream_epoch"
 SURFACES = "surface_epoch"
 DECISIONS = "decision_epoch"
+SECRETS = "secret_epoch"
 
 
 class Epochs(NamedTuple):
@@ -32,6 +33,7 @@ class Epochs(NamedTuple):
     surfaces: str | None
     decisions: str | None
     config: int | None
+    secrets: str | None
 
 
 _READ = (
@@ -39,7 +41,7 @@ _READ = (
     " (SELECT value FROM fact WHERE name = 'registry_epoch'), (SELECT value FROM fact WHERE name = 'identity_epoch'),"
     " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch'),"
     " (SELECT value FROM fact WHERE name = 'surface_epoch'), (SELECT value FROM fact WHERE name = 'decision_epoch'),"
-    " (SELECT max(version) FROM shared_config)"
+    " (SELECT max(version) FROM shared_config), (SELECT value FROM fact WHERE name = 'secret_epoch')"
 )
 
 

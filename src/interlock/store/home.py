@@ -15,7 +15,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -204,8 +204,9 @@ class Home:
         try:
             # Before the database is looked at: an anchor is there before it is in the file.
             anchored = self.last_anchor()
-            self._migrate()
-            connection = connect(self.database)
+            connection = self._known()
+            if connection is None:
+                connection = self._migrated()
             try:
                 refuse_behind(connection, anchored)
             except BaseException:
@@ -219,18 +220,20 @@ class Home:
         except OSError as error:
             raise _unusable(error) from None
 
-    def _migrate(self) -> None:
-        if self._known():
-            return
+    def _migrated(self) -> Connection:
+        """Make the database, or bring it to the schema of this program."""
         from interlock.store import migration  # its imports are for a first start and an upgrade
 
         if not self.new:
             migration.up(self)
-            return
+            return connect(self.database)
         # Several processes may start at once; one makes the database, the others wait and find it done.
         with self._migrating():
-            if not self._known():
+            connection = self._known()
+            if connection is None:
                 migration.create(self.database)
+                connection = connect(self.database)
+            return connection
 
     def _migrating(self) -> IO[str]:
         """The lock of a process that makes or changes the schema, held until it is closed."""
@@ -246,13 +249,16 @@ class Home:
         with self._migrating(), migration.transaction(self.database) as connection:
             yield connection
 
-    def still_known(self) -> None:
-        """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life."""
+    def still_known(self, reader: Reader) -> None:
+        """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life.
+
+        `reader` is a connection of the process that is in no transaction.
+        """
         # INVARIANT: a process that migrates holds this lock from before it looks for others until it has committed. So
         # either it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
         with open(self.path / "migrate.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            self._known()
+            is_known(reader)
 
     def runs(self, owner: str) -> bool:
         """Whether the process with this instance id lives."""
@@ -283,17 +289,24 @@ class Home:
         """
         refuse_running(self.alive(), schema, target)
 
-    def _known(self) -> bool:
-        """Whether this program can work on the database as it is.
+    def _known(self) -> Connection | None:
+        """A connection to the database, if this program can work on it as it is.
 
         Refuses one that is not ours (E3804), and a newer one that it cannot work on (E3805).
         """
         if self.new:
-            return False
-        with closing(sqlite3.connect(self.database, timeout=10, factory=Connection)) as connection:
+            return None
+        with ExitStack() as opened:
+            connection = opened.enter_context(closing(_connected(self.database, patience_s=10)))
+            # Before anything of it is changed: the connection of a journal switches the database to WAL.
             if not self.is_ours(connection):
                 raise Failure("E3804", "the database in this data directory was not made by Interlock")
-            return is_known(connection)
+            if not is_known(connection):
+                return None
+            self.wait_for_locks(connection, 0)
+            _for_journal(connection)
+            opened.pop_all()
+        return connection
 
 
 def refuse_running(count: int, schema: str, target: str) -> None:
@@ -373,9 +386,21 @@ def _size(path: Path) -> int:
 
 def connect(path: Path) -> Connection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
-    connection = sqlite3.connect(
-        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
+    return _for_journal(_connected(path, patience_s=0))
+
+
+def _connected(path: Path, *, patience_s: float) -> Connection:
+    return sqlite3.connect(
+        path,
+        timeout=patience_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        factory=Connection,
     )
+
+
+def _for_journal(connection: Connection) -> Connection:
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",

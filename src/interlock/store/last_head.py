@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from typing import Any, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store.home import RESTORE, Home
 from interlock.store.port import Reader
 from interlock.store.signing import signed_by

@@ -17,7 +17,6 @@ import orjson
 
 from interlock._version import __version__
 from interlock.store.home import SCHEMA_HEAD, Home
-from interlock.store.shared_settings import OF_A_MACHINE
 
 _PLAIN = ("policy.cedar", "principals.toml", "keys/secrets.key", "keys/cursor.key")
 
@@ -122,6 +121,9 @@ def _read(home: Home, name: str) -> bytes:
 
 def common_settings(text: bytes) -> bytes:
     """The settings that all machines have to share, in one form, whatever their order and comments."""
+    # The models of settings are loaded with it, which only stores of several machines need.
+    from interlock.store.shared_settings import OF_A_MACHINE
+
     try:
         settings = tomllib.loads(text.decode())
     except ValueError:

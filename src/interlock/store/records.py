@@ -103,6 +103,29 @@ def started(call: Call, at_ms: int) -> bytes:
     return encode({**head(call, at_ms), "kind": "started", **facts})
 
 
+def rest_of_start(call: Call) -> str:
+    """The record of a read that starts, for `started_reads`: its members besides id, trace and hash of the input.
+
+    Most reads have nothing there that others of their caller and tool have not, so that is encoded once.
+    """
+    request, decision, tool = call.request, call.decision, call.tool
+    caller, more = request.caller, call.more
+    if (
+        caller is not None and decision is not None and tool is not None and more.approval is None
+        and more.resources is None and request.key is None and request.task is None and request.parent is None
+        and not request.dry_run and not request.session and request.operation == "invoke"
+        and (caller.capability is None or not caller.capability.bound)
+    ):  # fmt: skip
+        rest = rest_of_read(decision, tool, caller, request.door, request.native)
+        if rest is not None:
+            return rest
+    record = head(call, 0)
+    for name in ("call", "timestamp", "traceId", "inputHash"):
+        del record[name]
+    record |= {"authDecision": _decision(call), "approvalTicketId": more.approval}
+    return encode(record).decode()[1:-1]
+
+
 def closed(
     call: Call,
     at_ms: int,

@@ -26,11 +26,12 @@ import time
 from collections.abc import Collection, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
+from interlock.store import facts
 from interlock.store.expressions import hex_digits
 from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import own_secret
@@ -42,6 +43,8 @@ Where = Literal["file", "keyring"]
 Keys = dict[bytes, bytes]  # by id, oldest first
 # The fact that holds the id of the key that seals, where a store has several data directories.
 SEALED_BY = "sealed_by"
+# The fact that holds the ids of the keys that archived checkpoints are sealed under: these keys are kept.
+ARCHIVED_UNDER = "archived_under"
 
 # How long an event loop waits for a keyring that was not asked before the loop needed it.
 PATIENCE_S = 0.5
@@ -216,8 +219,9 @@ def key_id_of(sealed: bytes) -> str:
 
 
 def keys_in_use(reader: Reader) -> set[str]:
-    """The ids of all keys that something in the database is sealed under."""
-    return {key_id for (key_id,) in reader.each(_IN_USE)}
+    """The ids of all keys that something in the database, or archived from it, is sealed under."""
+    archived = (facts.get(reader, ARCHIVED_UNDER) or "").split()
+    return {key_id for (key_id,) in reader.each(_IN_USE)} | {*archived}
 
 
 def seal_again(box: Box, place: Place, after: str | bytes) -> Unit[str | bytes | None]:

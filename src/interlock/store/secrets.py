@@ -1,7 +1,8 @@
 """Table `secret`: credentials, each sealed on its own. Several slots under one name form a pool.
 
 A sealed value is bound to its name, slot, time of creation and end: a row whose other columns were changed does not
-open any more. `key_id` names the sealing key, so that rows under an older one are found.
+open any more. `key_id` names the sealing key, so that rows under an older one are found. Storing and removing a
+credential raises the epoch of secrets: it changes which tools can be called.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 
 
@@ -89,6 +91,7 @@ def put(
         " resting_until_ms = excluded.resting_until_ms",
         (name, slot, key_id, sealed, created_ms, expires_ms),
     )
+    epochs.advance(transaction, epochs.SECRETS)
 
 
 def reseal(transaction: Transaction, name: str, slot: str, *, key_id: str, sealed: bytes) -> None:
@@ -108,3 +111,4 @@ def rest(transaction: Transaction, name: str, slot: str, until_ms: int) -> None:
 
 def delete(transaction: Transaction, name: str, slot: str) -> None:
     transaction.execute("DELETE FROM secret WHERE name = ? AND slot = ?", (name, slot))
+    epochs.advance(transaction, epochs.SECRETS)

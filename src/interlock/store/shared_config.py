@@ -9,17 +9,18 @@ of each version. The texts are checked before they are stored, by those who call
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.settings import Effective, effective_settings
+from interlock.default_settings import Effective, defaults_if_unstated
 from interlock.store import records
 from interlock.store.home import Home, schema_of
 from interlock.store.inspection import opened
-from interlock.store.port import Reader, Transaction
-from interlock.store.shared_settings import with_shared
+
+if TYPE_CHECKING:
+    from interlock.store.port import Reader, Transaction
 
 POLICY, PRINCIPALS, SETTINGS = "policy.cedar", "principals.toml", "settings.toml"
 FILES = (POLICY, PRINCIPALS, SETTINGS)
@@ -96,6 +97,12 @@ def settings_of(home: Home, **given: Any) -> Effective:
 
     In the second case, also sets what is shared on the home.
     """
+    if not given and (defaults := defaults_if_unstated(home.settings)) is not None:
+        return Effective(defaults, {})
+    # Models are loaded where settings are stated.
+    from interlock.settings import effective_settings
+    from interlock.store.shared_settings import with_shared
+
     effective = effective_settings(home.settings, **given)
     if not effective.settings.shared_config:
         return effective

@@ -7,10 +7,11 @@ result of the contract tests on one exact content. Every change raises the regis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.core.clock import iso
+from interlock.core.record import dataclass
+from interlock.store import epochs
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
 
@@ -67,6 +68,11 @@ class Notice:
             "successor": self.successor,
             "migrationGuide": self.migration_guide,
         }
+
+
+def bump_epoch(transaction: Transaction) -> None:
+    """Make every process on this store notice a change of the registry."""
+    epochs.advance(transaction, epochs.REGISTRY)
 
 
 # Versions

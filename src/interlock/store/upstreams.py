@@ -3,22 +3,23 @@
 A row of `upstream` has the configuration and the overlay as JSON, and whether the upstream answers. A row of
 `upstream_tool` is one tool of an upstream as it was seen last. Its `version` is the version of the registry that serves
 it, or NULL if none does; `pinned` is the digest of the definition that was admitted. Every change to `upstream` raises
-the epoch of upstreams.
+the epoch of upstreams. The fact `upstream_tools:NAME` counts the looks that changed tools of an upstream.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from interlock.store import epochs
+from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
-_SELECT = f"SELECT {_COLUMNS} FROM upstream"  # noqa: S608 - constants
+_TOOLS = "upstream_tools:"
+_SELECT = f"SELECT {_COLUMNS}, (SELECT value FROM fact WHERE fact.name = '{_TOOLS}' || upstream.name) FROM upstream"  # noqa: S608 - constants
 
 
 class Row(NamedTuple):
-    """One upstream. `config` and `overlay` are JSON."""
+    """One upstream. `config` and `overlay` are JSON; `revision` changes when its tools do."""
 
     name: str
     kind: str
@@ -30,6 +31,7 @@ class Row(NamedTuple):
     added_by: str
     discovered_ms: int
     probed_ms: int
+    revision: str | None
 
 
 class ToolRow(NamedTuple):
@@ -128,10 +130,17 @@ def delete(transaction: Transaction, name: str) -> None:
     """Remove an upstream and its tools."""
     transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
     transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
+    facts.remove(transaction, f"{_TOOLS}{name}")
     epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 # Their tools
+
+
+def mark_changed(transaction: Transaction, name: str) -> None:
+    """Note that tools of an upstream have changed: no process may answer with what they answered before."""
+    facts.increase(transaction, f"{_TOOLS}{name}")
+    epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 def tools(reader: Reader, upstream: str) -> list[ToolRow]:

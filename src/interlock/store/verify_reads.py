@@ -14,12 +14,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import layout
 from interlock.store.home import Home, no_room
 from interlock.store.port import Reader

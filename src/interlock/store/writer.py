@@ -12,11 +12,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.store import last_head, records
 from interlock.store.anchors import Anchors
 from interlock.store.connection import OutcomeUnknown, Refused

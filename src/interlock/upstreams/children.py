@@ -14,11 +14,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.upstreams.response_limits import Allowance, Intake, Lines
 
 _log = logging.getLogger("interlock.upstreams")

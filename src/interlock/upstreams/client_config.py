@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from interlock.core.credentials import CREDENTIALS, without_credentials
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.documents import Malformed, read_json
 from interlock.data.schema import Json
 

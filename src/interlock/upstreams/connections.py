@@ -1,7 +1,8 @@
 """The connections of one process to its upstreams, and whether the upstreams answer.
 
 The stored state is followed: a connection to an upstream that was removed, or was added again under the same name, is
-closed. An upstream that announces a change is looked at again, one look at a time however often it announces changes.
+closed, and one whose tools have changed forgets what they answered, whichever process saw the change. An upstream that
+announces a change is looked at again, one look at a time however often it announces changes.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class Connections:
         self._clock = clock
         self._make = make
         self._announce = announce
+        self._supervisor = supervisor
         self._tasks = _Tasks(supervisor)
+        self._closing: set[asyncio.Task[None]] = set()
         self.looks = Looks(self._tasks, look)
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
@@ -220,7 +223,7 @@ class Connections:
 
     def _follow(self, upstreams: Sequence[Upstream]) -> None:
         """Apply the stored state; close connections to upstreams that were removed, or added again
-        under the same name.
+        under the same name. Where another process has seen other tools, cached answers are dropped.
         """
         self._known = {one.name: one for one in upstreams}
         for name, (meant, connector) in list(self._connectors.items()):
@@ -233,9 +236,16 @@ class Connections:
             ):
                 self._away.discard(name)
                 del self._connectors[name]
-                self._tasks.spawn(f"closing of the upstream {name}", connector.close())
+                closing = self._supervisor.spawn(f"closing of the upstream {name}", connector.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            elif known.revision != meant.revision:
+                connector.forget()
+                self._connectors[name] = known, connector
 
     async def close(self) -> None:
         await self._tasks.close()
         connectors, self._connectors = [one for _, one in self._connectors.values()], {}
-        await asyncio.gather(*(connector.close() for connector in connectors), return_exceptions=True)
+        # Those of removed upstreams are let finish: a connector whose closing is cut off would keep its connections.
+        closing = [*self._closing, *(connector.close() for connector in connectors)]
+        await asyncio.gather(*closing, return_exceptions=True)

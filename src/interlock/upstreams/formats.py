@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import orjson
@@ -24,6 +23,7 @@ from interlock.call.connector import Definition, Discovered
 from interlock.contract.contract import Contract
 from interlock.contract.wire_names import provider_name
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json, properties_of, resolve_ref
 from interlock.upstreams.schemas import rewrite
 

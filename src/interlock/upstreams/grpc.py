@@ -130,6 +130,9 @@ class GrpcUpstream:
         async with self._channels.get(self._config.targets[0]):
             pass
 
+    def forget(self) -> None:
+        self._sender.forget()
+
     async def close(self) -> None:
         self._sender.close()
         await self._channels.close()

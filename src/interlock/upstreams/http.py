@@ -215,6 +215,9 @@ class HttpUpstream:
         except TimeoutError:
             raise wire.unreached(self._name, "does not answer") from None
 
+    def forget(self) -> None:
+        self._sender.forget()
+
     async def close(self) -> None:
         self._sender.close()
         self._client.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
+
+from interlock.core.record import dataclass
 
 if TYPE_CHECKING:  # the command line reads this table to show its help, and loads nothing else for it
     from interlock.call.connector import Connector

@@ -134,6 +134,9 @@ class LangChainUpstream:
         except Failure as failure:
             raise Failure("E3502", failure.message) from None
 
+    def forget(self) -> None:
+        """Do nothing: answers are not cached."""
+
     async def close(self) -> None:
         self._tools = None
         await self._loop.close()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from interlock.call.connector import Definition
 from interlock.contract.manifest import OWN_DESCRIPTION, Effect, Manifest, parse_manifest
 from interlock.contract.timeouts import infer_class
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import digest as digest_of
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 from interlock.registry.admission import examine

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import pydantic
@@ -39,6 +38,7 @@ from interlock.contract.manifest import (
 from interlock.contract.recipes import Step, Undo
 from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.documents import Malformed, read_yaml
 from interlock.data.schema import Fault, Json, pointer
 
@@ -106,7 +106,7 @@ OF_ONE = ("rename", "title", "description", "search_hint", "parameters", "result
 class Overlay(Part):
     """The operator's statements about an upstream's tools, by the upstream's own names."""
 
-    defaults: ToolOverlay = ToolOverlay()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+    defaults: ToolOverlay = ToolOverlay.model_construct()
     tools: dict[str, ToolOverlay] = Field(default_factory=dict[str, ToolOverlay])
 
     @pydantic.field_validator("defaults")
@@ -135,7 +135,7 @@ class Overlay(Part):
         ]
 
 
-NO_OVERLAY = Overlay()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+NO_OVERLAY = Overlay.model_construct()
 
 
 def parse_overlay(document: Json | str | bytes | None) -> Overlay:

@@ -12,7 +12,7 @@ because its definition changed, and whether it can be called at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -22,15 +22,16 @@ from interlock.call.connector import Definition
 from interlock.contract.manifest import Manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence
-from interlock.registry.catalog import bump_epoch
 from interlock.store import quarantine as stored_quarantine
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
+from interlock.store.tools import bump_epoch
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.overlay import Overlay, classify, parse_overlay
 
@@ -59,6 +60,8 @@ class Upstream:
     added_by: str
     discovered_ms: int
     probed_ms: int
+    # Another one for every change of its tools.
+    revision: str | None = None
     given: Json | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -299,6 +302,8 @@ def settle(
                 _follow(transaction, known.name, one, before, by, lift=one.name in lift)
         for one in looked:
             _store_tool(transaction, known, one)
+        if publications or any(_differs(one, judged_by.tools.get(one.name)) for one in looked):
+            store.mark_changed(transaction, known.name)
         counts = {state: sum(one.state == state for one in looked) for state in _COUNTED}
         note(transaction, known.name, "upstream.added" if new else "upstream.refreshed", by=by, **counts)
         bump_epoch(transaction)
@@ -387,6 +392,11 @@ def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinne
             quarantine.impose(digest, ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
 
 
+def _differs(one: Offered, before: Pinned | None) -> bool:
+    """Whether a published tool is seen to be another than before."""
+    return before is not None and (one.state, one.seen) != (before.state, before.seen)
+
+
 def _lift(transaction: Transaction, ref: str, by: str) -> None:
     """Release a definition from quarantine, because a person found it to be what was admitted."""
     held = stored_quarantine.held(transaction, ref)
@@ -423,7 +433,7 @@ def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None
 def _upstream(row: store.Row) -> Upstream:
     return Upstream(
         row.name, row.kind, row.config, orjson.loads(row.overlay), row.state,
-        row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms,
+        row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms, row.revision,
     )  # fmt: skip
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from math import ceil
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.upstreams.children import Crashed
 
 _log = logging.getLogger("interlock.upstreams")

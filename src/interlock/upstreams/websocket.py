@@ -147,6 +147,9 @@ class WebSocketUpstream:
             if "status" not in (failure.details or {}):
                 raise  # a service that asks for a credential which a probe lacks has answered
 
+    def forget(self) -> None:
+        self._sender.forget()
+
     async def close(self) -> None:
         self._sender.close()
         await self._links.close()

@@ -163,7 +163,7 @@ class RemoteConfig(Part):
 
     auth: Auth | None = None
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
-    tls: Tls = Tls()
+    tls: Tls = Tls.model_construct()
     allow_private: bool = False
     # Send the caller with each call (x-interlock-caller, x-interlock-agent). By default only on one's own networks.
     send_caller: bool | None = None
@@ -398,7 +398,7 @@ class Sender:
         return once
 
     def forget(self) -> None:
-        """Drop all cached answers."""
+        """Drop all cached answers, because tools of the upstream have changed."""
         self._last_good.forget()
 
     def close(self) -> None:
@@ -427,6 +427,7 @@ class Sender:
 
     async def _or_old(self, key: str, stale_s: float, sent: Awaitable[Any]) -> Any:
         """Return an answer and cache it; if there is none, return the cached one."""
+        era = self._last_good.era
         try:
             value = await sent
         except Failure as failure:
@@ -434,7 +435,7 @@ class Sender:
             if old is None:
                 raise
             return Aged(old.value, old.age_s)
-        self._last_good.keep(key, value)
+        self._last_good.keep(key, value, era)
         return value
 
     async def _in_turn(self, attempt: Callable[[str], Awaitable[Any]], *, safe: bool) -> Any:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Literal, cast
 
 from interlock.contract.manifest import OWN_DESCRIPTION
+from interlock.core.record import dataclass
 from interlock.data.canonical import encode
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 from interlock.window.reading import pointed

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Final
+
+from interlock.core.record import dataclass
 
 # Tabs and line ends stay in the content, and are escaped in attributes.
 _SPECIAL = re.compile(
@@ -26,19 +28,30 @@ _SPECIAL = re.compile(
     "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _ROLES: Final = "(?:system|assistant|human|user|developer|tool)(?: message| prompt)?"
-_ORDERS: Final = "(?:ignore|disregard|forget|override)"
+_ORDERS: Final = "(?:ignore|disregard|forget|override|ignoriere|vergiss|ignora|olvida|ignorez|oubliez|ignorieren Sie)"
+# What such an order is about, also in German, Spanish, Portuguese, Italian and French.
+_DROPPED: Final = (
+    "(?:instructions?|prompts?|rules|messages|guidelines|above|anweisung(?:en)?|instrucciones|instruções|istruzioni)"
+)
 # The first character of text that looks like an instruction, and the characters above.
 _SUSPECT = re.compile(
     f"{_SPECIAL.pattern}"
     r"|\[(?=/?(?:INST|SYS|SYSTEM)\])"
     rf"|(?<![^\n])(?={_ROLES}\s{{0,9}}:)\w"
     r"|(?<![^\n])#(?=#{0,5} {0,9}(?:system|assistant|human|user|instructions?|response)\b)"
-    rf"|\b(?={_ORDERS}(?:\s{{1,9}}\w{{1,12}}){{0,4}}?\s{{1,9}}(?:instructions?|prompts?|rules|messages)\b)\w",
+    rf"|\b(?={_ORDERS}(?:\s{{1,9}}\w{{1,12}}){{0,4}}?\s{{1,9}}{_DROPPED}\b)\w"
+    r"|\b(?=(?:new|updated|important)\s{1,9}instructions?\s{0,9}:)\w"
+    r"|\b(?=(?:you are now|from now on you)\b)\w"
+    r"|(?=(?:忽略|无视|無視|忘记|忘れ)[^\n]{0,16}(?:指令|指示|提示|规则))\w"
+    r"|(?=(?:指令|指示|提示|规则)[^\n]{0,16}(?:無視|忘れ))\w",
     re.IGNORECASE,
 )
 # Without one of these there is no such text. That is found out much faster.
 _SIGN = re.compile(rf"^(?:#|{_ROLES}\s{{0,9}}:)", re.IGNORECASE | re.MULTILINE)
-_SIGNS: Final = ("ignore", "disregard", "forget", "override", "[inst", "[/inst", "[sys", "[/sys")
+_SIGNS: Final = (
+    "ignor", "disregard", "forget", "override", "vergiss", "olvida", "oubliez", "instruction", "you are now",
+    "from now on you", "[inst", "[/inst", "[sys", "[/sys", "忽略", "无视", "無視", "忘",
+)  # fmt: skip
 _IN_ATTRIBUTE = re.compile(f'{_SPECIAL.pattern[:-1]}"\t\n]')
 _NAMES: Final = {"<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;"}
 _VALUES: Final = {name: character for character, name in _NAMES.items()}

@@ -16,10 +16,10 @@ INVARIANT: the parts together never have more tokens than the window.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.window.levels import View, choose
 
 LEAST_RESERVE, MOST_RESERVE = 2048, 4096

@@ -15,9 +15,9 @@ constant of the level. A task in which an error is expensive weighs loss, one th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
+from interlock.core.record import dataclass
 from interlock.data.bounds import Shortener
 from interlock.data.canonical import encode
 from interlock.data.schema import Json, properties_of, resolve_ref

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.bounds import exactly
 from interlock.data.schema import Json
 from interlock.window.levels import outline, plain, truncated

@@ -6,9 +6,10 @@ Every output goes to the observation record, whatever else becomes of it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
+from interlock.core.record import dataclass
 from interlock.data.canonical import canonical
 from interlock.data.schema import Json
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from interlock.approvals.figures import measure
+from interlock.core.record import dataclass
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.checkpoints import CheckpointWriter
 from interlock.gateway.failure_log import FailureLog

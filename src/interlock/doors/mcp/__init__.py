@@ -231,25 +231,32 @@ class McpDoor(Route):
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Announce what changes lists: what any process does to the registry, and upstreams that come and go."""
+        """Announce what changes lists: what any process does to the registry, upstreams that come and go, and
+        credentials and rules, without which a tool of a surface cannot be called.
+        """
         lock = self._service.lock
         changed = asyncio.Event()
-        revision: str | None = None
+        stored: epochs.Epochs | None = None
 
-        def note(now: str | None) -> None:
-            nonlocal revision
-            revision = now
+        def note(now: epochs.Epochs) -> None:
+            nonlocal stored
+            stored = now
             changed.set()
 
-        end = lock.journal.changes.watch(("registry", "upstreams"), lambda reader: epochs.read(reader).registry, note)
+        def state() -> tuple[object, ...]:
+            own = () if stored is None else (stored.registry, stored.secrets)
+            return *own, lock.upstreams.connections.unanswered(), lock.policy.state(anew=True)
+
+        families = ("registry", "upstreams", "secrets", "config")
+        end = lock.journal.changes.watch(families, epochs.read, note, also=lock.policy.files)
         try:
             lock.journal.changes.start()
             await lock.journal.changes.caught_up()
-            seen = revision, lock.upstreams.connections.unanswered()
+            seen = state()
             while True:
                 await changed.wait()
                 changed.clear()
-                now = revision, lock.upstreams.connections.unanswered()
+                now = state()
                 if now != seen:
                     await self.tools_changed()
                 seen = now

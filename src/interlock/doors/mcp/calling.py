@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,11 +27,11 @@ from interlock.call.prepared import Prepared
 from interlock.call.results import Result
 from interlock.contract.attached import for_models
 from interlock.core.errors import Failure
-from interlock.core.record import step
+from interlock.core.record import dataclass, step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
-from interlock.doors.mcp.sampling import sampled
+from interlock.doors.mcp.sampling import Question, sampled
 from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined
 
@@ -140,21 +140,29 @@ class Calling:
         self.before_close: list[Callable[[], None]] = []
 
     async def on_surface(
-        self, name: str, arguments: Json, caller: Caller, client: Callable[[], Interaction | None] | None = None
+        self,
+        name: str,
+        arguments: Json,
+        caller: Caller,
+        client: Callable[[], Interaction | None] | None = None,
+        *,
+        apps: bool = False,
     ) -> Json | None:
-        """The answer to a call of a tool that belongs to a surface itself; None to a call of any other tool.
+        """The answer to a call of a tool that belongs to a surface itself, or its question; None for any other tool.
 
-        `client` is how the client of the call is asked, if that is possible.
+        `client` is how the client of the call is asked, if that is possible; `apps` is whether it shows interfaces.
         """
         selector = sampled(client()) if name == SELECT and client is not None else None
         try:
-            return await self._surface_tools.call(name, arguments, caller, selector)
+            return await self._surface_tools.call(name, arguments, caller, selector, apps=apps)
+        except Question as question:
+            return question.result
         except Failure as failure:
             return failed(failure, no_trace(), {})
 
     @staticmethod
     def samples(client: Interaction | None) -> bool:
-        """Whether the model of a client can be asked in the middle of a call."""
+        """Whether the model of a client can be asked to choose a tool."""
         return sampled(client) is not None
 
     @staticmethod

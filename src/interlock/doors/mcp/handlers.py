@@ -89,8 +89,7 @@ class Handlers:
         if not isinstance(expected, dict | None):
             raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
         caller, wanted = await self._caller(ctx), cast("Json | None", expected)
-        declared = ctx.session.client_capabilities
-        shows = declared is not None and shows_apps({"extensions": declared.extensions})
+        shows = _shows_apps(ctx)
         samples = self._calling.samples(interaction(ctx))
         described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows, samples=samples)
         more = {} if cursor is None else {"nextCursor": cursor}
@@ -113,7 +112,8 @@ class Handlers:
         caller = await self._caller(ctx)
         if caller.surface is not None:
             client = partial(interaction, ctx)
-            found = await self._calling.on_surface(params.name, params.arguments or {}, caller, client)
+            apps = _shows_apps(ctx)
+            found = await self._calling.on_surface(params.name, params.arguments or {}, caller, client, apps=apps)
             if found is not None:
                 if self._calling.loads(params.name):
                     await self.changes.loaded(ctx)
@@ -226,3 +226,9 @@ def _guarded(handler: Answer) -> Answer:
             raise faulty(fault_of(error)) from None
 
     return answer
+
+
+def _shows_apps(ctx: Context) -> bool:
+    """Whether the client of a request shows the interfaces of MCP Apps."""
+    declared = ctx.session.client_capabilities
+    return declared is not None and shows_apps({"extensions": declared.extensions})

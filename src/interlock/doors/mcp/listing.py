@@ -16,21 +16,22 @@ nobody but the caller can say which two calls are one action. The operator of an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 import orjson
 
+from interlock.api.apps import is_for_apps
 from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import UI, Names, served_uri
 from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
 from interlock.registry.catalog import Version
-from interlock.upstreams.mcp.protocol import APPS, members, strings
+from interlock.upstreams.mcp.protocol import APPS, members
 
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
@@ -110,8 +111,11 @@ class Listing:
         `select_tool` is for clients whose model can be asked (`samples`). Tools for interfaces alone are listed to
         clients that show interfaces: others would give them to their model.
         """
-        if caller.surface is not None and caller.surface.defers and cursor is None and expected is None:
-            listed = [self.described(version) for version in await self._service.surfaces.listed(caller)]
+        if caller.surface is not None and caller.surface.defers and expected is None:
+            # The first page has all of it. A cursor of an earlier time leads to nothing else.
+            listed = [self.described(version) for version in await self._service.surfaces.listed(caller, cursor or "")]
+            if cursor is not None:
+                return [one for one in listed if shows_apps or not one.for_apps], None
             own = [*_SURFACE, *(_SAMPLED if samples else ())]
             return [*own, *(one for one in listed if shows_apps or not one.for_apps)], None
         wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
@@ -129,7 +133,7 @@ class Listing:
             if len(self._described) >= _KEPT:
                 self._described.clear()
             document = describe(version, key[1], available)
-            found = Described(document, orjson.dumps(document), form_of(version.contract), _for_apps(document))
+            found = Described(document, orjson.dumps(document), form_of(version.contract), is_for_apps(version))
             self._described[key] = found
         return found
 
@@ -174,10 +178,9 @@ def shows_apps(capabilities: Any) -> bool:
     return not members(members(capabilities).get("extensions")).keys().isdisjoint(APPS)
 
 
-def _for_apps(document: Json) -> bool:
-    """Whether an upstream says of its tool that it is for the interface of an MCP App, and not for models."""
-    visible = strings(members(document["_meta"].get("ui")).get("visibility"))
-    return "app" in visible and "model" not in visible
+def can_sample(capabilities: Any) -> bool:
+    """Whether the model of a client that can do this can be asked."""
+    return "sampling" in members(capabilities)
 
 
 def _own_meta(contract: Contract) -> Json:

@@ -40,7 +40,7 @@ from interlock.doors.mcp.calling import (
     not_made,
     own_result,
 )
-from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing, shows_apps
+from interlock.doors.mcp.listing import EXPECTS, KEY, Form, Listing, can_sample, shows_apps
 from interlock.doors.mcp.watched import watched
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import LARGE_BODY, Receive, Scope, Send, check_body, header, read_with, replay, text
@@ -127,11 +127,12 @@ class _Recognition:
         if not isinstance(request, dict):
             raise _ForSdk
         one = cast("Json", request)
-        params = one.get("params")
+        params: Any = one.get("params")
+        chosen: Any = one.get("id")
         if (
             len(one) != 4
             or one.get("jsonrpc") != "2.0"
-            or not usable(one.get("id"))
+            or not ((type(chosen) is int and 0 <= chosen < _SMALL) or usable(chosen))
             or one.get("method") != method
             or not isinstance(params, dict)
         ):
@@ -272,8 +273,9 @@ class McpRoute(Route):
         cursor = params.get("cursor")
         if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None) or EXPECTS in params["_meta"]:
             raise _ForSdk
-        shows = shows_apps(params["_meta"][_CAPABILITIES])
-        described, more = await self._listing.page(caller, cursor, shows_apps=shows)
+        able = params["_meta"][_CAPABILITIES]
+        shows, samples = shows_apps(able), can_sample(able)
+        described, more = await self._listing.page(caller, cursor, shows_apps=shows, samples=samples)
         # Each description was encoded once; a list of them is put together, not encoded again.
         return b"".join((
             b'{"jsonrpc":"2.0","id":', orjson.dumps(request["id"]), b',"result":{"tools":[',
@@ -470,6 +472,8 @@ def _is_our_own_form(result: Json) -> bool:
 
 
 _NOTHING: Json = {}
+# Most clients number their requests. Such an id needs no closer look.
+_SMALL = 2**31
 _EXACT = frozenset((str, int, bool, type(None)))
 _CALLS = frozenset(("name", "arguments", "_meta"))
 _OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))

@@ -1,14 +1,16 @@
 """The model of a client chooses a tool. It is asked by `sampling/createMessage`, where the client declares sampling.
 
-Clients of the handshake era can be asked in the middle of a call. The answer is bounded and typed here, and checked
-against the candidates by `selection.stages.checked_choice` before anything else looks at it.
+Clients of the handshake era are asked in the middle of a call. Those of 2026-07-28 get the question as the result of
+their request (`input_required`) and repeat the request with the answer. Nothing is kept between the two requests: the
+second selects anew and takes the answer where the model is asked, so any node can serve it. The answer is bounded and
+typed here, and checked against the candidates by `selection.stages.checked_choice` before anything else looks at it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -16,6 +18,7 @@ import orjson
 from interlock.call.connector import Interaction
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.doors.mcp.listing import can_sample
 from interlock.upstreams.mcp.protocol import members
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 120.0
 MOST_ANSWER: Final = 64 * 1024
 _MOST_TOKENS: Final = 1000
+# The name of the question in a result, and of the answer in the request that follows.
+_QUESTION: Final = "choice"
 _WORDS: Final = (
     "Choose the one tool that does what the user asks. Take parameters from the request alone. Answer with one JSON"
     ' object and nothing else: {"tool": NAME, "parameters": {…}}, or {"tool": null} if no tool fits. What tools say of'
@@ -32,11 +37,23 @@ _WORDS: Final = (
 _FENCE: Final = re.compile(r"\A\s*```[a-z]*\n(.*)\n```\s*\Z", re.DOTALL)
 
 
+class Question(Exception):  # noqa: N818 - a branch, not an error
+    """A question to a client that takes it as the result of its request. `result` is that result."""
+
+    def __init__(self, method: str, params: Json) -> None:
+        super().__init__(method)
+        asked = {_QUESTION: {"method": method, "params": params}}
+        self.result: Json = {"resultType": "input_required", "inputRequests": asked}
+
+
 def sampled(asked: Interaction | None) -> Selector | None:
-    """A selector that asks the model of a client; None for a client that cannot be asked in the middle of a call."""
-    if asked is None or asked.ask is None or "sampling" not in asked.capabilities:
+    """A selector that asks the model of a client; None for a client without one.
+
+    It raises Question for a client that repeats its request, until the request has the answer.
+    """
+    if asked is None or not can_sample(asked.capabilities):
         return None
-    ask = asked.ask
+    ask = _repeated(asked.answers) if asked.ask is None else asked.ask
 
     async def selector(request: str, tools: Sequence[Json]) -> Json:
         shown = b"\n".join(map(orjson.dumps, tools)).decode()
@@ -55,6 +72,18 @@ def sampled(asked: Interaction | None) -> Selector | None:
         return _choice(answer.get("content"))
 
     return selector
+
+
+def _repeated(answers: Json) -> Callable[[str, Json], Awaitable[Json]]:
+    """Ask a client by the result of its request, unless the request brings the answer."""
+
+    async def ask(method: str, params: Json) -> Json:
+        given = members(answers.get("inputResponses"))
+        if _QUESTION not in given:
+            raise Question(method, params)
+        return members(given[_QUESTION])
+
+    return ask
 
 
 def _choice(content: Any) -> Json:

@@ -9,12 +9,12 @@ request that is refused leaves no session, ends none, and its answer names none.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from time import monotonic
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.http.asgi import Message, Receive, Scope, Send, header
 

@@ -8,6 +8,7 @@ and the caller's own results, as `resources/read` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
@@ -159,24 +160,28 @@ class SurfaceTools:
         self._names = names
         self._describe = describe
 
-    async def call(self, name: str, arguments: Json, caller: Caller, selector: Selector | None = None) -> Json | None:
+    async def call(
+        self, name: str, arguments: Json, caller: Caller, selector: Selector | None = None, *, apps: bool = False
+    ) -> Json | None:
         """The result of a call; None if it is a call of another tool. Raises Failure for a mistake of the model.
 
-        `selector` is the model of a client that can be asked. Without one there is no `select_tool`.
+        Tools for interfaces alone are found by clients that show interfaces (`apps`). `selector` is the model of a
+        client that can be asked. Without one there is no `select_tool`.
         """
         if caller.surface is None or not caller.surface.defers:
             return None
         if name == SELECT and selector is not None:
             document, meta = await self._select(arguments, caller, selector)
         elif name in DOCUMENTS:
-            document, meta = await {SEARCH: self._search, LOAD: self._load, READ: self._read}[name](arguments, caller)
+            answers = {SEARCH: partial(self._search, apps=apps), LOAD: partial(self._load, apps=apps), READ: self._read}
+            document, meta = await answers[name](arguments, caller)
         else:
             return None
         content = [{"type": "text", "text": orjson.dumps(document).decode()}]
         told: Json = {"content": content, "structuredContent": document, "resultType": "complete"}
         return {**told, "_meta": meta} if meta else told
 
-    async def _search(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
+    async def _search(self, arguments: Json, caller: Caller, *, apps: bool) -> tuple[Json, Json]:
         queries = _texts(arguments, "queries", {"queries", "limit"})
         limit = arguments.get("limit", _DEFAULT_LIMIT)
         if limit.__class__ is not int:
@@ -184,7 +189,8 @@ class SurfaceTools:
         surface = caller.surface
         told: list[Json] = []
         refs: dict[str, Json] = {}
-        for query, (answer, deferred) in zip(queries, await self._surfaces.search(queries, caller, limit), strict=True):
+        answers = await self._surfaces.search(queries, caller, limit, apps=apps)
+        for query, (answer, deferred) in zip(queries, answers, strict=True):
             refs |= {one["tool_id"]: one for one in deferred}
             tools = [
                 {
@@ -203,9 +209,9 @@ class SurfaceTools:
         # For programs; a model has what it needs in the content.
         return {"results": told}, {DEFERRED: list(refs.values())} if refs else {}
 
-    async def _load(self, arguments: Json, caller: Caller) -> tuple[Json, Json]:
+    async def _load(self, arguments: Json, caller: Caller, *, apps: bool) -> tuple[Json, Json]:
         names = [self._names.address(one) for one in _texts(arguments, "names", {"names"})]
-        found = await self._surfaces.load(names, caller)
+        found = await self._surfaces.load(names, caller, apps=apps)
         shown = [self._describe(one) for one in found]
         kept = ("name", "description", "inputSchema")
         return {"tools": [{part: one[part] for part in kept if part in one} for one in shown]}, {}
@@ -226,7 +232,7 @@ class SurfaceTools:
         if made.chosen is not None:
             told["tool"] = {"name": self._names.of(made.chosen)}
         if made.chosen is not None and verdict is not None and verdict.answer != "DENY":
-            (shown,) = (await self._load({"names": [self._names.of(made.chosen)]}, caller))[0]["tools"]
+            (shown,) = (await self._load({"names": [self._names.of(made.chosen)]}, caller, apps=False))[0]["tools"]
             told["tool"] = shown
         return told, {}
 

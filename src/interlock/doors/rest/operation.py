@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
@@ -11,6 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from interlock.api.service import Service
 from interlock.call.context import Caller
+from interlock.core.record import dataclass
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.rest import models

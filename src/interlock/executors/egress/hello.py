@@ -6,7 +6,7 @@ full records. It is stricter than servers are: bytes that a server might read di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from interlock.core.record import dataclass
 
 _HANDSHAKE, _VERSION_3 = b"\x16", b"\x03"  # the first two bytes of every record before keys are agreed on
 _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 1, 0, 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.net import addresses
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ leading zeros, letters beyond ASCII. An international name comes in its ASCII fo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from interlock.core.record import dataclass
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _AUTHORITY = re.compile(

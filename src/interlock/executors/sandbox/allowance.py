@@ -10,11 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.executors.sandbox.job import GIB, Limits
 from interlock.executors.sandbox.shares import Share, Shares
 

@@ -18,9 +18,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from interlock.core.record import dataclass
 from interlock.executors.sandbox.job import Limits
 
 PREFIX = "interlock-sandbox-"

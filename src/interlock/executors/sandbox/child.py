@@ -10,9 +10,10 @@ import select
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from interlock.core.record import dataclass
 from interlock.executors.sandbox.cgroups import Slot
 from interlock.executors.sandbox.job import Job, Limits, Mount, PythonJob, Tier
 

@@ -7,9 +7,9 @@ import os
 import resource
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Any
 
+from interlock.core.record import dataclass
 from interlock.executors.sandbox import linux
 from interlock.executors.sandbox.filter import no_messages, plain_files
 

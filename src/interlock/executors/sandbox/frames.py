@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from interlock.core.record import dataclass
 
 REQUEST, PROGRESS, PARTIAL, FILE, RESULT = b"Q", b"P", b"V", b"F", b"R"
 CHECKPOINT, ANSWER = b"C", b"A"

@@ -7,8 +7,8 @@ The rung holds only if the probe runs, sees no process but its own, cannot write
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from interlock.core.record import dataclass
 from interlock.executors.sandbox.cgroups import Cgroups
 from interlock.executors.sandbox.child import Backend, IsolationError, Shape
 from interlock.executors.sandbox.job import Limits, Outcome, PythonJob

@@ -16,9 +16,9 @@ import os
 import platform
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from interlock.core.record import dataclass
 from interlock.executors.sandbox import syscalls
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000

@@ -25,13 +25,14 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import interlock
 from interlock.contract.permissions import is_below, own_place
+from interlock.core.record import dataclass
 from interlock.executors.sandbox.cgroups import Cgroups, Slot
 from interlock.executors.sandbox.child import Child, Evidence, IsolationError, Shape
 from interlock.executors.sandbox.job import Mount

@@ -23,12 +23,13 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 from interlock.call.artifacts import File
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.bounds import plain_text
 from interlock.data.schema import Json
 from interlock.executors.sandbox import filter as seccomp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.approval_gate import ASKING_TIER
 from interlock.authority.facts import in_normal_form
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.store import idempotency

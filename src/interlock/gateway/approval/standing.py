@@ -12,13 +12,13 @@ from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.gateway import token_checks
 from interlock.gateway.allowances import uses_of
-from interlock.gateway.reviewer_view import ReviewerView
-from interlock.registry.catalog import Catalog
-from interlock.settings import Settings
-from interlock.store.port import Store, Transaction
 
 if TYPE_CHECKING:
     from interlock.call.context import Caller
+    from interlock.gateway.reviewer_view import ReviewerView
+    from interlock.registry.catalog import Catalog
+    from interlock.settings import Settings
+    from interlock.store.port import Store, Transaction
 
 
 class StandingApprovals:

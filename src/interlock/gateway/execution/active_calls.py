@@ -9,16 +9,22 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock.call.phases import Call, Why
 from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.started_reads import StartedReads
+
+if TYPE_CHECKING:
+    from interlock.store.home import Instance
 
 _log = logging.getLogger("interlock.gateway")
 
 SWEEP_S = 0.01
-# A read that ends sooner leaves only its closing record; one that runs longer has a start record as well. That costs as
-# much as all other records of a read, so reads that merely wait in a queue for a while must not pay for it.
+# A read that ends sooner leaves only its closing record; one that runs longer has a start record as well, so that other
+# processes see it. That costs as much as all other records of a read, so reads that merely wait in a queue for a while
+# must not pay for it.
 NOTE_AFTER_S = 0.25
 # A read on the fast path that takes longer goes on in the regular phases.
 SLOW_AFTER_S = 0.1
@@ -57,9 +63,11 @@ def stop(call: Call, why: Why) -> None:
 class ActiveCalls:
     """All calls in execution of one gateway."""
 
-    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None]) -> None:
+    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None], instance: Instance) -> None:
         self._monotonic = monotonic
         self._note = note
+        # For the process after this one.
+        self.started = StartedReads(instance.home.instances, instance.id)
         self._calls: dict[str, Call] = {}
         # Reads on the fast path that have not ended: when each is to go on in the regular phases, and how it is told.
         self._reads: list[tuple[float, asyncio.Future[None]]] = []
@@ -79,6 +87,12 @@ class ActiveCalls:
         self._reads.append((started + min(timeout_s, SLOW_AFTER_S), waiter))
         if self._timer is None:
             self._arm()
+
+    def begin(self, call: Call) -> None:
+        """Note that a read starts, so that it is closed as failed if this process is killed."""
+        if not self.started.begin(call.id, call.trace_id, call.input_hash, records.rest_of_start(call)):
+            call.extend().noted = True
+            self._note(call)
 
     async def run_here(self, call: Call, work: Awaitable[Any]) -> Any:
         """Run work in the caller's own task: the cheaper way, for tools that only compute."""

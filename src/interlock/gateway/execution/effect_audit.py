@@ -11,25 +11,25 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interlock.call.context import Context
-from interlock.call.phases import Call
-from interlock.call.prepared import Prepared
 from interlock.contract.effects import Change
-from interlock.contract.manifest import Operation
 from interlock.contract.permissions import Permissions, is_below
 from interlock.core.errors import Failure
 from interlock.effects import watch
 from interlock.effects.locks import LockRequest, covers
 from interlock.effects.session import SessionState
-from interlock.effects.watch import Verdict, Watcher
-from interlock.gateway.observe import Observer
-from interlock.gateway.redaction import CallRedaction
 from interlock.registry import quarantine
-from interlock.registry.quarantine import Quarantine
-from interlock.store.port import Store
 
 if TYPE_CHECKING:
+    from interlock.call.context import Context
+    from interlock.call.phases import Call
+    from interlock.call.prepared import Prepared
+    from interlock.contract.manifest import Operation
+    from interlock.effects.watch import Verdict, Watcher
     from interlock.effects.watched import DatabaseWatcher
+    from interlock.gateway.observe import Observer
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.registry.quarantine import Quarantine
+    from interlock.store.port import Store
 
 
 class EffectAudit:

@@ -6,22 +6,22 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from interlock.call.phases import Call, Granted, Ran, Requested
 from interlock.contract.effects import predict
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.gateway import idempotency
-from interlock.gateway.allowances import Allowances
-from interlock.gateway.observe import Observer
-from interlock.gateway.persistence.storage import CallStorage
-from interlock.gateway.results.outputs import Outputs
-from interlock.gateway.results.unrecorded import UnrecordedOutcomes
-from interlock.settings import Settings
 from interlock.store import records
-from interlock.store.home import Instance
 from interlock.store.idempotency import NewKey, new_key
 
 if TYPE_CHECKING:
+    from interlock.call.phases import Call, Granted, Ran, Requested
+    from interlock.core.clock import Clock
+    from interlock.gateway.allowances import Allowances
+    from interlock.gateway.observe import Observer
+    from interlock.gateway.persistence.storage import CallStorage
+    from interlock.gateway.results.outputs import Outputs
+    from interlock.gateway.results.unrecorded import UnrecordedOutcomes
+    from interlock.settings import Settings
+    from interlock.store.home import Instance
     from interlock.store.port import Store, Transaction
 
 # A holder of a key in another process is polled at this interval.

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard, cast
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import orjson
 
-from interlock.call.context import Caller
-from interlock.contract.effects import Change
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.canonical import decode, encode
-from interlock.data.schema import Json
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
-from interlock.privacy.redact import Redactor, SchemaRedactor
 from interlock.privacy.redact_schema import PLAIN
-from interlock.settings import Settings
 from interlock.store import ledger, payloads
-from interlock.store.port import Reader, Transaction
 from interlock.store.sealing import VALUE, Box
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.contract.effects import Change
+    from interlock.data.schema import Json
+    from interlock.privacy.redact import Redactor, SchemaRedactor
+    from interlock.settings import Settings
+    from interlock.store.port import Reader, Transaction
 
 
 @dataclass(slots=True)

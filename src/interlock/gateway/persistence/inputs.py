@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from interlock.call.phases import Call
 from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import decode, encode
-from interlock.data.schema import Json
 from interlock.gateway import inputs
 from interlock.gateway.persistence.payloads import PayloadStore, insert, owner_of
 from interlock.gateway.persistence.pieces import Pieces, Sealed
-from interlock.settings import Settings
 from interlock.store import payloads
-from interlock.store.port import Reader, Store, Transaction
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.call.phases import Call
+    from interlock.data.schema import Json
+    from interlock.settings import Settings
+    from interlock.store.port import Reader, Store, Transaction
+    from interlock.store.sealing import Box
 
 
 class SentInputs(NamedTuple):

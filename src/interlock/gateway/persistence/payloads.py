@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from interlock.call.context import Caller
-from interlock.call.phases import Call
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
 from interlock.gateway.persistence.pieces import Pieces, Sealed
-from interlock.settings import Settings
 from interlock.store import idempotency as idempotency_rows
 from interlock.store import payloads
 from interlock.store.payloads import Payload
-from interlock.store.port import Reader, Store, Transaction, Unit
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Call
+    from interlock.settings import Settings
+    from interlock.store.port import Reader, Store, Transaction, Unit
+    from interlock.store.sealing import Box
 
 _DAY_MS = 86_400_000
 # Payloads of this many bytes or more are encrypted and decrypted in a thread.

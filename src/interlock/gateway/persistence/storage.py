@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from interlock.gateway.persistence.change_values import ChangeValues
 from interlock.gateway.persistence.inputs import InputStore
 from interlock.gateway.persistence.outcomes import OutcomeStore
@@ -9,10 +11,12 @@ from interlock.gateway.persistence.payloads import PayloadStore
 from interlock.gateway.persistence.pieces import Pieces
 from interlock.gateway.persistence.sessions import SessionStore
 from interlock.gateway.persistence.undo import UndoStore
-from interlock.gateway.redaction import CallRedaction
-from interlock.settings import Settings
-from interlock.store.port import Store
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.settings import Settings
+    from interlock.store.port import Store
+    from interlock.store.sealing import Box
 
 
 class CallStorage:

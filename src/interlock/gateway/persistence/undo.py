@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from interlock.call.context import Caller
-from interlock.call.phases import Ran
+from typing import TYPE_CHECKING
+
 from interlock.core.errors import Failure
 from interlock.data.canonical import decode, encode
-from interlock.data.schema import Json
 from interlock.gateway.persistence.payloads import insert, owner_of
 from interlock.gateway.persistence.pieces import Sealed
-from interlock.gateway.redaction import CallRedaction
-from interlock.settings import Settings
 from interlock.store import payloads
-from interlock.store.port import Store, Transaction
-from interlock.store.sealing import Box
+
+if TYPE_CHECKING:
+    from interlock.call.context import Caller
+    from interlock.call.phases import Ran
+    from interlock.data.schema import Json
+    from interlock.gateway.redaction import CallRedaction
+    from interlock.settings import Settings
+    from interlock.store.port import Store, Transaction
+    from interlock.store.sealing import Box
 
 
 class UndoStore:

@@ -228,7 +228,7 @@ class PostgresHome(Home):
         with closing(self._connect(self.address)) as connection:
             return connection.one("SELECT current_user::text")[0]
 
-    def still_known(self) -> None:
+    def still_known(self, reader: Reader) -> None:
         # INVARIANT: a process that migrates holds this lock from before it looks for others until it has committed. So
         # either it finds the lease of this process and what it knows, or what it has made is seen here.
         with closing(self._connect(self.address)) as connection:

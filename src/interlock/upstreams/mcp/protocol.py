@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol, cast
 
 from interlock._version import __version__
 from interlock.call.connector import Interaction
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 
 MODERN = ("2026-07-28",)

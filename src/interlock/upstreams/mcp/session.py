@@ -15,10 +15,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.data.schema import Json
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.negotiation import agree

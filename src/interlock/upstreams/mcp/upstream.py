@@ -49,7 +49,7 @@ class McpUpstream:
         self.content = Content(name, config, self._sessions)
 
     def _changed(self) -> None:
-        self._calls.forget()
+        self.forget()
         self._on_change()
 
     def call(self, call: RemoteCall) -> Coroutine[Any, Any, Any]:
@@ -89,6 +89,9 @@ class McpUpstream:
     async def replace(self) -> None:
         """Restart everything without losing a call: the new one is up before the old one is asked to finish."""
         await self._sessions.replace()
+
+    def forget(self) -> None:
+        self._calls.forget()
 
     async def close(self) -> None:
         """End every conversation and every program."""

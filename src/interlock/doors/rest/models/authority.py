@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -114,6 +114,20 @@ class Applied(Answer):
     previous_kept: bool = Field(description="whether the former policy is kept in policy.cedar.previous")
     diff: list[str]
     faults: list[Json]
+
+
+class ForgetBody(Body):
+    subjects: list[Annotated[str, Field(min_length=1, max_length=2048)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=1000,
+        description="ids of people and agents whose cached decisions are dropped; without it, everybody's",
+    )
+
+
+class Forgotten(Answer):
+    forgotten: bool
+    subjects: list[str] | None
 
 
 Operation = Literal["invoke", "preview", "compensate"]

@@ -1,4 +1,4 @@
-"""Routes of the policy: show, check, explain, test and apply."""
+"""Routes of the policy: show, check, explain, test and apply, and dropping cached decisions."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ async def apply_policy(body: models.ApplyBody, ask: Ask) -> Response:
 async def check_policy(body: models.PolicyBody, ask: Ask) -> Response:
     """Check a policy text against the registered tools. Needs `policy:read`."""
     return json(await ask.service.policy.check(body.text, by=ask.caller))
+
+
+@router.post("/policy/forget", **says(models.Forgotten))
+async def forget_decisions(body: models.ForgetBody, ask: Ask) -> Response:
+    """Drop cached decisions in every process, after a policy engine changed its answers. Needs `policy:admin`."""
+    return json(await ask.service.policy.forget(body.subjects, by=ask.caller))
 
 
 @router.post("/policy/explain", **says(models.Explanation))

@@ -1,0 +1,95 @@
+"""`search`: the whole of `lock.search`, with the tools of one caller and the policy, in a process of its own.
+
+Started as `python -m bench.search_whole TOOLS REQUESTS`, it prints four figures in ms of CPU time: the first search
+with each request (p50, p95), and the same again (p50, p95).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+
+from bench import sets
+from interlock import Interlock
+from interlock.contract.manifest import Manifest, parse_manifest
+from interlock.data.canonical import digest
+from interlock.registry import admission
+from interlock.registry.admission import Evidence
+from interlock.search.index import Entry
+
+RULES = 20
+_AT_ONCE = 500
+
+
+async def measure(tools: int, requests: int) -> list[float]:
+    """Fill a data directory with the tools of the sets, many times with other names, and search it."""
+    found = [one for folder in sets.found() for one in sets.load(folder).entries]
+    queries = [one.text for folder in sets.found() for one in islice(sets.load(folder).queries, requests // 2)]
+    with TemporaryDirectory(prefix="interlock-bench-") as name:
+        async with Interlock.open(Path(name), housekeeping=False) as lock:
+            lock.policy.path.write_text(lock.policy.path.read_text() + _rules())
+            for number in range(tools):
+                manifest = _manifest(found[number % len(found)], number)
+                content = digest(manifest.document())
+                pretend = Evidence(content, True, "bench", "")
+                lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
+                if number % _AT_ONCE == 0:
+                    await lock.journal.drain()
+            await lock.journal.drain()
+            await lock.catalog.forget()
+            await lock.search("anything at all")  # it makes the index
+            first, again = [await _timed(lock, queries) for _ in range(2)]
+            return [first[9], first[18], again[9], again[18]]
+
+
+async def _timed(lock: Interlock, queries: Sequence[str]) -> list[float]:
+    taken: list[float] = []
+    for query in queries:
+        began = time.process_time()
+        await lock.search(query)
+        taken.append(1000 * (time.process_time() - began))
+    return quantiles(taken, n=20)
+
+
+def _rules() -> str:
+    """Rules about groups, single tools and the arguments of calls, in equal parts."""
+    forms = (
+        '@id("g{n}") forbid (principal in Group::"guests-{n}", action, resource);',
+        '@id("t{n}") forbid (principal, action == Action::"bench.tool_{n}", resource);',
+        '@id("a{n}") forbid (principal, action, resource) when {{ context.arguments has amount_{n} }};',
+    )
+    return "\n" + "\n".join(forms[n % len(forms)].format(n=n) for n in range(RULES)) + "\n"
+
+
+def _manifest(entry: Entry, number: int) -> Manifest:
+    properties = {
+        one: {"type": "string", "description": text}
+        for one, text in zip(entry.parameters, entry.parameter_texts, strict=False)
+    }
+    return parse_manifest(
+        {
+            "tool_id": f"tool_{number}",
+            "namespace": "bench",
+            "name": f"tool {entry.name[:50]}",
+            "version": "1.0.0",
+            "provider": "bench",
+            "protocol": "native",
+            "description": f"A tool, {entry.name}: {entry.description[:900]}",
+            "mutation_class": "read_only",
+            "parameters": {"type": "object", "properties": properties},
+            "result_schema": {},
+            "required_permissions": [],
+            "idempotency": {},
+            "observability": {},
+        }
+    )
+
+
+if __name__ == "__main__":
+    print(*asyncio.run(measure(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,73 @@
+"""Reasons why a tool that exists for a caller cannot be called as things are.
+
+One answer for everything that shows tools: the list of a surface, its record in the journal, and its document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.call.connector import secret_of
+from interlock.contract.permissions import permissions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from interlock.api.parts import Parts
+    from interlock.api.tools import Tools
+    from interlock.call.context import Caller
+    from interlock.contract.standard.document import BlockReason
+    from interlock.registry.catalog import Version
+
+
+class Blocked:
+    """Tells why a caller cannot call a tool, by the credentials that were stored when this was made."""
+
+    def __init__(
+        self, parts: Parts, tools: Tools, caller: Caller, credentials: Mapping[str, int | None] | None
+    ) -> None:
+        self._parts = parts
+        self._tools = tools
+        self.caller = caller
+        # The stored credentials, each with the time when it expires; None where another system has them.
+        self._credentials = credentials
+
+    @classmethod
+    async def read(cls, parts: Parts, tools: Tools, caller: Caller) -> Blocked:
+        """Read which credentials exist. Everything else is at hand."""
+        authority = parts.authority
+        if authority.lent_from is not authority.secrets:
+            return cls(parts, tools, caller, None)
+        now_ms = parts.clock.now_ms()
+        names = await authority.secrets.names()
+        there = {one.name: one.expires_ms for one in names if one.expires_ms is None or one.expires_ms > now_ms}
+        return cls(parts, tools, caller, there)
+
+    @property
+    def until_ms(self) -> int | None:
+        """When a credential expires, so that the answer may be another; None if none does."""
+        return min((one for one in (self._credentials or {}).values() if one is not None), default=None)
+
+    def reason(self, version: Version) -> tuple[BlockReason | None, str | None]:
+        """The reason why a tool cannot be called, and more about it; None for one that can."""
+        row, parts = version.row, self._parts
+        if not self._tools.sees(self.caller, version):
+            return "role_not_allowed", "the token or the scopes of the caller do not cover it"
+        if parts.gateway.quarantine.holds(row.digest):
+            return "feature_disabled", "it is in quarantine"
+        if self._tools.never_allowed(self.caller, version):
+            return "policy_blocked", "the policy forbids every call of it"
+        if missing := self._missing(version):
+            return "credential_missing", f"the credential `{missing}` is not stored"
+        if parts.availability(row) != "AVAILABLE":
+            return "setup_required", f"the upstream `{row.origin.removeprefix('upstream:')}` does not answer"
+        return None, None
+
+    def _missing(self, version: Version) -> str | None:
+        if self._credentials is None:
+            return None
+        permissions: Any = orjson.loads(version.content.manifest).get("required_permissions") or ()
+        names = (secret_of(name, self.caller) for name in permissions_of(tuple(permissions)).credentials)
+        return next((name for name in names if name not in self._credentials), None)

@@ -1,0 +1,129 @@
+"""Notes of the reads that run, for the process that comes after one that was killed.
+
+The journal has nothing of a read before it ends, or has run for a while: a record of its start would cost as much as
+all its other records. But its process may be killed while it runs. So each read has a note in a file of its process,
+from before its tool starts until its closing record is written. The file is mapped into memory: its content stays there
+when the process is killed, and nothing waits for the disk. A machine that loses its power may lose it.
+
+    file    SLOTS slots of SLOT bytes, each for one note
+    slot    1 while its note counts, the length of the note in four bytes, the note
+
+INVARIANT: the first byte is set behind the note and removed before anything else of the slot is changed, so a note
+counts whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_log = logging.getLogger("interlock.store")
+
+SLOT: Final = 2048
+SLOTS: Final = 1024
+_HEAD: Final = 5
+_LONGEST: Final = SLOT - _HEAD
+_SUFFIX: Final = ".reads"
+
+
+class StartedReads:
+    """The notes of one process. The file is made for the first of them."""
+
+    def __init__(self, directory: Path, owner: str) -> None:
+        self._path = directory / f"{owner}{_SUFFIX}"
+        self.memory: mmap.mmap | None = None
+        # The places of slots that are free, and of those in use by the ids of their calls.
+        self.free: list[int] = []
+        self.used: dict[str, int] = {}
+        self._is_refused = False
+
+    def begin(self, call: str, trace_id: str, input_hash: str, rest: str) -> bool:
+        """Note that a read starts, as the record of its start. False if there is no room for it.
+
+        `rest` has the other members of the record, as JSON: see `records.rest_of_read` and `rest_of_start`.
+        """
+        memory = self.memory or self._open()
+        note = f'{{"kind":"started","call":"{call}","traceId":"{trace_id}","inputHash":"{input_hash}",{rest}}}'
+        written = note.encode()
+        if memory is None or not self.free or len(written) > _LONGEST:
+            return False
+        at = self.free.pop()
+        memory[at + 1 : at + _HEAD + len(written)] = len(written).to_bytes(4, "little") + written
+        memory[at] = 1
+        self.used[call] = at
+        return True
+
+    def end(self, call: str) -> None:
+        """Remove the note of a read whose closing record is written, if there is one."""
+        at = self.used.pop(call, None)
+        if at is not None and self.memory is not None:
+            self.memory[at] = 0
+            self.free.append(at)
+
+    def _open(self) -> mmap.mmap | None:
+        """Make the file. If that fails once it is not tried again, so that reads do not pay for it."""
+        if self._is_refused:
+            return None
+        try:
+            place = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                # Its room is taken now: a full disk is an error here, and would end the process later.
+                os.posix_fallocate(place, 0, SLOT * SLOTS)
+                self.memory = mmap.mmap(place, SLOT * SLOTS)
+            except OSError:
+                self._path.unlink()
+                raise
+            finally:
+                os.close(place)
+        except OSError as error:
+            self._is_refused = True
+            _log.warning("reads are noted in the journal, as %s cannot be made: %s", self._path.name, error.strerror)
+            return None
+        self.free = [SLOT * number for number in reversed(range(SLOTS))]
+        return self.memory
+
+    def close(self) -> None:
+        """Remove the file. One with notes stays: the next process to open the data directory closes their calls."""
+        if self.memory is None:
+            return
+        self.memory.close()
+        self.memory, self.free = None, []
+        if not self.used:
+            self._path.unlink(missing_ok=True)
+
+
+class LeftNotes:
+    """The notes that dead processes have left. A file that cannot be read stays for a later process."""
+
+    def __init__(self, directory: Path, alive: Callable[[str], bool]) -> None:
+        self._paths: list[Path] = []
+        self.notes: list[bytes] = []
+        for path in directory.glob(f"*{_SUFFIX}"):
+            if alive(path.stem):
+                continue
+            try:
+                with open(path, "rb") as file:
+                    held = file.read(SLOT * SLOTS)
+            except OSError as error:
+                _log.warning("notes of reads in %s cannot be read: %s", path.name, error.strerror)
+                continue
+            self.notes += _notes(held)
+            self._paths.append(path)
+
+    def remove(self) -> None:
+        """Remove the files, once the calls are closed."""
+        for path in self._paths:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _notes(held: bytes) -> Iterable[bytes]:
+    for at in range(0, len(held) - SLOT + 1, SLOT):
+        size = int.from_bytes(held[at + 1 : at + _HEAD], "little")
+        if held[at] == 1 and size <= _LONGEST:
+            yield held[at + _HEAD : at + _HEAD + size]

@@ -119,7 +119,7 @@ async def _against(plan: Plan, place: Path, server: Server) -> Table:
         then = await stack.enter_async_context(_worker("interlock", "", homes[0], variables))
         now = await stack.enter_async_context(_worker("interlock", "", homes[1]))
         field = [
-            Contender(f"{work}, {callers} callers", work, [worker], callers)
+            Contender(f"{work}, {_so_many(callers)}", work, [worker], callers)
             for work in ("read", "write")
             for callers in (1, CALLERS)
             for worker in (then, now)
@@ -162,7 +162,9 @@ async def _rates(plan: Plan, place: Path, server: Server) -> Table:
         nodes = [await stack.enter_async_context(_worker("interlock", address, home)) for home in homes[1:]]
         field = [Contender(SQLITE, work, [sqlite]) for work in ("read", "write")]
         field += [Contender(ONE, work, nodes[:1]) for work in ("read", "write")]
-        field += [Contender(TWO, work, nodes) for work in ("read", "write")]
+        field += [
+            Contender(TWO, work, nodes, callers) for callers in (CALLERS, 2 * CALLERS) for work in ("read", "write")
+        ]
         for name, kind in ((PROCRASTINATE, "procrastinate"), (DBOS, "dbos")):
             its = server.address.replace("/postgres?", f"/{kind}?")
             field.append(Contender(name, "write", [await stack.enter_async_context(_worker(kind, its))]))
@@ -171,6 +173,7 @@ async def _rates(plan: Plan, place: Path, server: Server) -> Table:
     rows = [
         (
             f"{one.name}: {one.work}",
+            str(one.callers),
             f"{one.rate:,.0f}",
             number(one.cost),
             number(one.server_cost) if one.name != SQLITE else "",
@@ -178,7 +181,7 @@ async def _rates(plan: Plan, place: Path, server: Server) -> Table:
         )
         for one in field
     ]
-    columns = (f"{CALLERS} callers", "per second", "CPU µs", "CPU µs, server", "of the faster queue")
+    columns = ("", "callers", "per second", "CPU µs", "CPU µs, server", "of the faster queue")
     note = "A job of a queue is inserted and finished; a governed write has its intent and its outcome on record."
     return Table("Durable calls", columns, rows, f"{_load()} {note}")
 
@@ -221,7 +224,7 @@ async def _flat(plan: Plan, place: Path, server: Server) -> Table:
         costs = [one.cost + one.server_cost for one in (small, large)]
         growth = costs[1] / costs[0]
         goal = f"<= {flat.FLAT_WITHIN}x"
-        name = f"{small.work}, {small.callers} callers"
+        name = f"{small.work}, {_so_many(small.callers)}"
         rows.append((name, *map(number, costs), goal, times(growth), verdict(growth <= flat.FLAT_WITHIN)))
     columns = ("CPU µs per call, with the server", *(f"{size:,} rows" for size in sizes), "goal", "growth", "")
     return Table("Journal rows on PostgreSQL", columns, rows, "The short journal grows by what is measured.")
@@ -280,6 +283,10 @@ def _server_cpu_s(server: Server) -> float:
         elif fields[1] == postmaster:
             ticks += sum(map(int, fields[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _so_many(callers: int) -> str:
+    return "1 caller" if callers == 1 else f"{callers} callers"
 
 
 def _load() -> str:

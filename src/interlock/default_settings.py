@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
+
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from interlock.settings import Settings

@@ -505,9 +505,6 @@ class Settings(pydantic.BaseModel):
     def backup_every_ms(self) -> int:
         return round(self.backup_every_h * 3_600_000)
 
-    def redacts(self, namespace: str) -> bool:
-        return namespace not in self.no_pattern_redaction
-
 
 def load_settings(path: Path, **given: Any) -> Settings:
     """Settings from the file, overridden by the environment, overridden by what the program was given.

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from interlock.approvals.webhook import Outcome, Webhooks
+from interlock.approvals.services import Outcome
+from interlock.approvals.webhook import Webhooks
 from interlock.authority import keys
 from interlock.authority.keys import fetch_json
 from interlock.authority.remote import Remote

@@ -151,7 +151,7 @@ def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
 def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     _, others, own = loaded(cli.home, "call", "demo.balance", '{"account": "cash"}')
     assert not others & SELDOM
-    assert not own & {"interlock.doors", "interlock.http", "interlock.trials"}
+    assert not own & {"interlock.doors", "interlock.http", "interlock.settings", "interlock.trials"}
 
 
 # An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.
@@ -167,7 +167,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
 def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> None:
     _, others, own = loaded(cli.home, *words.split())
     assert "interlock.gateway" in own
-    assert not {"pydantic", "pydantic_core", "jsonschema_rs"} & others
+    assert not {"email", "idna", "pydantic", "pydantic_core", "jsonschema_rs"} & others
     assert "interlock.settings" not in own
 
 

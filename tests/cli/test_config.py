@@ -273,7 +273,6 @@ def test_a_data_directory_without_settings_has_the_defaults_of_the_models(tmp_pa
     assert settings is not None
     for name in (*Settings.model_fields, "backup_every_ms"):
         assert_same(getattr(settings, name), getattr(model, name))
-    assert settings.redacts("demo")
     assert settings.model_copy(update={"payload_days": 3}).payload_days == 3
     with pytest.raises(AttributeError):
         settings.payload_days = 3  # pyright: ignore[reportAttributeAccessIssue] - frozen

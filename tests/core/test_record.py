@@ -105,3 +105,49 @@ def test_copies_pickles_and_replacements_are_equal() -> None:
 
 def test_the_text_of_an_object_names_its_fields() -> None:
     assert repr(Named(1, name="abc")) == "Named(x=1, y=0, name='abc', length=3)"
+
+
+class Row(record.NamedTuple):
+    """A row of a table."""
+
+    name: str
+    size: int = 0
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.size
+
+
+class Single(record.NamedTuple):
+    value: object
+
+
+def test_named_tuples_are_made_and_read_as_those_of_the_standard_library() -> None:
+    row = Row("a", 3)
+    assert (row, row.name, row.size, row.twice, row[1]) == (("a", 3), "a", 3, 6, 3)
+    assert (Row("b"), Row(size=1, name="c")) == (("b", 0), ("c", 1))
+    assert Single((1, 2)).value == (1, 2)
+    assert (repr(row), Row.__doc__, Row.__name__) == ("Row(name='a', size=3)", "A row of a table.", "Row")
+    assert (Row._fields, Row._field_defaults) == (("name", "size"), {"size": 0})
+    assert (row._replace(size=4), Row._make(["d", 1]), row._asdict()) == (("a", 4), ("d", 1), {"name": "a", "size": 3})
+    match row:
+        case Row(name, size):
+            assert (name, size) == ("a", 3)
+
+
+def test_named_tuples_can_be_copied_and_pickled() -> None:
+    row = Row("a", 3)
+    for same in (copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
+        assert (same, type(same)) == (row, Row)
+
+
+def test_named_tuples_refuse_what_those_of_the_standard_library_refuse() -> None:
+    for wrong in (Row, lambda: Row("a", 1, 2), lambda: Row("a", other=2), lambda: Row._make(["a"])):  # pyright: ignore[reportCallIssue]
+        with pytest.raises(TypeError):
+            wrong()  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ValueError, match="other"):
+        Row("a")._replace(other=1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(AttributeError):
+        Row("a").size = 2  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError, match="come first"):
+        type(record.NamedTuple)("Late", (), {"__annotations__": {"a": int, "b": int}, "a": 1})

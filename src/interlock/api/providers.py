@@ -9,7 +9,7 @@ from __future__ import annotations
 import mimetypes
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.call_records import CallRecords
 from interlock.api.calls import Ask, Calls, native_id
@@ -19,6 +19,7 @@ from interlock.call.media import LARGEST, parts_of
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.data.bounds import LONGEST_NAME
 from interlock.data.schema import Json
 from interlock.registry.catalog import Version

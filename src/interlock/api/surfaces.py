@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from interlock.api.apps import is_for_apps
 from interlock.api.blocked import Blocked
@@ -27,6 +27,7 @@ from interlock.api.search import Answer, Found
 from interlock.api.tools import Page
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.registry.catalog import Version
 from interlock.store import surfaces
 

@@ -6,7 +6,6 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json, compile_validator
@@ -35,7 +35,7 @@ _MOST_JUDGED = 100_000
 MOST_EXPECTED_VALUES = 2500
 
 Expected = Mapping[str, Any]
-_ADDRESS = re.compile(r"[a-z][a-z0-9_-]{0,254}\.[a-z][a-z0-9_]{0,254}")
+_ADDRESS = expression(r"[a-z][a-z0-9_-]{0,254}\.[a-z][a-z0-9_]{0,254}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,14 @@ from urllib.parse import quote
 import orjson
 
 from interlock.approvals import tickets
-from interlock.approvals.services import Broken, Service
-from interlock.approvals.webhook import Outcome, Webhooks
+from interlock.approvals.services import Broken, Outcome, Service
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.net import addresses
 from interlock.store import notifications, records
 
 if TYPE_CHECKING:
+    from interlock.approvals.webhook import Webhooks
     from interlock.call.channels import Channel
     from interlock.core.clock import Clock
     from interlock.core.supervise import Supervisor
@@ -86,7 +86,8 @@ class Courier:
         self._secrets = secrets
         self._box = box
         self._supervisor = supervisor
-        self._webhooks = webhooks or Webhooks(clock, resolve=resolve)
+        self._webhooks = webhooks
+        self._resolve = resolve
         self._services = {
             channel.name: Service(channel, resolve, attempt_s)
             for channel in self._channels.values()
@@ -121,7 +122,8 @@ class Courier:
             await asyncio.wait(lanes)
         for service in self._services.values():
             await service.close()
-        await self._webhooks.close()
+        if self._webhooks is not None:
+            await self._webhooks.close()
 
     # Lanes
 
@@ -227,6 +229,11 @@ class Courier:
         event = "approval.requested" if due.step == 0 else "approval.escalated"
         body = orjson.dumps({"type": event, "id": message_id, "data": await self._message(due)})
         async with asyncio.timeout(ATTEMPT_S):
+            if self._webhooks is None:
+                # Loaded where a channel needs it: it loads a client of HTTP.
+                from interlock.approvals.webhook import Webhooks
+
+                self._webhooks = Webhooks(self._clock, resolve=self._resolve)
             return await self._webhooks.send(
                 channel.webhook.get_secret_value(),
                 body,

@@ -15,12 +15,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import dataclass
 from interlock.net import addresses
 
 if TYPE_CHECKING:
@@ -34,6 +35,16 @@ _SENDER = str(Path(__file__).with_name("sender.py"))
 # passed.
 _ENVIRONMENT = ("LANG", "LC_ALL", "PATH", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ")
 _NO_HOME = "/nonexistent"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one attempt. `gone`: the receiver wants no more messages; `wait_ms`: the pause it requests."""
+
+    result: Literal["sent", "retry", "failed"]
+    error: str = ""
+    wait_ms: int = 0
+    gone: bool = False
 
 
 class Broken(Exception):  # noqa: N818 - what the process is

@@ -18,11 +18,11 @@ import email.utils
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from interlock.approvals.services import Outcome
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
 from interlock.net import addresses
 from interlock.net.outgoing import Answer, Outgoing, Trouble, Unanswered
 
@@ -33,16 +33,6 @@ TOLERANCE_S = 300
 TIMEOUT_S = 10.0
 LONGEST_PAUSE_S = 24 * 3600
 _PREFIX = "whsec_"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of one attempt. `gone`: the receiver wants no more messages; `wait_ms`: the pause it requests."""
-
-    result: Literal["sent", "retry", "failed"]
-    error: str = ""
-    wait_ms: int = 0
-    gone: bool = False
 
 
 def read_secret(text: str) -> bytes:

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.net.s3 import Account, Bucket
 
 Tier = Literal["hot", "warm", "cold"]
@@ -40,8 +41,8 @@ PART = 16 << 20
 _MANIFEST = "manifest.json"
 _TIME = "%Y%m%dT%H%M%SZ"
 _NAME = r"(hot|warm|cold)/(interlock|records|checkpoints)-(\d{8}T\d{6}Z)"
-_NAMED = re.compile(rf"^{_NAME}/([^/]+)$")
-_CHOSEN = re.compile(rf"^(.*?)/?({_NAME})$")
+_NAMED = expression(rf"^{_NAME}/([^/]+)$")
+_CHOSEN = expression(rf"^(.*?)/?({_NAME})$")
 _Progress = Callable[[int, int], None]
 
 

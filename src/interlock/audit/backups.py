@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from interlock.audit.archive import archive_at, is_archive
 from interlock.audit.chain import Verdict, verify
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.store import facts
 from interlock.store.backup import Copy, Progress, contents, copied
 from interlock.store.copying import Contents, filled
@@ -38,7 +39,7 @@ _log = logging.getLogger("interlock.background")
 # A backup that failed, or of which nobody knows the end, is tried again after this time.
 RETRY_MS = 3_600_000
 _BEGUN, _MADE, _FAILED = "backup_begun_ms", "backup_made_ms", "backup_failed_ms"
-_NAME = re.compile(r"^interlock-(\d{8}T\d{6}Z)$")
+_NAME = expression(r"^interlock-(\d{8}T\d{6}Z)$")
 _TIME = "%Y%m%dT%H%M%SZ"
 
 

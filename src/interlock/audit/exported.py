@@ -25,6 +25,7 @@ import orjson
 
 from interlock.audit.chain import ChainFault, Examination, Follower, Signatures, SignedHead, records_words
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.store import ledger
 from interlock.store.signing import Signer
 
@@ -44,7 +45,7 @@ def _signed_by(name: str) -> str:
     )
 
 
-_LINE = re.compile(
+_LINE = expression(
     (
         rf'\{{"seq":(?P<seq>[1-9][0-9]{{0,18}}),"hash":"(?P<hash>{_HASH})"'
         rf'(?:,"public_key":"(?P<public>{_HASH})")?'

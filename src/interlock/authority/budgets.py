@@ -17,7 +17,7 @@ INVARIANT: `held` of a budget is the sum of its holds, and as long as estimates 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -25,6 +25,7 @@ from interlock.call.cost import TASK_PARTS, Cost
 from interlock.core.amounts import MAX_AMOUNT, MILLION, millionths
 from interlock.core.errors import Failure
 from interlock.core.formatting import quantity, wait
+from interlock.core.record import NamedTuple
 from interlock.store import budgets as table
 from interlock.store import ledger, records
 

@@ -24,14 +24,15 @@ from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
 from interlock.authority.comparisons import comparisons, together
 from interlock.authority.rule_warnings import cautions
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.schema import properties_of, resolve_ref
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ HERE = Path(__file__).parent
 DEFAULT = (HERE / "default.cedar").read_text()
 INVOKE = "tool.invoke"
 
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|;', re.DOTALL)
-_IGNORED = re.compile(r"(?:\s|//[^\n]*)*")
+_TOKEN = expression(r'"(?:\\.|[^"\\])*"|//[^\n]*|;', re.DOTALL)
+_IGNORED = expression(r"(?:\s|//[^\n]*)*")
 _APPROVED: Read = ("approved",)
 # With at least this many rules it pays to find out once which of them can never apply to a caller and a tool.
 MANY = 8
-_NAMED = re.compile(r"`(policy\d+)`")
+_NAMED = expression(r"`(policy\d+)`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,17 @@ from collections.abc import Iterator, Sequence
 from interlock.authority.commands import Word
 from interlock.authority.normalize import climbs
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 
 # Limits on the directories that words may be relative to, and on the paths of one command.
 MOST_PLACES = 300
 MOST_PATHS = 1000
 
-_GLUE = re.compile(r"[\s=:,;|&()<>`'\"@\[\]]+")
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_GLUE = expression(r"[\s=:,;|&()<>`'\"@\[\]]+")
+_URL = expression(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _CHANGING = frozenset({"cd", "chdir", "pushd"})
 # A directory to work in follows one of these.
-_DIRECTORY = re.compile(r"(?:-[A-Za-z]*C|--(?:directory|chdir|cwd|wd|workdir|working-directory|work-tree))(?:=|\Z)")
+_DIRECTORY = expression(r"(?:-[A-Za-z]*C|--(?:directory|chdir|cwd|wd|workdir|working-directory|work-tree))(?:=|\Z)")
 
 
 def pieces(word: str) -> Iterator[str]:

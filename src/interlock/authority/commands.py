@@ -17,23 +17,24 @@ What a program does by itself is beyond any grammar: `python -c`, `awk`, `make` 
 from __future__ import annotations
 
 import os
-import re
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 
 MAX_DEPTH = 16
 
 _BREAKS = frozenset(" \t\n;&|()<>")
 _OPERATORS = frozenset("\n;&|()<>#")
-_ASSIGNMENT = re.compile(r"[^\W\d]\w*(?:\[[^\]]*\])?\+?=")
-_DESCRIPTOR = re.compile(r"[0-9]+\Z|\{\w+\}\Z")
-_VARIABLE = re.compile(r"\w+|[@*#?$!-]")
+_ASSIGNMENT = expression(r"[^\W\d]\w*(?:\[[^\]]*\])?\+?=")
+_DESCRIPTOR = expression(r"[0-9]+\Z|\{\w+\}\Z")
+_VARIABLE = expression(r"\w+|[@*#?$!-]")
 # Arithmetic in every shell: balanced, with no expansions except plain variables.
-_ARITHMETIC = re.compile(r"\$\(\((?:[^()'\"`\\$]|\$\w|\((?:[^()'\"`\\$]|\$\w)*+\))*+\)\)")
-_SEPARATOR = re.compile(r"[;&|]+")
-_NO_ARGUMENTS = re.compile(r"\([ \t]*\)")
-_NOT_IN_NAMES = re.compile(r"[^\w./+~-]+")
+_ARITHMETIC = expression(r"\$\(\((?:[^()'\"`\\$]|\$\w|\((?:[^()'\"`\\$]|\$\w)*+\))*+\)\)")
+_SEPARATOR = expression(r"[;&|]+")
+_NO_ARGUMENTS = expression(r"\([ \t]*\)")
+_NOT_IN_NAMES = expression(r"[^\w./+~-]+")
 
 # Another command begins after these.
 _OPENING = frozenset(

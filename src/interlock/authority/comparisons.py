@@ -17,8 +17,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.subschemas import HOST, PATH, URL
 
 Json = dict[str, Any]
@@ -26,11 +28,11 @@ Json = dict[str, Any]
 # Readings of an argument, besides the kinds that a schema can mark.
 PIECES, MAYBE_HOST, LIKE = "pieces", "maybe-host", "like"
 
-_URL = re.compile(r"[a-z*?][a-z0-9+.*?-]*://", re.IGNORECASE)
-_HOST = re.compile(r"(?:\*?\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]+\Z", re.IGNORECASE)
-_ADDRESS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}\Z|[0-9a-f]*:[0-9a-f:.]*:[0-9a-f:.]*\Z", re.IGNORECASE)
+_URL = expression(r"[a-z*?][a-z0-9+.*?-]*://", re.IGNORECASE)
+_HOST = expression(r"(?:\*?\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.[a-z][a-z0-9-]+\Z", re.IGNORECASE)
+_ADDRESS = expression(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}\Z|[0-9a-f]*:[0-9a-f:.]*:[0-9a-f:.]*\Z", re.IGNORECASE)
 _COMPARING = ("like", "==", "!=", "contains", "containsAll", "containsAny")
-_WILD = re.compile(r"[*?]")
+_WILD = expression(r"[*?]")
 
 
 class Compared(NamedTuple):

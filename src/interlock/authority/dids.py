@@ -12,7 +12,6 @@ delegating or asserting count.
 from __future__ import annotations
 
 import base64
-import re
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -20,14 +19,15 @@ from interlock.authority.keys import FetchedKeys, PublicKey, algorithm_of, fetch
 from interlock.call.capability import is_did
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 
 MOST_WEB = 256  # documents remembered
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIXES = {"EdDSA": b"\xed\x01", "ES256": b"\x80\x24", "RS256": b"\x85\x24"}  # multicodec
 _LONGEST_KEY = 1024  # characters; base58 takes time in the square of its length
-_WEB_HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?\Z")
-_WEB_STEP = re.compile(r"[A-Za-z0-9._-]+\Z")
+_WEB_HOST = expression(r"[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?\Z")
+_WEB_STEP = expression(r"[A-Za-z0-9._-]+\Z")
 
 
 # Multibase

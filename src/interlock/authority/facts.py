@@ -51,6 +51,7 @@ from interlock.authority.normalize import (
 )
 from interlock.contract.effects import Change, predict
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.bounds import plain_text
 from interlock.data.subschemas import COMMAND, HOST, PATH, URL, Place
 
@@ -71,14 +72,14 @@ _FORMS = frozenset({PATH, URL, HOST})
 _NONE: frozenset[str] = frozenset()
 _RESOURCES = frozenset({"resources"})
 _NO_TEXTS = frozenset((int, float, bool, type(None)))
-_LOOKS_LIKE_URL = re.compile(
+_LOOKS_LIKE_URL = expression(
     r"[\x00-\x20]*(?:(?:[a-z][a-z0-9+.-]*:)+[/\\]{2}|(?:https?|wss?|ftp):|[/\\]{2})", re.IGNORECASE
 )
-_HAS_SCHEME = re.compile(r"[\x00-\x20]*[a-z]", re.IGNORECASE)
-_LOOKS_LIKE_PATH = re.compile(r"/|\.{1,2}(?:/|\Z)|~[^/\s]*(?:/|\Z)|file:|.*/\.\.(?:/|\Z)", re.IGNORECASE | re.DOTALL)
+_HAS_SCHEME = expression(r"[\x00-\x20]*[a-z]", re.IGNORECASE)
+_LOOKS_LIKE_PATH = expression(r"/|\.{1,2}(?:/|\Z)|~[^/\s]*(?:/|\Z)|file:|.*/\.\.(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 # Every text that looks like a URL or a path has one of these.
-_MAY_LOOK = re.compile(r"[/\\:~.]")
-_BRACKETED = re.compile(r"\[([0-9a-fA-F:.]+)\]")
+_MAY_LOOK = expression(r"[/\\:~.]")
+_BRACKETED = expression(r"\[([0-9a-fA-F:.]+)\]")
 _LARGEST = Decimal("922337203685477.5807")
 
 

@@ -7,18 +7,18 @@ them. A signature is checked under the one algorithm that its key is for, never 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
 from interlock.authority.keys import ALGORITHMS, Algorithm, PublicKey, algorithm_of, strict_json
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 LARGEST = 16_384  # bytes
 
-FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
+FORM = expression(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
 # `x5t` only names a certificate. Members that bring a key along, or change the meaning of a signature, are refused.
 _HEADERS = {"alg", "typ", "kid", "x5t", "x5t#S256"}
 _TYPES = {"JWT", "at+jwt"}

@@ -17,7 +17,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.store.signing import refuse_shared
 
@@ -52,7 +52,7 @@ INFORMATIONAL = frozenset({
 RESTRICTING = frozenset({"act", "authorization_details", "cnf", "crit", "may_act"})
 
 _MEMBERS = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}
-_KEY_FILE = re.compile(r"([0-9]{15})\.([A-Za-z0-9_-]{43})\.pem\Z")
+_KEY_FILE = expression(r"([0-9]{15})\.([A-Za-z0-9_-]{43})\.pem\Z")
 
 
 @dataclass(frozen=True, slots=True)

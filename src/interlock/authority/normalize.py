@@ -14,21 +14,22 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import unquote, unquote_to_bytes
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 
 # Blanks and control characters around a URL or a host: readers ignore them.
 BLANKS = "".join(map(chr, range(0x21)))
 
-_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\u3000\ud800-\udfff]")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-_PERCENT = re.compile(r"%(.{0,2})", re.DOTALL)
-_HEX = re.compile(r"[0-9a-fA-F]{2}\Z")
-_HOST = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
-_NUMBER = re.compile(r"0x[0-9a-f]*\Z|[0-9]+\Z")
-_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:0x[0-9a-f]*|[0-9]+)\Z")
+_UNSAFE = expression(r"[\x00-\x20\x7f-\xa0\u2028\u2029\u3000\ud800-\udfff]")
+_SCHEME = expression(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+_PERCENT = expression(r"%(.{0,2})", re.DOTALL)
+_HEX = expression(r"[0-9a-fA-F]{2}\Z")
+_HOST = expression(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
+_NUMBER = expression(r"0x[0-9a-f]*\Z|[0-9]+\Z")
+_ENDS_IN_NUMBER = expression(r"(?:.*\.)?(?:0x[0-9a-f]*|[0-9]+)\Z")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _PLAIN = _UNRESERVED | frozenset("!$&'()*+,;=:@/?[]|^{}<>`\"\\")
 _PORTS: Mapping[str, int] = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
-_SEPARATOR = re.compile(r"[/\\]")
+_SEPARATOR = expression(r"[/\\]")
 # IPv4 addresses in IPv6: RFC 6052's well-known prefix, and the obsolete compatible form.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")

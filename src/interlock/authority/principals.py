@@ -16,11 +16,12 @@ from __future__ import annotations
 import fnmatch
 import tomllib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 from interlock.authority.default_principals import DEFAULT
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 
 __all__ = ["DEFAULT", "Principal", "Principals"]
 

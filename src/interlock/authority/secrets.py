@@ -20,12 +20,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
 from interlock.store import facts, records
 from interlock.store import secrets as table
@@ -40,8 +42,8 @@ MAX_VALUE = 65_536
 LONGEST_REST_MS = 86_400_000
 
 # No part may begin with a dot: a name is also a path in Vault.
-_NAME = re.compile(r"(?=.{1,200}\Z)[a-z0-9_-][a-z0-9_.-]*(/[a-z0-9_-][a-z0-9_.-]*)*", re.ASCII)
-_SLOT = re.compile(r"[a-z0-9_-]{1,50}", re.ASCII)
+_NAME = expression(r"(?=.{1,200}\Z)[a-z0-9_-][a-z0-9_.-]*(/[a-z0-9_-][a-z0-9_.-]*)*", re.ASCII)
+_SLOT = expression(r"[a-z0-9_-]{1,50}", re.ASCII)
 
 
 class Credential:

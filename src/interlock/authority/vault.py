@@ -31,6 +31,7 @@ import orjson
 from interlock.authority.secrets import LONGEST_REST_MS, Credential, Slot, check_name, first_ready
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.threads import DISK, WALKS
 from interlock.data.bounds import LARGE_INPUT, TooManyValues, parse
 from interlock.data.schema import Json
@@ -44,8 +45,8 @@ CONNECTIONS = 4
 MAX_ANSWER = 1_048_576
 # A credential that is issued after its call stopped waiting is awaited for this long, to be revoked.
 LATE_S = 30.0
-_FIELD = re.compile(r"value(?:-([a-z0-9_-]{1,50}))?", re.ASCII)
-_UNDECRYPTED = re.compile(rb"decrypt|message authentication failed")
+_FIELD = expression(r"value(?:-([a-z0-9_-]{1,50}))?", re.ASCII)
+_UNDECRYPTED = expression(rb"decrypt|message authentication failed")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 

@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from interlock.contract.versions import parse_version, resolve
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 MOST = 100  # entries in any list of a link
@@ -37,17 +38,17 @@ DEEPEST = 8  # links in a chain
 
 CLASSES = ("read_only", "write_reversible", "write_irreversible")  # from the weakest to the strongest
 
-_SCOPE = re.compile(r"[a-z0-9_.:/*-]{1,255}\Z")
-_TOOL = re.compile(r"(\*|[a-z][a-z0-9_-]{0,254}\.(\*|[a-z][a-z0-9_]{0,254}))\Z")
-_RANGE = re.compile(r"[0-9a-z.*<>=^~|+ -]+\Z")
-_NAMED = re.compile(r"([0-9]+)(?:\.([0-9]+|[x*]))?(?:\.([0-9]+|[x*]))?(-[0-9a-z.-]+)?(\+[0-9a-z.-]+)?")
-_RESOURCE = re.compile(r"[!-)+-~]*\*?\Z")  # visible ASCII; a star only at the end
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(//)?")
-_HIDDEN = re.compile(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
-_UNSEEN = re.compile("[\x00-\x20\x7f-\x9f\\\\]")
-_JTI = re.compile(r"[A-Za-z0-9_.:/~+=-]{1,256}\Z")
-_DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._%-]\Z")
-_ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}\Z")
+_SCOPE = expression(r"[a-z0-9_.:/*-]{1,255}\Z")
+_TOOL = expression(r"(\*|[a-z][a-z0-9_-]{0,254}\.(\*|[a-z][a-z0-9_]{0,254}))\Z")
+_RANGE = expression(r"[0-9a-z.*<>=^~|+ -]+\Z")
+_NAMED = expression(r"([0-9]+)(?:\.([0-9]+|[x*]))?(?:\.([0-9]+|[x*]))?(-[0-9a-z.-]+)?(\+[0-9a-z.-]+)?")
+_RESOURCE = expression(r"[!-)+-~]*\*?\Z")  # visible ASCII; a star only at the end
+_SCHEME = expression(r"[a-z][a-z0-9+.-]*:(//)?")
+_HIDDEN = expression(r"%(2e|2f|5c|25|00)", re.IGNORECASE)
+_UNSEEN = expression("[\x00-\x20\x7f-\x9f\\\\]")
+_JTI = expression(r"[A-Za-z0-9_.:/~+=-]{1,256}\Z")
+_DID = expression(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._%-]\Z")
+_ENVIRONMENT = expression(r"[a-z0-9][a-z0-9_.-]{0,63}\Z")
 
 
 AS_ABOVE = ""  # the range of a grant that names none: whatever the link above it allows

@@ -8,18 +8,18 @@ canonical form, so that it does not depend on the spelling. A label names a poin
 from __future__ import annotations
 
 import hashlib
-import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import canonical, encode
 from interlock.data.schema import Json
 
 SCHEMA_VERSION = "1.0"
 CheckpointType = Literal["macro", "named"]
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
+_LABEL = expression(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 
 
 class Bounds(NamedTuple):

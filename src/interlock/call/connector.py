@@ -8,15 +8,15 @@ was pinned when the tool was admitted.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from interlock.call.artifacts import File
 from interlock.call.context import Caller
-from interlock.core.record import dataclass, record
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple, dataclass, record
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
@@ -57,7 +57,7 @@ class Outbound(Protocol):
 
 ALONE = Interaction()
 _IN_A_HEADER = ":/@+,;=#?"  # beside letters, digits and `_.-~`; the rest of an identity is percent-encoded
-_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_.~:/@+,;=#?-]*")
+_NEEDS_NO_QUOTES = expression(r"[A-Za-z0-9_.~:/@+,;=#?-]*")
 
 
 def _quoted(identity: str) -> str:

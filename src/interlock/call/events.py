@@ -7,10 +7,10 @@ is the schema of any event's document.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 from interlock.core.clock import iso
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.schema import Json
 
 EventGroup = Literal[

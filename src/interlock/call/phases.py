@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from interlock.call.artifacts import Artifact, File
 from interlock.call.connector import Interaction
@@ -22,7 +22,7 @@ from interlock.call.prepared import Prepared
 from interlock.contract.effects import Change
 from interlock.contract.standard.states import FAST_PATH_STATES, Trail
 from interlock.core.clock import Deadline
-from interlock.core.record import dataclass, record, step
+from interlock.core.record import NamedTuple, dataclass, record, step
 from interlock.data.schema import Json
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]

@@ -7,7 +7,6 @@ one's own affair: those one asked for, and those one's groups were asked about.
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +35,7 @@ from interlock.cli.tickets import (
     show_ticket,
 )
 from interlock.cli.viewer import AtRest, Local, Remote, Viewer
+from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -332,7 +332,7 @@ def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> d
     return found
 
 
-_RANGE = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
+_RANGE = expression(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
 _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from interlock.core.errors import Failure

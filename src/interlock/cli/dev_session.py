@@ -20,6 +20,7 @@ import click
 
 from interlock.cli.command import MOST_STDIN, Output, parse_json
 from interlock.cli.result_json import result_json
+from interlock.core.expressions import expression
 
 if TYPE_CHECKING:
     from interlock.api.drafts import Draft, DraftSession
@@ -312,7 +313,7 @@ class _Causes(logging.Handler):
 
 
 # A place in a traceback.
-_PLACE = re.compile(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>[0-9]+), in (?P<name>.+)$', re.MULTILINE)
+_PLACE = expression(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>[0-9]+), in (?P<name>.+)$', re.MULTILINE)
 
 
 class Watcher:

@@ -10,16 +10,17 @@ A program that uses Interlock as a library keeps its environment: it is not ours
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from interlock.core.expressions import expression
+
 if TYPE_CHECKING:
     from interlock.settings import Settings
 
-_NAMES = re.compile(
+_NAMES = expression(
     r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD_?FILE|API_?KEY|ACCESS_?KEY(?:_ID)?|PRIVATE_?KEY|SECRET_?KEY|_KEY"
     r"|CREDENTIALS?|COOKIE|DSN)S?(?:_FILE)?$",
     re.IGNORECASE,
@@ -31,7 +32,7 @@ _LEADING = frozenset(
         "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     }
 )  # fmt: skip
-_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+_PASSWORD = expression(r"://[^/\s:@]*:[^/\s@]+@")
 
 
 def clear_credentials(settings: Settings) -> list[str]:
@@ -40,7 +41,8 @@ def clear_credentials(settings: Settings) -> list[str]:
     own = ("PGPASSFILE", "PGPASSWORD") if settings.watched_postgres else ()
     keep = {*settings.keep_environment, *own}
     found = [name for name, value in os.environ.items() if name not in keep and _is_credential(name, value)]
-    _overwrite({os.fsencode(name) for name in found})
+    if found:
+        _overwrite({os.fsencode(name) for name in found})
     for name in found:
         del os.environ[name]
     return found
@@ -52,6 +54,8 @@ def _is_credential(name: str, value: str) -> bool:
 
 def _overwrite(names: Collection[bytes]) -> None:
     """Overwrite values where they stand. The process started with them, and /proc shows that memory as it is now."""
+    import ctypes  # takes as long as everything else here, and most environments hold no credential
+
     try:
         block = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
     except (OSError, ValueError):

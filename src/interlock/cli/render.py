@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from interlock.core.expressions import expression
 from interlock.core.formatting import wait
 from interlock.data.canonical import encode
 
@@ -31,7 +32,7 @@ LEAST = 20
 GOOD, BAD, MAYBE, WAITS = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow"), Text("…", "yellow")
 
 # Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_UNSAFE = expression("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
@@ -335,7 +336,7 @@ def duration(ms: float) -> str:
 
 
 # Text that cannot be taken for a number, a list, an object or nothing at all.
-_PLAIN = re.compile(r"""(?!(?:nothing|null|true|false|-?[0-9.]+(?:[eE].*)?)\Z)(?!["{[])\S(?:[^\n\r\t]*\S)?""")
+_PLAIN = expression(r"""(?!(?:nothing|null|true|false|-?[0-9.]+(?:[eE].*)?)\Z)(?!["{[])\S(?:[^\n\r\t]*\S)?""")
 
 
 def value_text(value: Any) -> str:

@@ -40,6 +40,7 @@ from interlock.contract.pinned_source import LOADED, Pinned, pin
 from interlock.contract.refusals import Refusal, collected
 from interlock.contract.timeouts import TimeoutClass
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.explain import brief
 from interlock.data.schema import Fault, Json
 
@@ -518,7 +519,7 @@ def _in_options(failure: Failure, function: Callable[..., Any], options: Mapping
         yield Fault(f"/{option}", f"`{line}` {words}" + _instead(option, given) + (f" (at {rest})" if rest else ""))
 
 
-_PYDANTIC = re.compile(r"\A(?:input|string|value|tuple|list) should ")
+_PYDANTIC = expression(r"\A(?:input|string|value|tuple|list) should ")
 
 
 def _renamed(name: str, space: str, words: str) -> str:

@@ -6,18 +6,18 @@ manifest and the input alone; the tool is not consulted. Preconditions on resour
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 if TYPE_CHECKING:
     from interlock.contract.manifest import Effect, Manifest, Operation, Precondition
     from interlock.data.schema import Json
 
-_FIELD = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
+_FIELD = expression(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import sys
 import types
 import typing
@@ -20,6 +19,7 @@ import typing_extensions
 
 from interlock.contract.context import CallContext
 from interlock.contract.values import Converter, converter, is_plain
+from interlock.core.expressions import expression
 from interlock.data.copying import item_hint
 from interlock.data.explain import authoring_faults
 from interlock.data.schema import Fault, Json, pointer, walk
@@ -179,9 +179,9 @@ def _derived_examples(root: Json, part: Json) -> list[Any]:
 
 
 # Where a docstring goes over to its parameters.
-PARAMETERS = re.compile(r"\n\s*(?=Args:|:param )")
-_GOOGLE = re.compile(r"^ {4,}(\w+)(?: \([^)]*\))?: (.+)$")
-_SPHINX = re.compile(r"^:param (?:\w+ )?(\w+): (.+)$")
+PARAMETERS = expression(r"\n\s*(?=Args:|:param )")
+_GOOGLE = expression(r"^ {4,}(\w+)(?: \([^)]*\))?: (.+)$")
+_SPHINX = expression(r"^:param (?:\w+ )?(\w+): (.+)$")
 
 
 def _documented_parameters(doc: str) -> dict[str, str]:

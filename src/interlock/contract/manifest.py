@@ -33,6 +33,7 @@ from interlock.contract.texts import (
 )
 from interlock.contract.timeouts import DEFAULT_S, LONGEST_S, TimeoutClass
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.canonical import canonical
 from interlock.data.schema import (
     Fault,
@@ -277,7 +278,7 @@ AddedType = Literal[
 Expected = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
+_PLACEHOLDER = expression(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 _LONGEST_COMMAND = 1 << 17  # bytes; the kernel accepts no longer word, and no program should need more in all
 Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 

@@ -22,6 +22,7 @@ from dataclasses import field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 Mode = Literal["read", "write"]
@@ -31,10 +32,10 @@ WATCHED_ENGINES = ("sqlite", "postgres")
 WITHOUT_CREDENTIAL = ("sqlite",)
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
-_ENGINE = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+_ENGINE = expression(r"[a-z][a-z0-9_]{0,62}\Z")
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.ASCII)
-_ADDRESS = re.compile(r"[0-9a-f:.]+\Z")
+_HOST = expression(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.ASCII)
+_ADDRESS = expression(r"[0-9a-f:.]+\Z")
 
 
 @dataclass(frozen=True, slots=True)

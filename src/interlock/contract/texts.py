@@ -10,13 +10,14 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 
 from interlock.contract.versions import parse_version
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import Json, compile_validator, require_schema
 
 _URI = compile_validator({"type": "string", "format": "uri"})
 _EMAIL = compile_validator({"type": "string", "format": "email"})
 _DATE = compile_validator({"type": "string", "format": "date"})
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.IGNORECASE | re.ASCII)
+_HOST = expression(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.IGNORECASE | re.ASCII)
 
 
 def _uri(value: str) -> str:

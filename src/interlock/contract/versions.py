@@ -16,12 +16,12 @@ refused rather than read as any version, and so is a number after a wildcard (`1
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 Bump = Literal["none", "patch", "minor", "major"]
@@ -29,16 +29,16 @@ Bump = Literal["none", "patch", "minor", "major"]
 LONGEST = 256  # characters in a version or a spec
 
 _LISTED = 20  # versions named in a message; the details hold all of them
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?(\+[a-z0-9.]+)?")
-_SEMVER = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
+_VERSION = expression(r"[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?(\+[a-z0-9.]+)?")
+_SEMVER = expression(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
 _NUMBER = r"0|[1-9][0-9]*|[xX*]"
 _TAG = r"[0-9A-Za-z.-]+"
-_BLOCK = re.compile(
+_BLOCK = expression(
     rf"(?P<op><=|>=|<|>|=|\^|~>|~|)v?(?P<major>{_NUMBER})(\.(?P<minor>{_NUMBER})(\.(?P<patch>{_NUMBER})"
     rf"(-(?P<prerelease>{_TAG}))?(\+(?P<build>{_TAG}))?)?)?"
 )
-_HYPHEN = re.compile(r"(?P<low>[^ ]+) +- +(?P<high>[^ ]+)")
-_SPACED_OPERATOR = re.compile(r"(<=|>=|<|>|=|\^|~>|~) +")
+_HYPHEN = expression(r"(?P<low>[^ ]+) +- +(?P<high>[^ ]+)")
+_SPACED_OPERATOR = expression(r"(<=|>=|<|>|=|\^|~>|~) +")
 
 
 @dataclass(frozen=True, slots=True)

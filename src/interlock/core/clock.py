@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from dataclasses import field
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass, record
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -94,7 +94,7 @@ def begun_ms(call_id: str) -> int | None:
     return ms
 
 
-_ID = re.compile("[0-7][" + _ALPHABET + "]{25}")
+_ID = expression("[0-7][" + _ALPHABET + "]{25}")
 
 
 @lru_cache(maxsize=4)

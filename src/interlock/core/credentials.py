@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final, cast
 
+from interlock.core.expressions import expression
+
 REDACTED: Final = "[REDACTED]"
 
 SENSITIVE_NAMES: Final = (
@@ -32,7 +34,7 @@ SENSITIVE_NAMES: Final = (
 _SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
 
 # Each expression either matches or gives up within a bounded distance.
-CREDENTIALS: Final = re.compile(
+CREDENTIALS: Final = expression(
     r"-----BEGIN [A-Z0-9 ]{0,40}-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)"
     r"|(?<=://)[^\s/]{1,256}(?=@)"
     r"|(?i:\bbearer\s+[^\s,;\"']+)"
@@ -108,7 +110,7 @@ def _spoken() -> re.Pattern[str]:
 
 # The length of `pwd=x`; every other form is longer.
 _SHORTEST: Final = 5
-_A_WORD: Final = re.compile(r"(?:(?i:bearer)\s{1,8}\W?[A-Za-z]{0,15}\W{0,8}|(?:sk|rk|pk)[-_][A-Za-z_-]+)\Z")
+_A_WORD: Final = expression(r"(?:(?i:bearer)\s{1,8}\W?[A-Za-z]{0,15}\W{0,8}|(?:sk|rk|pk)[-_][A-Za-z_-]+)\Z")
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from interlock.core.expressions import expression
+
 MARK = "[path]"
 
 _USUAL = frozenset((
@@ -37,8 +39,8 @@ def _compiled() -> re.Pattern[str]:
 
 
 _PATH = _compiled()
-_TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\).*\Z", re.DOTALL)
-_FRAME = re.compile(r"\s*File \"[^\"\n]*\", line \d+(?:, in \S+)?")
+_TRACEBACK = expression(r"\s*Traceback \(most recent call last\).*\Z", re.DOTALL)
+_FRAME = expression(r"\s*File \"[^\"\n]*\", line \d+(?:, in \S+)?")
 
 
 def without_paths(text: str) -> str:

@@ -1,9 +1,12 @@
-"""Dataclasses that are cheap to define, and immutable records that cost no more than mutable ones.
+"""Dataclasses and named tuples that are cheap to define, and immutable records that cost no more than mutable ones.
 
 The `dataclass` of the standard library compiles six methods for every class, about 0.8 ms each time, and a command
 defines 150 classes of which it uses a third. `dataclass` here has the same meaning for the options that it takes, but
 compiles `__init__` when the first object of a class is made, and needs no compiler for the other methods. `fields`,
 `replace`, `asdict`, `copy` and `pickle` work as usual.
+
+`NamedTuple` is that of `typing`, for the same reason with a `__new__` that is compiled when the first tuple is made. A
+class with other bases beside it is for the standard library.
 
 `@record` makes such a class with slots and keyword-only fields. The type checker treats it as frozen, and strict
 checking is part of every build. At run time it is not frozen, because a frozen dataclass takes three times as long to
@@ -12,12 +15,13 @@ create and a call creates ten of them.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, FrozenInstanceError, field, fields
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import Any, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -157,3 +161,73 @@ def _getstate(self: Any) -> list[Any]:
 def _setstate(self: Any, state: list[Any]) -> None:
     for one, value in zip(fields(self), state, strict=True):
         object.__setattr__(self, one.name, value)
+
+
+# The attributes of named tuples, as the standard library makes them.
+_getter: Callable[[int, str], Any] = collections._tuplegetter  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+_new: Callable[..., Any] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+class _Row(tuple[Any, ...]):
+    """What all named tuples have."""
+
+    __slots__ = ()
+    _fields: tuple[str, ...]
+
+    @classmethod
+    def _make(cls, values: Iterable[Any]) -> Self:
+        made: Self = _new(cls, values)
+        if len(made) != len(cls._fields):
+            raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
+        return made
+
+    def _replace(self, **changes: Any) -> Self:
+        made = self._make(map(changes.pop, self._fields, self))
+        if changes:
+            raise ValueError(f"Got unexpected field names: {list(changes)!r}")
+        return made
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
+        return f"{self.__class__.__name__}({shown})"
+
+
+class _RowType(type):
+    """Makes a class of the fields in the body of another, as `typing.NamedTuple` does."""
+
+    def __new__(cls, name: str, _: tuple[type, ...], body: dict[str, Any]) -> Any:
+        names = tuple(body.get("__annotations__", ()))
+        defaults = {one: body.pop(one) for one in names if one in body}
+        if tuple(defaults) != names[len(names) - len(defaults) :]:
+            raise TypeError(f"{name}: fields without a default come first")
+        getters = {one: _getter(at, one) for at, one in enumerate(names)}
+        facts = {"__slots__": (), "__match_args__": names, "_fields": names, "_field_defaults": defaults}
+        made = type(name, (_Row,), {**body, **getters, **facts})
+        made.__new__ = _first_new(made, defaults)
+        return made
+
+
+def _first_new(made: Any, defaults: dict[str, Any]) -> Any:
+    def __new__(cls: Any, *args: Any, **named: Any) -> Any:  # noqa: N807 - the method of a class
+        parameters = "".join(f", {name}" for name in made._fields)
+        # As the standard library makes it.
+        new = eval(f"lambda _cls{parameters}: _new(_cls, ({parameters[2:]},))", {"_new": _new})  # noqa: S307 - names of fields, which are identifiers of our own source
+        new.__name__ = "__new__"
+        new.__defaults__ = tuple(defaults.values())
+        made.__new__ = staticmethod(new)
+        return new(cls, *args, **named)
+
+    return staticmethod(__new__)
+
+
+# To the type checker the named tuple of the standard library. A class with this base has `_Row` for its base.
+if TYPE_CHECKING:
+    from typing import NamedTuple as NamedTuple
+else:
+    NamedTuple = type.__new__(_RowType, "NamedTuple", (), {})

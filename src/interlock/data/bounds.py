@@ -14,7 +14,6 @@ share. The bounds are therefore checked first:
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, Final, cast
@@ -22,6 +21,7 @@ from typing import Any, Final, cast
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.canonical import compiled, longest_run, may_hold_long_number
 
 MARGIN: Final = 1024
@@ -33,15 +33,15 @@ MOST_VALUES: Final = 100_000
 # The same for requests: every endpoint parses them on the event loop, and the slowest one visits each value repeatedly.
 MOST_REQUEST_VALUES: Final = 25_000
 # Control characters, and characters that change direction or are invisible. Tabs and line ends stay.
-_UNSAFE = re.compile(
+_UNSAFE = expression(
     "\x1b\\[[0-?]{0,32}[ -/]{0,8}[@-~]|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
     "\ud800-\udfff]"
 )
 LONGEST_NUMBER: Final = 308
-_BACKSLASHES = re.compile(rb"\\*")
+_BACKSLASHES = expression(rb"\\*")
 # Outside of strings: fractions and exponents are skipped; what is left with this many digits is a whole number.
-_WHOLE = re.compile(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
+_WHOLE = expression(rb"\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{309,})")
 # The largest double as a whole number has one digit more. The canonical form writes whole doubles like that.
 _LARGEST = b"%d" % int(sys.float_info.max)
 _WINDOW = 65_536

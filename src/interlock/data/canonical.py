@@ -12,13 +12,13 @@ import hashlib
 import hmac
 import json
 import math
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.nfc import is_nfc, nfc
 
 try:
@@ -88,8 +88,8 @@ def _without_fractions(encoded: bytes) -> bytes | None:
     return None if _BACKSLASH in encoded else b"".join(pieces) + encoded[done:]
 
 
-_FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer
-_MEMBER = re.compile(rb'[0-9A-Za-z_]":-?[0-9]+\Z').search
+_FRACTION = expression(rb"\.0(?=[,}\]]|\Z)").finditer
+_MEMBER = expression(rb'[0-9A-Za-z_]":-?[0-9]+\Z').search
 
 
 def _dump(value: Any) -> bytes:
@@ -128,7 +128,7 @@ def _whole_number(number: float) -> int | float:
 
 
 _MAY_CHANGE = frozenset({float, dict, list, tuple})
-_EXPONENT = re.compile(rb"e[+1-9]").search
+_EXPONENT = expression(rb"e[+1-9]").search
 _PLUS = b"+" in orjson.dumps(1e16)
 _PLUS_SIGN, _POINT, _BACKSLASH = ord("+"), ord("."), ord("\\")
 _LARGE = 10_000_000

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json, Schema, pointer, property_of, resolve_ref
 
-_INTEGER = re.compile(r"[+-]?\d{1,4000}\Z", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?\Z", re.ASCII)
+_INTEGER = expression(r"[+-]?\d{1,4000}\Z", re.ASCII)
+_NUMBER = expression(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?\Z", re.ASCII)
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any, cast
 
 import orjson
+
+from interlock.core.expressions import expression
 
 
 class Malformed(ValueError):  # noqa: N818 - what the text is
@@ -59,7 +60,7 @@ def _check_names(words: str) -> None:
 
 
 # A name, any other string (whose braces are text), or a bracket.
-_MARKS = re.compile(r"""("(?:[^"\\]|\\.)*")\s*:|"(?:[^"\\]|\\.)*"|[{}\[\]]""").finditer
+_MARKS = expression(r"""("(?:[^"\\]|\\.)*")\s*:|"(?:[^"\\]|\\.)*"|[{}\[\]]""").finditer
 
 
 def read_yaml(text: str | bytes) -> list[Any]:

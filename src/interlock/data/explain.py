@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from interlock.core.record import NamedTuple
 from interlock.data.bounds import size_of
 from interlock.data.fragments import LANGUAGES
 from interlock.data.schema import MASK, Fault, Json, Schema, pointer, properties_of, resolve_ref

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
+from interlock.core.expressions import expression
 from interlock.data.schema import Fault, Json, Schema, pointer
 from interlock.data.subschemas import Place
 
 Language = Literal["sql", "shell", "html", "path", "url"]
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = expression(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _DEEPEST = 100
 
 
@@ -68,14 +69,14 @@ def _attacks(place: Place, value: Any, path: list[Any]) -> Iterator[Fault]:
 # ── one function per language: why a text is not a mere piece of it, or None ─────────────────────────────────────────
 
 # Quoted text contains nothing that would have a meaning within other quotes.
-_QUOTED = re.compile(r"'[\w\s.,:@%+/!?-]*'|\"[\w\s.-]*\"")
-_STATEMENT = re.compile(
+_QUOTED = expression(r"'[\w\s.,:@%+/!?-]*'|\"[\w\s.-]*\"")
+_STATEMENT = expression(
     r"\b(?:select|union|insert|update|delete|replace|merge|drop|alter|create|truncate|grant|revoke|exec|execute|call"
     r"|attach|detach|pragma|vacuum|copy|load|declare|set|begin|commit|rollback|into|outfile|dumpfile|waitfor|sleep"
     r"|pg_sleep|benchmark|load_file|load_extension|xp_\w+|sp_\w+)\b",
     re.IGNORECASE,
 )
-_ALWAYS = re.compile(r"\b(?:or|and|xor)\b|\|\||&&", re.IGNORECASE)
+_ALWAYS = expression(r"\b(?:or|and|xor)\b|\|\||&&", re.IGNORECASE)
 
 
 def _sql(text: str) -> str | None:
@@ -95,7 +96,7 @@ def _sql(text: str) -> str | None:
     return None
 
 
-_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./\-]+\Z")
+_WORD = expression(r"[A-Za-z0-9_@%+=:,./\-]+\Z")
 
 
 def _shell(text: str) -> str | None:
@@ -104,13 +105,13 @@ def _shell(text: str) -> str | None:
     return "it begins like an option" if text.startswith("-") else None
 
 
-_TAG = re.compile(
+_TAG = expression(
     r"</?(?:p|br|hr|b|i|u|s|em|strong|small|sub|sup|code|pre|kbd|blockquote|q|ul|ol|li|dl|dt|dd|h[1-6]|table|thead"
     r"|tbody|tr|th|td|span|a)(?:\s+(?:title|lang|href)=\"([^\"<>]*)\")*\s*/?>",
     re.IGNORECASE,
 )
-_HREF = re.compile(r"href=\"([^\"]*)\"", re.IGNORECASE)
-_LINK = re.compile(r"(?:https?://[^/\\]|mailto:|[/#?](?![/\\])|[A-Za-z0-9_.~-]+(?:[/?#]|\Z))", re.IGNORECASE)
+_HREF = expression(r"href=\"([^\"]*)\"", re.IGNORECASE)
+_LINK = expression(r"(?:https?://[^/\\]|mailto:|[/#?](?![/\\])|[A-Za-z0-9_.~-]+(?:[/?#]|\Z))", re.IGNORECASE)
 
 
 def _html(text: str) -> str | None:

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
+from interlock.core.expressions import expression
+
 # Includes all characters that have a combining class or that can be combined with the character before them. Letters of
 # several scripts are included too: the expression is coarse so that it is fast. `_walk.c` has the same ranges.
 _LOOSE = "\u0300-\u036f\u0483-\u1dff\u20d0-\u20ff\u2cef-\u33ff\ua66f-\uabff\ufb1e-\ufe2f\U00010000-\U0010ffff"
 LONG_RUN = 32
-_MAY_BE_LONG = re.compile(f"[{_LOOSE}]{{{LONG_RUN + 1}}}")
-_SAFE_CUT = re.compile(f"[^{_LOOSE}]")
+_MAY_BE_LONG = expression(f"[{_LOOSE}]{{{LONG_RUN + 1}}}")
+_SAFE_CUT = expression(f"[^{_LOOSE}]")
 _PIECE = 1 << 14
 
 

@@ -6,10 +6,10 @@ name of its own (DNS rebinding).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.bounds import MOST_REQUEST_VALUES, check_values
 from interlock.doors.door import ANY
 from interlock.doors.listening import Listening
@@ -124,7 +124,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 _NO_HTTP = Stream(_refuse_websocket)
-_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
+_HOST = expression(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
 
 
 def without_port(host: bytes) -> bytes:

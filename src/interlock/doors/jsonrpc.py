@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.api.listing import LEADS, Wanted, moment
 from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND
@@ -20,6 +20,7 @@ from interlock.api.service import Ask, Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.core.turns import Turn, Turns
 from interlock.data.canonical import encode
 from interlock.data.schema import Json

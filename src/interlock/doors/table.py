@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 
 if TYPE_CHECKING:
     from interlock.api.service import Service

@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from interlock.contract.effects import Change
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
 
 MOST_ENTRIES = 200_000

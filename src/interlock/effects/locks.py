@@ -34,16 +34,16 @@ nevertheless, if the process was only stopped or cut off.
 from __future__ import annotations
 
 import asyncio
-import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple, dataclass
 from interlock.effects.lock_sharing import ASK_AFTER_S, ASK_AT_LEAST_S, RemoteSharing, Sharing
 from interlock.store.home import Home, Instance
 
@@ -51,7 +51,7 @@ Mode = Literal["read", "write"]
 
 RETRY_AFTER_MS = 250
 
-_SEPARATOR = re.compile("[:/]")
+_SEPARATOR = expression("[:/]")
 _ENDS = ("", ":", "/")  # the ends of a reach that is not cut off within a segment
 
 

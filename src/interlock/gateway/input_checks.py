@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from interlock.call.phases import ABSENT, Mutated, Request, Requested
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.coerce import Coerced, coerce
 from interlock.data.explain import input_faults
 from interlock.data.fragments import attacks
@@ -19,7 +19,7 @@ from interlock.gateway.handlers import faults_by
 # So many conversions of an input are recorded one by one. The rest are recorded by the member they lie in, or, if these
 # are as many, as one change of the whole input.
 MOST_RECORDED = 1000
-_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
+_KEY = expression(r"[\x21-\x7e]{1,255}\Z")
 # How callers of each endpoint write an idempotency key.
 _KEY_EXAMPLES = {"cli": "--key order-17", "library": 'key="order-17"'}
 _KEY_EXAMPLE = '"idempotency_key": "order-17"'

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from interlock.call.phases import Call, Request
 from interlock.core.clock import Clock, new_id, new_ids
+from interlock.core.expressions import expression
 from interlock.telemetry import w3c
 
-_TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
+_TRACE = expression(r"[0-9A-Za-z_.:-]{1,128}\Z")
 
 
 def open_call(request: Request, clock: Clock) -> Call:

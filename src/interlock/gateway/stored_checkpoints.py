@@ -81,7 +81,7 @@ class StoredCheckpoints:
 
     def _shown(self, tool: str, state: Any) -> Redacted:
         """Return a state as its reader may see it. Namespaces whose results keep their text keep it here too."""
-        redacts = self._settings.redacts(tool.partition(".")[0])
+        redacts = tool.partition(".")[0] not in self._settings.no_pattern_redaction
         return self._schema.for_sinks(state) if redacts else self._schema.for_people(state)
 
 

@@ -12,9 +12,9 @@ recognised only if it is short and has only plain characters; a head with any ot
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from interlock.core.expressions import expression
 from interlock.http.asgi import Scope
 from interlock.http.route import PER_REQUEST, Handler, PerRequest
 
@@ -23,7 +23,7 @@ _LENGTH = b"content-length"
 _VALUES = PER_REQUEST | {_LENGTH}
 _LONGEST_VALUE = 512
 # A value as the parser returns it: without space around it, and without characters that the parser might refuse.
-_is_plain = re.compile(rb"[!-~]([ -~]*[!-~])?").fullmatch
+_is_plain = expression(rb"[!-~]([ -~]*[!-~])?").fullmatch
 _NONE: PerRequest = {}
 
 

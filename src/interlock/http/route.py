@@ -27,12 +27,12 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.http.asgi import App, Disconnected, Receive, Scope, Send, answer, read_body, refusal, retry_after
 
 _log = logging.getLogger("interlock.doors")

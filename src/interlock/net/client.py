@@ -15,8 +15,8 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.net.connection import CONNECT_S, MAX_IDLE, HttpConnection, Pool, Trouble, Unreachable
 from interlock.net.heads import Origin, split
 

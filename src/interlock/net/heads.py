@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 import idna
 
+from interlock.core.expressions import expression
+
 # Headers that say where a request ends and what its connection is for. Only this package writes them.
 FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"})
 PORTS = {"http": 80, "https": 443}
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_UNSAFE = expression(r"[\x00-\x08\x0a-\x1f\x7f]")
 # An address of which nothing has to be encoded: its origin and its target.
-_PLAIN = re.compile(r"([a-z]+://[^/?#\s]+)(/[\x21\x22\x24-\x7e]*)")
+_PLAIN = expression(r"([a-z]+://[^/?#\s]+)(/[\x21\x22\x24-\x7e]*)")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 

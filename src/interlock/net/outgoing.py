@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+from interlock.core.record import NamedTuple
 from interlock.net import addresses
 from interlock.net.client import Broken, Client
 from interlock.net.connection import Unreachable

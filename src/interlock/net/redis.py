@@ -7,11 +7,13 @@ behind the back of a subscriber, who has to know that messages may have been mis
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
+
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 
 # How many bytes a message may have. A longer one breaks the connection.
 MOST_BYTES = 65_536
@@ -22,7 +24,7 @@ ANSWER_S = 2.0
 SILENCE_S = 1.0
 _MOST_ITEMS = 8
 _MOST_WORDS = 200
-_COUNT = re.compile(rb"-1|[0-9]{1,18}")
+_COUNT = expression(rb"-1|[0-9]{1,18}")
 
 Item: TypeAlias = str | int | bytes | None
 Reply: TypeAlias = Item | list[Item]

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote, unquote, urlsplit
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.net.outgoing import Answer, Outgoing, Unanswered
 
@@ -27,9 +28,9 @@ _LIST_BYTES = 4 << 20
 _TIMEOUT_S = 300.0
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
-_BUCKET = re.compile(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
-_KEYS = re.compile(rb"<Key>([^<]*)</Key>")
-_NEXT = re.compile(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
+_BUCKET = expression(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
+_KEYS = expression(rb"<Key>([^<]*)</Key>")
+_NEXT = expression(rb"<NextContinuationToken>([^<]*)</NextContinuationToken>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from typing import Any, Final, cast
 import pydantic
 
 from interlock.core.credentials import REDACTED, holds_credential, without_credentials
+from interlock.core.expressions import expression
 
 # The user of an address, alone or with a credential that is named elsewhere.
-_USER: Final = re.compile(r"(://[^\s/@:]*(?::\{secret\})?@)")
-_QUERY: Final = re.compile(r"[?&](?:\w*password|passwd|secret|token|api_?key)=[^&{]", re.IGNORECASE)
+_USER: Final = expression(r"(://[^\s/@:]*(?::\{secret\})?@)")
+_QUERY: Final = expression(r"[?&](?:\w*password|passwd|secret|token|api_?key)=[^&{]", re.IGNORECASE)
 
 # A member that the model does not know may be anything; by such a name it is a credential.
-_NAMED: Final = re.compile(r"(?:password|secret|token|credentials?|key)\Z", re.IGNORECASE)
+_NAMED: Final = expression(r"(?:password|secret|token|credentials?|key)\Z", re.IGNORECASE)
 
 
 def inline_secrets(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[int | str, ...]]:

@@ -24,6 +24,7 @@ from interlock.core.credentials import (
     may_name_credential,
     spoken_names,
 )
+from interlock.core.expressions import expression
 from interlock.data.bounds import cut, trim
 
 _EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
@@ -49,9 +50,9 @@ def is_secret_name(name: str) -> bool:
 
 # An address is found by its `@` and read in both directions, so that a long word is scanned once and not once per
 # letter.
-_DOMAIN: Final = re.compile(r"@[\w.-]+\.[^\W\d_]{2,}")
-_DOMAIN_CHARACTERS: Final = re.compile(r"@[\w.-]+")
-_LOCAL_BACKWARDS: Final = re.compile(r"[\w.%+-]+")
+_DOMAIN: Final = expression(r"@[\w.-]+\.[^\W\d_]{2,}")
+_DOMAIN_CHARACTERS: Final = expression(r"@[\w.-]+")
+_LOCAL_BACKWARDS: Final = expression(r"[\w.%+-]+")
 
 _HYPHEN: Final = "[-\u2010-\u2015]"
 _SEP: Final = "[-\u2010-\u2015. \u00a0]"
@@ -91,12 +92,12 @@ _TO_OUTLINE: Final = bytes(
 )
 _WINDOW: Final = 65_536
 _REACH: Final = 256
-_MAY_BE_ADDRESS: Final = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
+_MAY_BE_ADDRESS: Final = expression(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
 
-_TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
-_FRAME: Final = re.compile(r"[ \t]*File \"[^\"\n]{0,4096}\", line \d+(?:, in [^\s,]+)?")
+_TRACEBACK: Final = expression(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
+_FRAME: Final = expression(r"[ \t]*File \"[^\"\n]{0,4096}\", line \d+(?:, in [^\s,]+)?")
 # A web address is matched before the rest and kept, so that its path is not taken for one of the host's.
-_PLACES: Final = re.compile(
+_PLACES: Final = expression(
     r"(?i:file)://\S*|\b[A-Za-z][A-Za-z0-9+.-]{1,15}:///\S*"
     r"|(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s\"'`<>]*)"
     r"|(?<=[\"'`])~?/[^\"'`\n/]+/[^\"'`\n]+"
@@ -106,7 +107,7 @@ _PLACES: Final = re.compile(
 )
 
 
-_DIGIT: Final = re.compile("[0-9]")
+_DIGIT: Final = expression("[0-9]")
 
 
 class Patterns:

@@ -19,14 +19,14 @@ INVARIANT: redaction either returns redacted data or raises E3304 without any of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from interlock.core.credentials import REDACTED, SENSITIVE_NAMES, may_hold_credential, may_name_credential
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import compiled
 from interlock.privacy.patterns import REVIEW_LIMIT, Patterns, plain_name
 from interlock.privacy.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
@@ -49,7 +49,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _KEYS_REMEMBERED: Final = 10_000
-_NAMES: Final = re.compile(r"[\w-]+")
+_NAMES: Final = expression(r"[\w-]+")
 
 
 class Redacted(NamedTuple):

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from uuid import UUID
+
+from interlock.core.record import NamedTuple
 
 # JSON scalars and values that every serializer here converts to one; any other type is refused.
 _SCALARS: Final = (int, float, type(None), datetime, date, time, Decimal, UUID)

@@ -20,6 +20,7 @@ from urllib.parse import quote, quote_plus
 
 from interlock.core.credentials import REDACTED
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import pointer
 
 SHORT = 4
@@ -161,11 +162,11 @@ def _in_order(forms: Iterable[str]) -> list[str]:
 
 # Lines and gaps
 
-_BREAKS = re.compile(r"(?:[\r\n]|\\{1,8}[rn])+")
-_ARMOUR = re.compile(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")
+_BREAKS = expression(r"(?:[\r\n]|\\{1,8}[rn])+")
+_ARMOUR = expression(r"-----(?:BEGIN|END) [A-Z0-9 ]+-----")
 # Characters that encoders insert without meaning: escaped line breaks, and the backslash before a slash.
-_GAP = re.compile(r"\\{1,8}(?:[rnt]|(?=/))")
-_GAP_IN_BYTES = re.compile(_GAP.pattern.encode())
+_GAP = expression(r"\\{1,8}(?:[rnt]|(?=/))")
+_GAP_IN_BYTES = expression(_GAP.pattern.encode())
 
 
 def _lines(secrets: Iterable[str]) -> list[str]:
@@ -241,8 +242,8 @@ def _raw(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-_PERCENT = re.compile(r"%[0-9A-F]{2}")
-_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+_PERCENT = expression(r"%[0-9A-F]{2}")
+_ESCAPE = expression(r"\\u([0-9a-f]{4})")
 
 
 def _base64(raw: bytes) -> Iterator[str]:

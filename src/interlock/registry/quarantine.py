@@ -7,10 +7,11 @@ do not release it. Every process on a home notices it within moments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.store import quarantine as table
 from interlock.store import records
 from interlock.store.tools import bump_epoch

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import orjson
 import pydantic
@@ -27,7 +27,7 @@ from interlock.contract.manifest import LifecycleState, Uri
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.schema import Json
 from interlock.store import facts, ledger, records, tools
 from interlock.store.port import Store, Transaction, Unit

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import orjson
 
 from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.resilience.breaker import counts
 from interlock.resilience.retry import unsent
 from interlock.resilience.services import Services

@@ -13,12 +13,13 @@ INVARIANT: in no window (t - w, t] are more calls admitted than the limit allows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import orjson
 
 from interlock.core.errors import Failure
 from interlock.core.formatting import wait
+from interlock.core.record import NamedTuple
 from interlock.store import breakers, rates
 
 if TYPE_CHECKING:

@@ -29,11 +29,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.formatting import wait
+from interlock.core.record import NamedTuple
 from interlock.core.supervise import Supervisor
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from interlock.core.expressions import expression
+
 _LONGEST_WORD: Final = 100
 _CACHED_WORDS: Final = 50_000
 # Words and single signs of ASCII text, in lower case.
-_WORDS: Final = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
+_WORDS: Final = expression(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
 _CJK: Final = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),

@@ -9,13 +9,15 @@ from typing import Any, Final, cast
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs]
 
+from interlock.core.expressions import expression
+
 _LONGEST_WORD: Final = 40
 _CACHED_WORDS: Final = 50_000
 
 _CJK: Final = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_PIECES: Final = re.compile(rf"[{_CJK}]+|[^\W\d_{_CJK}]+|\d+")
-_HUMPS: Final = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^A-Z]+|[A-Z]+")
-_SENTENCES: Final = re.compile(r"(?<=[.!?;\n。！？；])\s*|\s+(?:and then|then|finally|afterwards)\s+", re.IGNORECASE)
+_PIECES: Final = expression(rf"[{_CJK}]+|[^\W\d_{_CJK}]+|\d+")
+_HUMPS: Final = expression(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^A-Z]+|[A-Z]+")
+_SENTENCES: Final = expression(r"(?<=[.!?;\n。！？；])\s*|\s+(?:and then|then|finally|afterwards)\s+", re.IGNORECASE)
 
 STOP_WORDS: Final = frozenset(
     """

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
+from interlock.core.expressions import expression
+
 MOST_TEXT: Final = 200_000
 UNREAD: Final = "text that is too long to be read"
-_LINE_COMMENT: Final = re.compile(r"--[^\n]*")
-_SPACE: Final = re.compile(r"\s+")
+_LINE_COMMENT: Final = expression(r"--[^\n]*")
+_SPACE: Final = expression(r"\s+")
 _OPERATIONS: Final = tuple(
     (name, re.compile(pattern, re.IGNORECASE))
     for name, pattern in (
@@ -33,8 +35,8 @@ _FOLLOWED: Final = tuple(
         ("git push --force", r"\bgit push\b", r" --force\b| -f\b"),
     )
 )
-_UPDATE: Final = re.compile(r"\bupdate [\w.\"`\[\]]+ set ", re.IGNORECASE)
-_WHERE: Final = re.compile(r"\bwhere\b", re.IGNORECASE)
+_UPDATE: Final = expression(r"\bupdate [\w.\"`\[\]]+ set ", re.IGNORECASE)
+_WHERE: Final = expression(r"\bwhere\b", re.IGNORECASE)
 
 
 def dangers(parameters: Mapping[str, Any]) -> list[str]:

@@ -8,8 +8,8 @@ one signs before it writes; more than a killed process can leave is refused (`la
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store import last_head
 from interlock.store.home import Home
 from interlock.store.last_head import ANCHOR_EVERY, GENESIS, SignedHead, anchor_line, note_anchor

@@ -6,8 +6,7 @@ called until a time; its row is removed when that time has passed. Every other c
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 

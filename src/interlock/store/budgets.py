@@ -8,10 +8,9 @@ INVARIANT: `held` of a budget is the sum of its rows in `hold`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import orjson
 
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 

@@ -9,9 +9,9 @@ closing one when it has ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.store.expressions import amount, last_element, member
 from interlock.store.port import Reader
 

@@ -27,9 +27,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
 from interlock.store import epochs
 from interlock.store.connection import Connection, StoreError

@@ -7,8 +7,8 @@ are those of the state itself. `redacted` is a JSON list of the places that were
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "call, seq, owner, tool, version, type, label, at_ms, size, sha256, redacted, body"

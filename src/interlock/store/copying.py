@@ -14,9 +14,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.store import home as homes
 from interlock.store.home import Home, schema_of, store_failure
 from interlock.store.port import Reader

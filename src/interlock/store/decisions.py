@@ -7,10 +7,10 @@ cannot know its subjects and drops everything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import orjson
 
+from interlock.core.record import NamedTuple
 from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 

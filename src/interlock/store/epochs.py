@@ -7,8 +7,7 @@ number is the epoch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store import facts
 from interlock.store.port import Reader, Transaction
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Generator, Iterator
@@ -25,6 +24,7 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.store.connection import Connection
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SCHEMA_HEAD = "0018"
 APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
-_INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
+_INSTANCE = expression(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
 # swapped.
 _TAIL = 8192

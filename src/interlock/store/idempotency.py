@@ -10,8 +10,8 @@ A row is deleted when its call had no effect, or when its window has passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store.port import EarlyRow, Reader, Transaction
 
 

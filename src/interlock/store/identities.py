@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from typing import NamedTuple
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.store.connection import StoreError
 from interlock.store.expressions import member, text_contains
 from interlock.store.home import Home, no_room

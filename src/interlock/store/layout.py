@@ -11,8 +11,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader
 
 # Everything that belongs to the ledger; white space aside, as the migrations make it. A test holds the two equal.

@@ -7,8 +7,8 @@ Only the journal itself writes to this table.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store.expressions import contains, member
 from interlock.store.last_head import SignedHead
 from interlock.store.port import Reader

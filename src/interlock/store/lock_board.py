@@ -15,9 +15,11 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import orjson
+
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from interlock.store.home import Home, Instance

@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from alembic import command
@@ -29,6 +29,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.store.connection import Rows
 from interlock.store.home import APPLICATION_ID, COMPATIBLE_SINCE, schema_of
 from interlock.store.inspection import opened

@@ -11,11 +11,12 @@ import hashlib
 import platform
 import tomllib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import orjson
 
 from interlock._version import __version__
+from interlock.core.record import NamedTuple
 from interlock.store.home import SCHEMA_HEAD, Home
 
 _PLAIN = ("policy.cedar", "principals.toml", "keys/secrets.key", "keys/cursor.key")

@@ -10,8 +10,7 @@ The message is made from the ticket when it is sent; `body` is empty but for row
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 

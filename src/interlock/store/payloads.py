@@ -20,8 +20,8 @@ keep it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store import facts
 from interlock.store.port import Reader, Transaction
 

@@ -22,7 +22,9 @@ Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `byte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from asyncio import Future

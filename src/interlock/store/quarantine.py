@@ -6,8 +6,7 @@ its row an epoch that is higher than all before, so that every process on the ho
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "digest, tool, call, reason, at_ms, lifted_ms"

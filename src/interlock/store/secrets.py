@@ -8,8 +8,8 @@ credential raises the epoch of secrets: it changes which tools can be called.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from interlock.core.record import NamedTuple
 from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 

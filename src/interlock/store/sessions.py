@@ -6,8 +6,7 @@ an older version hold it as text.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 

@@ -9,11 +9,12 @@ of each version. The texts are checked before they are stored, by those who call
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.default_settings import Effective, defaults_if_unstated
 from interlock.store import records
 from interlock.store.home import Home, schema_of

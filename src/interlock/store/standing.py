@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 

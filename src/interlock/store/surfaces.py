@@ -8,10 +8,11 @@ the store knows both. The journal has a record of kind `surface` for each change
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
+from interlock.core.record import NamedTuple
 from interlock.store import epochs, records
 from interlock.store.port import Reader, Transaction
 

@@ -9,8 +9,7 @@ version hold them as text.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from interlock.core.clock import Clock, iso
 from interlock.core.formatting import span
+from interlock.core.record import NamedTuple
 from interlock.store.port import Reader, Transaction
 
 _log = logging.getLogger("interlock.journal")

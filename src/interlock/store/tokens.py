@@ -6,8 +6,7 @@ Tokens themselves are not stored: the journal has a record of kind `authority` f
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store.expressions import contains
 from interlock.store.port import Reader, Transaction
 

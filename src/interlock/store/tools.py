@@ -7,10 +7,10 @@ result of the contract tests on one exact content. Every change raises the regis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from interlock.core.clock import iso
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.store import epochs
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction

@@ -8,8 +8,7 @@ the epoch of upstreams. The fact `upstream_tools:NAME` counts the looks that cha
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from interlock.core.record import NamedTuple
 from interlock.store import epochs, facts
 from interlock.store.port import Reader, Transaction
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.store import layout
 from interlock.store.home import Home, no_room
 from interlock.store.port import Reader

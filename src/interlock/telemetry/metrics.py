@@ -14,11 +14,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from interlock.call.phases import Call
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 
 WINDOW_S = 900.0
 # Readings at shorter intervals than this save no further numbers.

@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock._version import __version__
+from interlock.core.record import NamedTuple
 from interlock.telemetry.trace import Sink, Span
 
 if TYPE_CHECKING:

@@ -10,18 +10,20 @@ headers travel as one text, the state after a space.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from interlock.call.phases import Traced
 
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
-_CLAIM = re.compile(r"[0-9A-Fa-f]{2}-[^-]*-[^-]*-")
-_TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
+_TRACEPARENT = expression(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+_CLAIM = expression(r"[0-9A-Fa-f]{2}-[^-]*-[^-]*-")
+_TRACE_ID = expression(r"(?!0{32})[0-9a-f]{32}\Z")
 _KEY = r"[a-z0-9][a-z0-9_*/@-]{0,255}"
-_MEMBER = re.compile(rf"{_KEY}=[\x21-\x2b\x2d-\x3c\x3e-\x7e\x20]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
+_MEMBER = expression(rf"{_KEY}=[\x21-\x2b\x2d-\x3c\x3e-\x7e\x20]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
 _MOST_MEMBERS = 32
 # The longest traceparent that is parsed (later versions may be longer than ours), and the longest state passed on.
 _LONGEST = 256

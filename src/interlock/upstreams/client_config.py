@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from interlock.core.credentials import CREDENTIALS, without_credentials
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.data.documents import Malformed, read_json
 from interlock.data.schema import Json
@@ -117,8 +118,8 @@ def _read(raw: bytes) -> Json:
     return cast("Json", document)
 
 
-_COMMENTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_COMMAS = re.compile(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[}\]])')
+_COMMENTS = expression(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_COMMAS = expression(r'"(?:[^"\\\n]|\\.)*"|,(?=\s*[}\]])')
 
 
 def _without_comments(text: str) -> str:
@@ -163,7 +164,7 @@ class _Unusable(Exception):  # noqa: N818 - the entry is
     """The entry cannot be used; the message says why."""
 
 
-_VARIABLE = re.compile(r"\$\{([^${}]{1,500})\}")
+_VARIABLE = expression(r"\$\{([^${}]{1,500})\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,18 +226,18 @@ class _Values:
         return self.answers[name]
 
 
-_SECRET_NAME = re.compile(
+_SECRET_NAME = expression(
     r"TOKEN|SECRET|PASS|PWD|KEY|CREDENTIAL|COOKIE|DSN|AUTH|BEARER|CONNECTION|SESSION|SIGNATURE|PRIVATE|CERT|\bPAT\b|_PAT\b",
     re.IGNORECASE,
 )
-_SETTING_NAME = re.compile(
+_SETTING_NAME = expression(
     r"(?:^|[_-])(?:PATH|DIR|DIRECTORY|HOME|ROOT|FOLDER|FILE|HOST|HOSTNAME|PORT|REGION|ZONE|MODE|LEVEL|ENV|ENVIRONMENT|LANG"
     r"|LOCALE|TZ|TIMEZONE|TIMEOUT|DEBUG|VERBOSE|FORMAT|TYPE|VERSION|MODEL|TRANSPORT|URL|URI|ENDPOINT|TOOLSETS?|TOOLS"
     r"|READONLY|ENABLED|LIMIT|ACCEPT|AGENT)$",
     re.IGNORECASE,
 )
-_SETTING = re.compile(r"(?i:true|false|yes|no|on|off|none)|-?[0-9]{1,9}(?:\.[0-9]{1,9})?|[a-z]{1,12}")
-_LOCATION = re.compile(r"(?:~|\.{0,2})/[^\s:=@?]*")
+_SETTING = expression(r"(?i:true|false|yes|no|on|off|none)|-?[0-9]{1,9}(?:\.[0-9]{1,9})?|[a-z]{1,12}")
+_LOCATION = expression(r"(?:~|\.{0,2})/[^\s:=@?]*")
 
 
 def is_setting(name: str, value: str) -> bool:

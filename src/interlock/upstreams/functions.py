@@ -17,6 +17,7 @@ import pydantic
 
 from interlock.call.connector import Definition, Discovered
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.bounds import check_values
 from interlock.data.schema import Json
 from interlock.upstreams import formats
@@ -28,7 +29,7 @@ from interlock.upstreams.response_limits import in_thread
 # Limits on what is read at once, and on the schemas of one function: larger ones would block the server at admission.
 MOST_BYTES, MOST_VALUES = 2 << 20, 50_000
 MOST_BYTES_OF_ONE, MOST_VALUES_OF_ONE = 128 << 10, 4_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}", re.ASCII)
+_NAME = expression(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}", re.ASCII)
 # Providers' declarations seldom describe the result of a function; the overlay can.
 _ANYTHING: Json = {"type": ["string", "object", "array", "number", "boolean", "null"]}
 

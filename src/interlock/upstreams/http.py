@@ -23,6 +23,7 @@ import pydantic
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.net.client import Broken, Client, Response
@@ -47,8 +48,8 @@ _OURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"}
     | {"x-interlock-caller", "x-interlock-agent"}
 )
-_NAMED = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
-_SPLITTING = re.compile(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
+_NAMED = expression(r"\{([A-Za-z_][\w.-]*)\}")
+_SPLITTING = expression(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
 _ACCEPT = "application/json, */*;q=0.5"
 _ACCEPTED = {"accept": _ACCEPT, "accept-encoding": "gzip, deflate"}
 

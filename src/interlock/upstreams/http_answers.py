@@ -13,6 +13,7 @@ from interlock.call.artifacts import File
 from interlock.call.connector import RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.net.client import Response
 from interlock.upstreams import wire
@@ -22,7 +23,7 @@ from interlock.upstreams.response_limits import CODINGS, Intake, decoded
 # Bytes of an answer that is no success: its beginning explains the error.
 EXPLAINED = wire.EXCERPT * 8
 _TEXTS = frozenset({"application/xml", "application/yaml", "application/x-yaml"})
-_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
+_CHARSET = expression(r';\s*charset\s*=\s*"?([^\s;"]+)', re.IGNORECASE)
 
 
 class Answers:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import importlib
-import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, Field
@@ -28,6 +27,8 @@ from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.contract.manifest import Part
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.canonical import private_copy
 from interlock.data.schema import Json
 from interlock.upstreams import wire
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # The names of functions that every provider of models takes.
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = expression(r"[A-Za-z0-9_-]{1,64}")
 # Characters of an error message that are looked at, of which fewer are passed on.
 _LONGEST_MESSAGE = 10_000
 _ENDING_S = 5.0

@@ -25,6 +25,7 @@ import orjson
 from interlock.call.context import Caller
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.core.supervise import Supervisor
 from interlock.data.schema import Json
 from interlock.registry.catalog import Catalog
@@ -41,7 +42,7 @@ from interlock.upstreams.settlement import Settlement, get
 __all__ = ["Offered", "Report", "Upstream", "Upstreams"]
 
 PROBE_LIMIT_S = 5.0
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+_NAME = expression(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _RESERVED = frozenset({"interlock"})
 
 # The parts that a person compares before they accept a definition.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
+from interlock.core.expressions import expression
 from interlock.upstreams.overlay import Overlay
 
-_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_UNFIT = re.compile(r"[^a-z0-9]+")
+_HUMPS = expression(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_UNFIT = expression(r"[^a-z0-9]+")
 _LONGEST_ID = 200
 
 

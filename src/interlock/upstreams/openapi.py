@@ -22,13 +22,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import quote, unquote, urljoin
 
 import orjson
 
 from interlock.call.connector import Definition, Discovered
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.documents import Doubled, Malformed, plain, read_json, read_yaml
 from interlock.data.schema import Json
 from interlock.upstreams.openapi_content import body_of, responses_of
@@ -53,8 +55,8 @@ _OWN_HEADERS = frozenset(
     }
 )  # fmt: skip
 _SET_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "expect"})
-_EXPRESSION = re.compile(r"\{([^{}]+)\}")
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_EXPRESSION = expression(r"\{([^{}]+)\}")
+_TOKEN = expression(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
 def read(document: Json | str | bytes, *, base_url: str | None = None) -> Discovered:

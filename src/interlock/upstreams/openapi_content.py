@@ -7,10 +7,10 @@ are arguments in base64. A response is read as `json`, `text`, `file` (bytes, wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
+from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.upstreams.openapi_schemas import (
     MOST_RESPONSE_PARTS,
@@ -158,7 +158,7 @@ def _in_base64(scribe: Scribe, part: Any) -> Json:
 
 # Responses
 
-_SUCCESS = re.compile(r"2([0-9]{2}|XX)\Z")
+_SUCCESS = expression(r"2([0-9]{2}|XX)\Z")
 
 
 def responses_of(

@@ -12,14 +12,15 @@ from collections.abc import Callable
 import orjson
 
 from interlock.contract.wire_names import mcp_name, provider_name
+from interlock.core.expressions import expression
 from interlock.store import tools, upstreams
 from interlock.store.port import Reader
 from interlock.upstreams.names import clean_id
 
 # A name that looks like a shortened one could come to mean another tool, so none of these is kept.
-_MCP = re.compile(r"(?!.*-[0-9A-F]{16}\Z)[A-Za-z0-9_-]{1,64}\Z", re.ASCII)
+_MCP = expression(r"(?!.*-[0-9A-F]{16}\Z)[A-Za-z0-9_-]{1,64}\Z", re.ASCII)
 # All providers take these: Gemini wants no digit at the beginning, the others no dot.
-_PROVIDERS = re.compile(r"(?!.*_[0-9a-f]{12}\Z)[A-Za-z_][A-Za-z0-9_-]{0,63}\Z", re.ASCII)
+_PROVIDERS = expression(r"(?!.*_[0-9a-f]{12}\Z)[A-Za-z_][A-Za-z0-9_-]{0,63}\Z", re.ASCII)
 
 
 def over_mcp(reader: Reader) -> dict[str, str]:

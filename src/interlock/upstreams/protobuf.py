@@ -12,10 +12,11 @@ import base64
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.connector import Definition
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
 from interlock.upstreams import wire
 

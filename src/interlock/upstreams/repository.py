@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -22,7 +22,7 @@ from interlock.call.connector import Definition
 from interlock.contract.manifest import Manifest
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.data.canonical import digest, encode
 from interlock.data.schema import Json
 from interlock.registry import admission, quarantine

@@ -13,15 +13,17 @@ import binascii
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
 
-PLACE = re.compile(r"\{([^{}/]+)\}")
+PLACE = expression(r"\{([^{}/]+)\}")
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 # How a reference to a file of an earlier call begins.
@@ -129,8 +131,8 @@ def _encoded(value: Any, safe: str = "") -> str:
         raise Failure("E3305", "an argument holds a text that is not Unicode") from None
 
 
-_CLIMBING = re.compile(r"\\|%(2f|5c|2e|25)", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CLIMBING = expression(r"\\|%(2f|5c|2e|25)", re.IGNORECASE)
+_CONTROL = expression(r"[\x00-\x1f\x7f]")
 
 
 def _segment(one: Json, value: Any) -> str:

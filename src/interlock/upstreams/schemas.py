@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import DEEPEST, Json, require_schema
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
@@ -52,7 +52,7 @@ def rebased(schema: Json, base: str) -> Json:
 
 
 # Control characters, direction marks, and invisible characters.
-_HIDDEN = re.compile(
+_HIDDEN = expression(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
 )
 
@@ -85,7 +85,7 @@ def _disarmed(node: Json) -> Json:
     return node
 
 
-_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?\Z")
+_DIALECT = expression(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?\Z")
 
 
 Shared = dict[int, tuple[Any, Any]]

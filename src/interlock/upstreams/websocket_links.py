@@ -16,7 +16,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,7 @@ from interlock.call.connector import RemoteCall
 from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.resilience.retry import Pacing, delay_s

@@ -24,13 +24,12 @@ import asyncio
 import base64
 import email.utils
 import hashlib
-import re
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import orjson
@@ -39,6 +38,8 @@ import pydantic
 from interlock.call.connector import Aged, Outbound, RemoteCall
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
+from interlock.core.record import NamedTuple
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
 from interlock.net import addresses
@@ -296,7 +297,7 @@ def context_headers(call: RemoteCall, config: RemoteConfig) -> dict[str, str]:
     return headers
 
 
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TOKEN = expression(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 def header_safe(name: str, value: str) -> None:
@@ -530,7 +531,7 @@ async def dial(host: str, port: int, *, allow_private: bool, resolve: addresses.
 
 # Templates: how arguments are placed in an operation that was described by hand.
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_*][\w.*-]*)\}")
+_PLACEHOLDER = expression(r"\{([A-Za-z_*][\w.*-]*)\}")
 REST = "{*}"
 
 

@@ -13,12 +13,12 @@ INVARIANT: the text never has more tokens than the budget by the counter in use,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Literal, cast
 
 from interlock.contract.manifest import OWN_DESCRIPTION
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 from interlock.data.canonical import encode
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
@@ -33,9 +33,9 @@ DETAIL: Final = "x-detail"
 _MARKS: Final = {"read_only": "?", "write_reversible": "+", "write_irreversible": "!"}
 _LEGEND: Final = "Tools by namespace (id: namespace.name). ? reads, + writes, can be undone, ! cannot be undone\n"
 _MOST_SAMPLES: Final = 3
-_WORD = re.compile(r"[^\W\d_][\w'-]*")
-_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
+_WORD = expression(r"[^\W\d_][\w'-]*")
+_PARTS = expression(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_SENTENCE_END = expression(r"(?<=[.!?])\s|\n")
 # Words that say nothing in a line of ten tokens.
 _EMPTY: Final = frozenset(
     (
@@ -184,7 +184,7 @@ def detail(manifest: Json, pointer: str) -> Json:
     return {**cast("Json", node), **_definitions(root, cast("Json", node))}
 
 
-_REFERENCE = re.compile(rb'"\$ref":"#/(\$defs|definitions)/([^"/]+)')
+_REFERENCE = expression(rb'"\$ref":"#/(\$defs|definitions)/([^"/]+)')
 
 
 def _definitions(root: Json, node: Json) -> Json:

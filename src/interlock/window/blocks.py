@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Final
 
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 # Tabs and line ends stay in the content, and are escaped in attributes.
-_SPECIAL = re.compile(
+_SPECIAL = expression(
     "[<>&＜＞﹤﹥\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
@@ -34,7 +35,7 @@ _DROPPED: Final = (
     "(?:instructions?|prompts?|rules|messages|guidelines|above|anweisung(?:en)?|instrucciones|instruções|istruzioni)"
 )
 # The first character of text that looks like an instruction, and the characters above.
-_SUSPECT = re.compile(
+_SUSPECT = expression(
     f"{_SPECIAL.pattern}"
     r"|\[(?=/?(?:INST|SYS|SYSTEM)\])"
     rf"|(?<![^\n])(?={_ROLES}\s{{0,9}}:)\w"
@@ -47,17 +48,17 @@ _SUSPECT = re.compile(
     re.IGNORECASE,
 )
 # Without one of these there is no such text. That is found out much faster.
-_SIGN = re.compile(rf"^(?:#|{_ROLES}\s{{0,9}}:)", re.IGNORECASE | re.MULTILINE)
+_SIGN = expression(rf"^(?:#|{_ROLES}\s{{0,9}}:)", re.IGNORECASE | re.MULTILINE)
 _SIGNS: Final = (
     "ignor", "disregard", "forget", "override", "vergiss", "olvida", "oubliez", "instruction", "you are now",
     "from now on you", "[inst", "[/inst", "[sys", "[/sys", "忽略", "无视", "無視", "忘",
 )  # fmt: skip
-_IN_ATTRIBUTE = re.compile(f'{_SPECIAL.pattern[:-1]}"\t\n]')
+_IN_ATTRIBUTE = expression(f'{_SPECIAL.pattern[:-1]}"\t\n]')
 _NAMES: Final = {"<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;"}
 _VALUES: Final = {name: character for character, name in _NAMES.items()}
-_ESCAPE = re.compile(r"&(?:lt|gt|amp|quot);|&#x([0-9a-f]{1,6});")
-_BLOCK = re.compile(r"<tool_result((?: [a-z_]+=\"[^\"<]*\")*)>\n([^<]*)\n</tool_result>\n?")
-_ATTRIBUTE = re.compile(r" ([a-z_]+)=\"([^\"]*)\"")
+_ESCAPE = expression(r"&(?:lt|gt|amp|quot);|&#x([0-9a-f]{1,6});")
+_BLOCK = expression(r"<tool_result((?: [a-z_]+=\"[^\"<]*\")*)>\n([^<]*)\n</tool_result>\n?")
+_ATTRIBUTE = expression(r" ([a-z_]+)=\"([^\"]*)\"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, cast
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 
 Counter = Callable[[str], int]
 Exact = Literal["o200k", "cl100k"]
@@ -25,11 +26,11 @@ EXACT: Final[tuple[Exact, ...]] = ("o200k", "cl100k")
 MARGIN: Final = 1.1
 
 # Tokenizers split words at capitals. A run of lower-case letters that is longer than any word is not one.
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]")
-_DIGITS = re.compile(r"[0-9]+")
-_PUNCTUATION = re.compile(r"[!-/:-@\[-^`{-~]+")  # without the underscore, which is mostly part of a word
-_LINE_END = re.compile(r"\n\s*")
-_SPACES = re.compile(r"[ \t]{2,}")
+_WORD = expression(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]")
+_DIGITS = expression(r"[0-9]+")
+_PUNCTUATION = expression(r"[!-/:-@\[-^`{-~]+")  # without the underscore, which is mostly part of a word
+_LINE_END = expression(r"\n\s*")
+_SPACES = expression(r"[ \t]{2,}")
 _USUAL, _LONGEST = 6, 16
 _OTHERS: Final = (
     (0.32, re.compile("[\x80-\u07ff]")),

@@ -19,7 +19,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from interlock.core.record import NamedTuple
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import (

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -30,6 +30,7 @@ from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.data.canonical import encode
 from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire

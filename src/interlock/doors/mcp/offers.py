@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from interlock.api.service import Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import UI, served_uri
 from interlock.store import records

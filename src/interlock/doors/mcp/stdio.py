@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import os
 import queue
-import re
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
@@ -28,6 +27,7 @@ from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream,
 from mcp.shared.message import SessionMessage
 
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.bounds import check_values
 from interlock.doors.ids import check
 from interlock.doors.mcp.refusals import enveloped
@@ -38,7 +38,7 @@ WRITTEN_S = 1.0
 _CHUNK = 65_536
 _PEEK = 256
 _PER_TURN = 100
-_ID = re.compile(rb'"id"\s*:\s*([0-9]{1,18}|"[^"\\]{1,200}")\s*[,}]')
+_ID = expression(rb'"id"\s*:\s*([0-9]{1,18}|"[^"\\]{1,200}")\s*[,}]')
 
 
 class _Client:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 
+from interlock.core.expressions import expression
 from interlock.core.record import dataclass
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_AUTHORITY = re.compile(
+_AUTHORITY = expression(
     rf"(?:(?P<name>{_LABEL}(?:\.{_LABEL})*)\.?|(?P<bracketed>\[[0-9a-f:.]{{2,45}}\]))(?::(?P<port>[1-9][0-9]{{0,4}}))?",
     re.ASCII | re.IGNORECASE,
 )
-_ABSOLUTE = re.compile(r"http://(?P<authority>[^/?#]*)(?P<path>/[^#]*|\?[^#]*|)", re.ASCII | re.IGNORECASE)
-_SHOWN = re.compile(
+_ABSOLUTE = expression(r"http://(?P<authority>[^/?#]*)(?P<path>/[^#]*|\?[^#]*|)", re.ASCII | re.IGNORECASE)
+_SHOWN = expression(
     r"(?:[a-z0-9+.-]+://)?(?:[^/?#]*@)?((?:\[[^/?#]*\]|[^/?#:]*)(?::[0-9]+)?)", re.ASCII | re.IGNORECASE
 )
 _LONGEST = 260  # 253 of a name, a dot, a colon and a port

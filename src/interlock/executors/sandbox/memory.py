@@ -12,7 +12,8 @@ import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+
+from interlock.core.record import NamedTuple
 
 _KIB = 1024
 _TMP = "/tmp"  # noqa: S108 - the call's own, and the host's to tell it from

@@ -24,10 +24,10 @@ import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from interlock.core import record_locks
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.executors.sandbox.job import Limits
 from interlock.store.home import no_room
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from interlock.core.record import NamedTuple
 from interlock.core.threads import WALKS
 from interlock.data.bounds import LARGE_INPUT
 from interlock.data.canonical import decode, encode

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from interlock.core.errors import Failure
+from interlock.core.record import NamedTuple
 from interlock.store import payloads
 from interlock.store.port import Reader, Store, Transaction
 from interlock.store.sealing import Box

@@ -18,17 +18,19 @@ from psycopg.adapt import Loader
 from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumper
 
+from interlock.core.expressions import expression
+
 if TYPE_CHECKING:
     from psycopg import Connection
     from psycopg.abc import Buffer
 
 # Texts, then placeholders. Nothing within a text is one.
-_TOKENS = re.compile(r"(?<![\w'])x'([0-9a-f]*)'|('(?:[^']|'')*')|\?(\d*)")
+_TOKENS = expression(r"(?<![\w'])x'([0-9a-f]*)'|('(?:[^']|'')*')|\?(\d*)")
 # Of reads that are to go by the table itself, and of the list of tables.
-_HINTS = re.compile(r" NOT INDEXED| INDEXED BY \w+")
+_HINTS = expression(r" NOT INDEXED| INDEXED BY \w+")
 _TABLES = "(SELECT tablename AS name FROM pg_tables WHERE schemaname = current_schema()) AS tables"
-_MEMBER = re.compile(r"json_extract\(CAST\((\w+) AS TEXT\), ('[^']*')\)")
-_AMOUNT = re.compile(r"\((json_extract\(\w+, '[^']*'\)) \+ 0\)")
+_MEMBER = expression(r"json_extract\(CAST\((\w+) AS TEXT\), ('[^']*')\)")
+_AMOUNT = expression(r"\((json_extract\(\w+, '[^']*'\)) \+ 0\)")
 
 
 @lru_cache(maxsize=1024)

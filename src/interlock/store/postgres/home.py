@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +18,7 @@ import orjson
 
 from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.store import connection as sqlite
 from interlock.store.connection import StoreError
 from interlock.store.home import RESTORE, Home, is_known, refuse_behind, refuse_running, store_failure
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
 GIVE_UP_S = 5.0
-_LOCK_TIMEOUT = re.compile(r"database is locked")
+_LOCK_TIMEOUT = expression(r"database is locked")
 _NOW = "SELECT greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
 
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from interlock.core.record import NamedTuple
 from interlock.store.postgres.connection import FENCED, translated
 
 if TYPE_CHECKING:

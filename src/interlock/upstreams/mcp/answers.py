@@ -13,6 +13,7 @@ import orjson
 
 from interlock.call.connector import Definition, Interaction, RemoteCall
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.bounds import Shortener
 from interlock.data.schema import Json, compile_validator
 from interlock.upstreams import wire
@@ -36,7 +37,7 @@ _MOST_PARTS = 100
 _LONGEST_META = 65_536
 # Icons of one tool, and the characters of their addresses, which may hold the images themselves.
 _MOST_ICONS, _LONGEST_ICONS = 8, 65_536
-_SIZE = re.compile(r"any|[0-9]{1,5}x[0-9]{1,5}", re.ASCII)
+_SIZE = expression(r"any|[0-9]{1,5}x[0-9]{1,5}", re.ASCII)
 
 
 def understood(descriptors: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:

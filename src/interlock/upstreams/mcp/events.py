@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
+from interlock.core.expressions import expression
 from interlock.data.bounds import exactly
 from interlock.upstreams.response_limits import PER_TURN, Allowance, Intake
 
 # The field names and line ends around the data of an event.
 _FRAMING = 4096
-_END = re.compile(rb"(?>\r\n|\n|\r){2}")
+_END = expression(rb"(?>\r\n|\n|\r){2}")
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_PAUSE_MS = 60_000
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote, urljoin, urlsplit
@@ -27,6 +26,7 @@ from mcp.shared.inbound import encode_header_value
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.expressions import expression
 from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.net.connection import Pool, Unreachable
@@ -45,7 +45,7 @@ MAX_CONNECTIONS = 1024
 _REQUEST = 100  # reopening a stream costs as much as this many messages
 _FLOODED = "the upstream sent far more messages than it was asked for, so the conversation was ended"
 _VERSION = "mcp-protocol-version"
-_TARGET = re.compile(r"/[\x21-\x7e]*")
+_TARGET = expression(r"/[\x21-\x7e]*")
 
 
 class Http:

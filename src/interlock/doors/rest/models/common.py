@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
+from interlock.core.expressions import expression
 from interlock.data.bounds import LONGEST_NAME
 
 Json = dict[str, Any]
@@ -15,7 +15,7 @@ Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 # Only the first fault of a list is reported: a hostile list could have tens of thousands.
 Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
 Text = Annotated[str, Field(max_length=10_000)]
-_DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]")
+_DATE = expression(r"\d{4}-\d\d-\d\d[Tt ]")
 
 
 def _with_date(value: Any) -> Any:

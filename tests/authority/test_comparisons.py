@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.authority import facts as f
-from interlock.authority.cedar import check
+from interlock.authority.policy_check import check
 from interlock.contract.contract import Contract
 from tests.authority.questions import PolicyHome, contract, question
 

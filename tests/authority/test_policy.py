@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.authority import cedar, principals
+from interlock.authority import cedar, policy_check, principals
 from interlock.authority.decisions import Question
 from interlock.authority.policy import Policies, make_defaults
 from interlock.call.context import Caller
@@ -475,7 +475,7 @@ TYPED = contract(
 )  # fmt: skip
 def test_a_sound_rule_passes_the_check(condition: str) -> None:
     text = f'@id("r") permit (principal, action == Action::"demo.act", resource) when {{ {condition} }};'
-    assert cedar.check(text, [TYPED]) == []
+    assert policy_check.check(text, [TYPED]) == []
 
 
 @pytest.mark.parametrize(
@@ -493,22 +493,22 @@ def test_a_sound_rule_passes_the_check(condition: str) -> None:
     ],
 )  # fmt: skip
 def test_the_check_finds_what_is_wrong_and_where(text: str, line: int, words: str) -> None:
-    grave = [fault for fault in cedar.check(text, [TYPED]) if fault.grave]
+    grave = [fault for fault in policy_check.check(text, [TYPED]) if fault.grave]
     assert [fault.line for fault in grave][:1] == [line]
     assert words in grave[0].message
 
 
 def test_the_check_notes_what_is_merely_doubtful() -> None:
     text = 'permit (principal in Group::"gone", action, resource in Namespace::"void");'
-    messages = [fault.message for fault in cedar.check(text, [TYPED], groups={"staff"}) if not fault.grave]
+    messages = [fault.message for fault in policy_check.check(text, [TYPED], groups={"staff"}) if not fault.grave]
     assert [message for message in messages if "Group" in message]
     assert [message for message in messages if "Namespace" in message]
     assert [message for message in messages if "no name" in message]
 
 
 def test_the_default_has_no_faults_with_and_without_tools() -> None:
-    assert cedar.check(cedar.DEFAULT, []) == []
-    assert cedar.check(cedar.DEFAULT, [TYPED, contract(version="2.0.0")]) == []
+    assert policy_check.check(cedar.DEFAULT, []) == []
+    assert policy_check.check(cedar.DEFAULT, [TYPED, contract(version="2.0.0")]) == []
 
 
 def test_the_examples_in_the_default_are_sound_rules() -> None:
@@ -518,7 +518,7 @@ def test_the_examples_in_the_default_are_sound_rules() -> None:
     post = contract({"cents": {"type": "integer"}}, tool_id="post", parameters={
         "type": "object", "properties": {"cents": {"type": "integer"}}, "required": ["cents"]})  # fmt: skip
     assert code.count("@id") == 5
-    assert cedar.check(cedar.DEFAULT + code, [post]) == []
+    assert policy_check.check(cedar.DEFAULT + code, [post]) == []
 
 
 def test_versions_of_a_tool_may_be_spoken_about_where_they_agree() -> None:
@@ -528,10 +528,10 @@ def test_versions_of_a_tool_may_be_spoken_about_where_they_agree() -> None:
         '@id("r") permit (principal, action == Action::"demo.act", resource) '
         'when {{ context.arguments has {0} && context.arguments.{0} == "x" }};'
     )
-    assert cedar.check(rule.format("a"), [older, newer]) == []
-    assert cedar.check(rule.format("c"), [older, newer]) == []
+    assert policy_check.check(rule.format("a"), [older, newer]) == []
+    assert policy_check.check(rule.format("c"), [older, newer]) == []
     unsure = '@id("r") permit (principal, action == Action::"demo.act", resource) when { context.arguments.b == "x" };'
-    assert [fault.grave for fault in cedar.check(unsure, [older, newer])] == [True]
+    assert [fault.grave for fault in policy_check.check(unsure, [older, newer])] == [True]
 
 
 def test_an_explanation_names_the_rule_and_what_would_have_to_change(home: MakeHome) -> None:

@@ -12,7 +12,7 @@ import pytest
 from interlock import Interlock
 from interlock.api.policy import faults_of
 from interlock.api.service import Service
-from interlock.authority import cedar
+from interlock.authority import policy_check
 from interlock.cli import doctor
 from interlock.contract.contract import parse_contract
 from interlock.store.port import Transaction
@@ -153,7 +153,7 @@ TEXTS = (
 async def test_a_policy_is_found_as_right_or_wrong_as_by_all_contracts(lock: Interlock, text: str) -> None:
     await _offer(lock, *range(5))
     contracts = [one.contract for one in await lock.catalog.everything()]
-    whole = cedar.check(text, contracts, set())
+    whole = policy_check.check(text, contracts, set())
     assert [(one.line, one.rule, one.grave) for one in await faults_of(lock, text)] == [
         (one.line, one.rule, one.grave) for one in whole
     ]

@@ -23,7 +23,7 @@ from interlock.store import decisions, records
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.approvals.standing import Standing
-    from interlock.authority.cedar import Fault
+    from interlock.authority.policy_check import Fault
     from interlock.authority.decisions import Question
     from interlock.call.phases import Decision
     from interlock.contract.contract import Contract
@@ -160,7 +160,7 @@ async def faults_of(parts: Parts, text: str, people: frozenset[str] | None = Non
 
     `people` are the groups of the principals that it is to be used with, if these are not the ones in force.
     """
-    from interlock.authority.cedar import check, concerned
+    from interlock.authority.policy_check import check, concerned
 
     now_ms = parts.clock.now_ms()
     known = await parts.identities.all()

@@ -74,7 +74,7 @@ def _principals(home: Home) -> Checked:
 
 
 def _policy(home: Home) -> Checked:
-    from interlock.authority.cedar import check
+    from interlock.authority.policy_check import check
     from interlock.authority.principals import Principals
     from interlock.cli.doctor_policy import rules_speak_of
     from interlock.core.errors import Failure

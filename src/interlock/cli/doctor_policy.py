@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def check_policy(home: Home) -> Iterator[Finding]:
-    from interlock.authority.cedar import DEFAULT, Rules, check
+    from interlock.authority.cedar import DEFAULT, Rules
     from interlock.authority.policy import read_file
+    from interlock.authority.policy_check import check
     from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
     from interlock.authority.principals import Principals
     from interlock.store.shared_config import text_of
@@ -72,7 +73,7 @@ def rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], fro
     """The contracts of the tools that rules depend on, the names of all tools, and the groups of known callers."""
     import orjson
 
-    from interlock.authority.cedar import concerned
+    from interlock.authority.policy_check import concerned
     from interlock.contract.contract import parse_contract
     from interlock.store import inspection
 

@@ -29,7 +29,8 @@ from interlock.testing import FakeClock
 from interlock.upstreams import manifests
 from interlock.upstreams.discovery import MAX_TOOLS
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
-from interlock.upstreams.http import HttpConfig, HttpUpstream
+from interlock.upstreams.http import HttpUpstream
+from interlock.upstreams.http_requests import HttpConfig
 from interlock.upstreams.manifests import MOST_PARTS
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
 from tests.upstreams.hostile import loop_is_free

@@ -26,7 +26,8 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams import openapi, wire
-from interlock.upstreams.http import HttpConfig, HttpUpstream, build
+from interlock.upstreams.http import HttpUpstream
+from interlock.upstreams.http_requests import HttpConfig, build
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.websocket import WebSocketConfig
 from tests.upstreams.servers import (

@@ -23,6 +23,7 @@ from interlock.core.errors import Failure
 from interlock.data.bounds import long_number
 from interlock.data.schema import Json
 from interlock.upstreams import wire
+from interlock.upstreams.remote_config import Look
 from interlock.upstreams.response_limits import BURST, Allowance, Intake, addressee, decoded, more_values
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
 from tests.thorough import examples
@@ -132,11 +133,11 @@ def test_an_allowance_is_refilled_by_time_and_by_answers() -> None:
 def test_a_long_text_is_cut_before_it_is_searched_and_shows_no_half_of_a_credential(secret_at: int) -> None:
     secret = "s3cret-" + "x" * 90
     text = ("." * secret_at + secret + "." * 10_000_000)[:10_000_000]
-    shown = wire.excerpt(text, wire.Look({"T": secret}))
+    shown = wire.excerpt(text, Look({"T": secret}))
     assert len(shown) <= wire.EXCERPT
     assert "s3cret" not in shown
     # A text of nothing but credentials is redacted to little, so that its cut end comes into view.
-    assert "s3cret" not in wire.excerpt(secret * 1000, wire.Look({"T": secret}))
+    assert "s3cret" not in wire.excerpt(secret * 1000, Look({"T": secret}))
 
 
 def test_an_excerpt_is_one_line_without_characters_that_steer_a_terminal() -> None:

@@ -23,8 +23,8 @@ from interlock.store import decisions, records
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.approvals.standing import Standing
-    from interlock.authority.policy_check import Fault
     from interlock.authority.decisions import Question
+    from interlock.authority.policy_check import Fault
     from interlock.call.phases import Decision
     from interlock.contract.contract import Contract
     from interlock.store.port import Transaction

@@ -21,8 +21,8 @@ from interlock.core.expressions import expression
 from interlock.data.bounds import check_values
 from interlock.data.schema import Json
 from interlock.upstreams import formats
-from interlock.upstreams.configuration import read_config
-from interlock.upstreams.http import HttpConfig, HttpUpstream
+from interlock.upstreams.http import HttpUpstream
+from interlock.upstreams.http_requests import HttpConfig
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.response_limits import in_thread
 
@@ -100,4 +100,4 @@ def _objection(one: Definition) -> str:
 
 def make(name: str, config: Json, site: Site) -> FunctionsUpstream:
     """Make the connector of one upstream, not connected yet."""
-    return FunctionsUpstream(name, read_config(FunctionsConfig, config), clock=site.clock, services=site.services)
+    return FunctionsUpstream(name, FunctionsConfig.from_document(config), clock=site.clock, services=site.services)

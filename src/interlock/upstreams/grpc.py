@@ -25,12 +25,12 @@ from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.net import addresses
 from interlock.upstreams import protobuf, wire
-from interlock.upstreams.configuration import read_config
 from interlock.upstreams.grpc_channels import Channels
 from interlock.upstreams.grpc_reflection import DISCOVERY_S, Metadata, reflect
 from interlock.upstreams.kinds import Site
+from interlock.upstreams.remote_config import Lent, Look, RemoteConfig, keep_hidden
 from interlock.upstreams.response_limits import Intake, in_thread
-from interlock.upstreams.wire import RemoteConfig
+from interlock.upstreams.sender import Sender, Sleep
 
 if TYPE_CHECKING:
     import grpc
@@ -64,7 +64,7 @@ class GrpcConfig(RemoteConfig):
     def _usable(self) -> GrpcConfig:
         if self.auth is not None and self.auth.kind == "query":
             raise ValueError("gRPC has no query; show the credential as bearer, basic or header")
-        wire.keep_hidden(self, plain=self.plaintext)
+        keep_hidden(self, plain=self.plaintext)
         return self
 
 
@@ -78,7 +78,7 @@ class GrpcUpstream:
         *,
         clock: Clock,
         resolve: addresses.Resolve = addresses.resolve_by_system,
-        sleep: wire.Sleep = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
         services: Services | None = None,
     ) -> None:
         self._name = name
@@ -86,7 +86,7 @@ class GrpcUpstream:
         self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         scheme = "grpc" if config.plaintext else "grpcs"
         urls = [f"{scheme}://{target}" for target in config.targets]
-        self._sender = wire.Sender(name, urls, config, clock=clock, sleep=sleep, services=services)
+        self._sender = Sender(name, urls, idempotent=config.idempotent, clock=clock, sleep=sleep, services=services)
         self._channels = Channels(name, config, resolve)
 
     async def call(self, call: RemoteCall) -> Any:
@@ -103,7 +103,7 @@ class GrpcUpstream:
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         import grpc.aio
 
-        config, look = self._config, wire.Look(credentials or {})
+        config, look = self._config, Look(credentials or {})
         metadata = self._metadata(look)
         try:
             async with asyncio.timeout(DISCOVERY_S), self._channels.get(config.targets[0]) as one:
@@ -201,7 +201,7 @@ class GrpcUpstream:
 
         return await in_thread(work)
 
-    def _metadata(self, lent: wire.Lent, **context: str) -> Metadata:
+    def _metadata(self, lent: Lent, **context: str) -> Metadata:
         """The metadata of a call; the deadline is gRPC's own `grpc-timeout`, and ours for servers that
         do not see that.
         """
@@ -210,7 +210,7 @@ class GrpcUpstream:
             pairs[shown[0]] = shown[1]
         return tuple(pairs.items())
 
-    def _failure(self, error: grpc.aio.AioRpcError, lent: wire.Lent) -> Failure:
+    def _failure(self, error: grpc.aio.AioRpcError, lent: Lent) -> Failure:
         """Convert a status that is no success to a failure."""
         import grpc
 
@@ -297,4 +297,4 @@ def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:
 
 def make(name: str, config: Json, site: Site) -> GrpcUpstream:
     """Make the connector of one upstream, not connected yet."""
-    return GrpcUpstream(name, read_config(GrpcConfig, config), clock=site.clock, services=site.services)
+    return GrpcUpstream(name, GrpcConfig.from_document(config), clock=site.clock, services=site.services)

@@ -18,6 +18,7 @@ from interlock.data.schema import Json
 from interlock.net.client import Response
 from interlock.upstreams import wire
 from interlock.upstreams.openapi_content import is_text
+from interlock.upstreams.remote_config import Look
 from interlock.upstreams.response_limits import CODINGS, Intake, decoded
 
 # Bytes of an answer that is no success: its beginning explains the error.
@@ -34,7 +35,7 @@ class Answers:
         self._intake = intake
         self._clock = clock
 
-    async def read(self, response: Response, call: RemoteCall | wire.Look) -> Any:
+    async def read(self, response: Response, call: RemoteCall | Look) -> Any:
         """Read the value of an answer; a Failure if it is invalid."""
         if not 200 <= response.status < 300:
             beginning = await self._expanded(response, EXPLAINED, cut=True)
@@ -108,7 +109,7 @@ def _file(call: RemoteCall, body: bytes, media: str) -> Json:
     return {"path": path, "mediaType": media, "size": len(body)}
 
 
-def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
+def _mode(call: RemoteCall | Look, status: int) -> str | None:
     """Return how the operation's document says that an answer is read, if there is one: see `openapi_content`."""
     modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")

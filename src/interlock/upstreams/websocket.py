@@ -22,12 +22,12 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.net import addresses
-from interlock.upstreams import wire
-from interlock.upstreams.configuration import read_config
+from interlock.upstreams import templates, wire
 from interlock.upstreams.kinds import Site
+from interlock.upstreams.remote_config import Part, RemoteConfig, checked_url, keep_hidden
 from interlock.upstreams.response_limits import Intake
+from interlock.upstreams.sender import Sender, Sleep
 from interlock.upstreams.websocket_links import Links, value_at
-from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:
     from interlock.resilience.services import Services
@@ -53,7 +53,7 @@ class WebSocketTool(Part):
     def _of_one_kind(self) -> WebSocketTool:
         if (self.method is None) == (self.send is None):
             raise ValueError("a tool has a JSON-RPC `method` or a message to `send`")
-        if self.send is not None and "id" not in wire.placeholders(self.send):
+        if self.send is not None and "id" not in templates.placeholders(self.send):
             raise ValueError("the message to send says `{id}` somewhere, by which its answer is known")
         return self
 
@@ -85,11 +85,11 @@ class WebSocketConfig(RemoteConfig):
     @pydantic.field_validator("urls")
     @classmethod
     def _endpoints(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(wire.checked_url(url, ("ws", "wss")) for url in urls)
+        return tuple(checked_url(url, ("ws", "wss")) for url in urls)
 
     @pydantic.model_validator(mode="after")
     def _hidden(self) -> WebSocketConfig:
-        wire.keep_hidden(self, plain=any(url.startswith("ws:") for url in self.urls))
+        keep_hidden(self, plain=any(url.startswith("ws:") for url in self.urls))
         return self
 
 
@@ -103,13 +103,15 @@ class WebSocketUpstream:
         *,
         clock: Clock,
         resolve: addresses.Resolve = addresses.resolve_by_system,
-        sleep: wire.Sleep = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
         services: Services | None = None,
     ) -> None:
         self._name = name
         self._config = config
         intake = Intake(name, config.max_response_bytes, config.max_response_values)
-        self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
+        self._sender = Sender(
+            name, config.urls, idempotent=config.idempotent, clock=clock, sleep=sleep, services=services
+        )
         self._links = Links(name, config, intake, clock=clock, resolve=resolve, pacing=self._sender.pacing)
 
     async def call(self, call: RemoteCall) -> Any:
@@ -162,16 +164,16 @@ class WebSocketUpstream:
         answer = await link.ask(ident, wire.to_json(self._message(call, ident)))
         error = value_at(answer, str(native["error"]))
         if error is not None:
-            message = wire.excerpt(error if isinstance(error, str) else wire.text_of(error), call)
+            message = wire.excerpt(error if isinstance(error, str) else templates.text_of(error), call)
             raise Failure("E3401", f"`{self._name}` answered: {message}", details={"sent": True, "body": message})
         return value_at(answer, str(native["result"]))
 
     def _message(self, call: RemoteCall, ident: int) -> Json:
         native, arguments = call.native, call.arguments
         if "send" in native:
-            named = wire.placeholders(native["send"])
+            named = templates.placeholders(native["send"])
             rest = {name: value for name, value in arguments.items() if name not in named}
-            message: Json = wire.fill(native["send"], {**arguments, "id": ident}, rest)
+            message: Json = templates.fill(native["send"], {**arguments, "id": ident}, rest)
         else:
             message = {"jsonrpc": "2.0", "id": ident, "method": native["method"], "params": arguments}
         if self._config.context:
@@ -186,4 +188,4 @@ class WebSocketUpstream:
 
 def make(name: str, config: Json, site: Site) -> WebSocketUpstream:
     """Make the connector of one upstream, not connected yet."""
-    return WebSocketUpstream(name, read_config(WebSocketConfig, config), clock=site.clock, services=site.services)
+    return WebSocketUpstream(name, WebSocketConfig.from_document(config), clock=site.clock, services=site.services)

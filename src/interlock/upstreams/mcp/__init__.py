@@ -13,7 +13,6 @@ refused by itself; the others go on.
 """
 
 from interlock.data.schema import Json
-from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream
@@ -25,7 +24,7 @@ def make(name: str, config: Json, site: Site) -> McpUpstream:
     """Make the connector of one upstream, not connected yet."""
     return McpUpstream(
         name,
-        read_config(McpConfig, config),
+        McpConfig.from_document(config),
         clock=site.clock,
         on_change=site.changed,
         logs=site.logs,

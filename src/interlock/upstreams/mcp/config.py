@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import pydantic
 
 from interlock.core.errors import Failure
-from interlock.upstreams import wire
 from interlock.upstreams.mcp.protocol import Era
+from interlock.upstreams.remote_config import Part, Tls, checked_url, header_safe
 from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 
 
-class McpConfig(wire.Part):
+class McpConfig(Part):
     """An MCP server: `command` for a program to run, `url` for one that runs elsewhere.
 
     `credentials` maps each secret to the environment variable or header in which it is lent; a secret that is lent as
@@ -37,7 +37,7 @@ class McpConfig(wire.Part):
     logs: bool | None = None
     apps: bool = False
     allow_private: bool = False
-    tls: wire.Tls = wire.Tls()
+    tls: Tls = Tls()
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
     max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)
 
@@ -64,7 +64,7 @@ class McpConfig(wire.Part):
     @classmethod
     def _plain(cls, url: str | None) -> str | None:
         if url is not None:
-            wire.checked_url(url, ("http", "https"))
+            checked_url(url, ("http", "https"))
         return url
 
     @pydantic.model_validator(mode="after")
@@ -76,7 +76,7 @@ class McpConfig(wire.Part):
         if self.url is not None and (self.env or self.cwd):
             raise ValueError("env and cwd go with command; a url has headers")
         for name, value in self.headers.items():
-            wire.header_safe(name, value)
+            header_safe(name, value)
             if name.lower() in ("authorization", "proxy-authorization", "cookie"):
                 raise ValueError(f"`{name}` would keep a credential in clear; name the secret in `credentials`")
         return self

@@ -35,8 +35,8 @@ from interlock.upstreams.mcp.events import Meter
 from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, Post, Stream
 from interlock.upstreams.mcp.protocol import MODERN, members
 from interlock.upstreams.mcp.session import Session
+from interlock.upstreams.remote_config import Tls
 from interlock.upstreams.response_limits import Allowance, Intake
-from interlock.upstreams.wire import Tls
 
 CLOSE_S = 5.0
 NOTICE_S = 30.0

@@ -29,6 +29,7 @@ from interlock.upstreams.mcp.questions import Questions, answerable, refuse_answ
 from interlock.upstreams.mcp.session import LIST_S, Session
 from interlock.upstreams.mcp.sessions import Sessions
 from interlock.upstreams.mcp.tasks import follow
+from interlock.upstreams.sender import Sender
 
 if TYPE_CHECKING:
     from interlock.core.clock import Clock
@@ -53,10 +54,9 @@ class ToolCalls:
         self._config = config
         self._sessions = sessions
         self._on_change = on_change
-        self._sender = wire.Sender(
-            name, (config.url or name,), wire.RemoteConfig.model_validate({}), clock=clock, sleep=asyncio.sleep,
-            services=services,
-        )  # fmt: skip
+        self._sender = Sender(
+            name, (config.url or name,), idempotent=False, clock=clock, sleep=asyncio.sleep, services=services
+        )
 
     def forget(self) -> None:
         """Drop cached answers, because the server's tools have changed."""

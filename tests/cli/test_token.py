@@ -45,6 +45,29 @@ def test_a_token_is_issued_passed_on_looked_at_and_revoked(fresh: Cli) -> None:
     assert (after.json["code"], [link["revoked"] for link in after.json["chain"]]) == ("E3201", [False, True, False])
 
 
+def test_pages_name_the_agent_and_the_person_it_acted_for(cli: Cli) -> None:
+    token = cli("token", "issue", "--agent", "bot", "--for", "alice").out.strip()
+    arguments = {"account": "cash", "cents": 250}
+    made = cli.call("demo.post", arguments, "--key", "k", "--token", token)["invocation_id"]
+    cli.call("demo.balance", {"account": "cash"})
+    names = {one["did"]: one["name"] for one in cli.ask("identities", "list")["identities"]}
+    for who in ("bot", "alice", *names):
+        listed = cli.ask("calls", "list", "--caller", who)["calls"]
+        assert [(one["invocation_id"], one["agent_name"], one["caller_name"]) for one in listed] == [
+            (made, "bot", "alice")
+        ], who
+        assert (names[listed[0]["agent"]], names[listed[0]["caller"]]) == ("bot", "alice")
+    shown = cli("calls", "list").out
+    assert "bot for alice" in shown
+    (own,) = (one for one in cli.ask("calls", "list")["calls"] if one["invocation_id"] != made)
+    assert (own["agent"], own["agent_name"]) == (None, None)
+    explained = cli("policy", "explain", "bot", "demo.post", json.dumps(arguments)).out
+    assert "allowed  bot calls demo.post@" in explained
+    assert "did:" not in shown + explained
+    refused = cli("calls", "undo", made, "--key", "u")
+    assert (refused.code, "only the caller that made a call may undo it" in refused.out) == (1, True)
+
+
 def test_keys_rotate_and_retire_and_show_their_public_halves(fresh: Cli) -> None:
     first = fresh.ask("keys", "init", "--alg", "ES256")["kid"]
     assert "E3411" in fresh("keys", "init").err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +73,7 @@ async def hold(number: Number) -> int:
     return number
 
 
-holding = write(hold)
+holding = write(hold, timeout_class="async")
 
 
 @pytest_asyncio.fixture
@@ -284,13 +285,20 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
         assert (await rpc("calls.list", asked))["result"] == rest
         answered = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
         assert [line.caller_name for line in answered.calls] == ["ops"]
+        assert [(line["agent"], line["agent_name"]) for line in rest["calls"]] == [(None, None)]
+        assert (await lock.call("li.look", number=-1, caller=replace(ANN, agent=did_of("ops")))).error is not None
+        acted: Json = {"caller": "ops", "limit": 1}
+        (line,) = (await http.get("/v1/calls", params=acted)).json()["calls"]
+        assert (line["caller"], line["agent"], line["agent_name"]) == (ANN.id, did_of("ops"), "ops")
+        (told_line,) = (await stub.Calls(wire.CallsRequest(**acted), metadata=tuple(head.items()))).calls
+        assert (told_line.caller, told_line.agent, told_line.agent_name) == (ANN.id, did_of("ops"), "ops")
         assert [line.invocation_id for line in answered.calls] == [line["invocation_id"] for line in rest["calls"]]
         asked = {"by": "failures", "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls/top", params=asked)).json()
         assert [one["tool"] for one in rest["top"]] == ["li.look"]
         assert (await rpc("calls.top", asked))["result"] == rest
         told = await stub.Top(wire.TopRequest(**asked), metadata=tuple(head.items()))
-        assert [(one.name, one.failures) for one in told.top] == [("li.look", 1)]
+        assert [(one.name, one.failures) for one in told.top] == [("li.look", 2)]
         for bad in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00+14:00"}, {"limit": 0}, {"before": -1}):
             assert (await http.get("/v1/calls", params=bad)).status_code == 400
             assert "error" in await rpc("calls.list", bad)

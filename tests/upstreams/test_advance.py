@@ -62,4 +62,8 @@ async def test_the_command_that_agrees_in_advance_is_offered_typed_listed_and_bo
         assert explained.count("agreed to in advance by") == 2
         assert explained.count("does not cover this call") == 1
         assert "3 of 5 uses left" in explained
+        assert "this call is made without asking" in explained
+        assert "a person approves this call" not in explained
+        other = await cli(home, "policy", "explain", did_of("bot"), "notes.add", '{"text": "beer"}')
+        assert "a person approves this call" in other
         assert file.read_text() == "/srv/notes/b\nmilk\nbread\n"

@@ -9,6 +9,7 @@ is found by bisection.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -48,8 +49,8 @@ _STATES = {"running": "running", "PENDING": "awaiting_approval", "APPROVED": "ap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which calls somebody wants to see. `caller` is an id or a registered name. Times are ISO 8601 in UTC, `since`
-    included, `until` not.
+    """Which calls somebody wants to see. `caller` is the id or the registered name of the caller, or of the agent that
+    acted for it. Times are ISO 8601 in UTC, `since` included, `until` not.
     """
 
     state: str | None = None
@@ -65,7 +66,7 @@ class Wanted:
             self.state in (None, line["state"])
             and self.error in (None, line["error_code"], line["error"])
             and self.tool in (None, line["tool"], line["tool"].partition("@")[0])
-            and self.caller in (None, line["caller"])
+            and self.caller in (None, line["caller"], line["agent"])
             and (self.since is None or line["at"] >= self.since)
             and (self.until is None or line["at"] < self.until)
         )
@@ -192,11 +193,16 @@ def _page(
     if len(rows) > limit:
         rows = rows[:limit]
         place = rows[-1][0]
-    known_as = {who: identities.find(reader, who) for who in {line["caller"] for _, line, _ in rows}}
+    names = _names(reader, {line[who] for _, line, _ in rows for who in ("caller", "agent")})
     for _, line, _ in rows:
-        identity = known_as[line["caller"]]
-        line["caller_name"] = identity.name or None if identity is not None else None
+        line["caller_name"], line["agent_name"] = names[line["caller"]], names[line["agent"]]
     return [(line, facts) for _, line, facts in rows], place
+
+
+def _names(reader: Reader, ids: Iterable[str | None]) -> dict[str | None, str | None]:
+    """The names that identities were registered under."""
+    found = {one: None if one is None else identities.find(reader, one) for one in ids}
+    return {one: None if identity is None else identity.name or None for one, identity in found.items()}
 
 
 _Row = tuple[int, Json, Json]
@@ -286,12 +292,16 @@ def _is_seen(seen: _Seen, facts: Json) -> bool:
 def _line(call: str, at: str, facts: Json, state: str) -> Json:
     version = facts.get("version")
     cost: Any = facts.get("cost") or {}
+    caller, agent = str(facts.get("callerId")), facts.get("agentId")
     return {
         "invocation_id": call,
         "at": at,
         "tool": f"{facts.get('toolId')}@{version}" if version else str(facts.get("toolId")),
-        "caller": str(facts.get("callerId")),
+        "caller": caller,
         "caller_name": None,
+        # A caller that acts for itself has no agent.
+        "agent": None if agent == caller else agent,
+        "agent_name": None,
         "tenant": facts.get("tenant"),
         "key": facts.get("idempotencyKey"),
         "state": state,
@@ -310,8 +320,14 @@ def _top(lead: Lead, seen: _Seen, since: str, until: str | None, limit: int, rea
     rows = calls.sums(reader, least, last, _filter(Wanted(), seen), of=of, order=lead, most=limit)
     if least > first:
         since = calls.time_of(reader, least) or since
+    names = _names(reader, [row.name for row in rows]) if lead == "cost" else {}
     top = [
-        {"caller" if lead == "cost" else "tool": name, "calls": calls, "failures": failures, "cost": cost}
+        {
+            **({"caller": name, "caller_name": names[name]} if lead == "cost" else {"tool": name}),
+            "calls": calls,
+            "failures": failures,
+            "cost": cost,
+        }
         for name, calls, failures, cost in rows
     ]
     return {"by": lead, "since": since, "until": until, "top": top}

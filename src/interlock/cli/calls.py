@@ -61,7 +61,7 @@ def _narrowed(command: Any) -> Any:
         click.option(
             "--since", callback=_moment, metavar="TIME", help="Only calls from this time on: ISO 8601, or 2h."
         ),
-        click.option("--caller", help="Only calls made for this caller, by name or id."),
+        click.option("--caller", help="Only calls by this agent or for this caller, by name or id."),
         click.option("--tool", help="Only calls of this tool, by name or NAME@VERSION."),
         click.option("--error", help="Only calls that failed with this code or error name."),
     ):
@@ -159,7 +159,7 @@ def _answer_list(out: Output, documents: list[Json], place: int | None, *, asked
                 one["state"] + (f" {one['error_code']}" if one["error_code"] else ""),
                 "" if one["source"] in (None, "compute") else one["source"],
                 "" if one["latency_ms"] is None else duration(one["latency_ms"]),
-                one.get("caller_name") or one["caller"],
+                _asked_by(one),
             )
             for one in documents
         ]
@@ -174,6 +174,13 @@ def _answer_list(out: Output, documents: list[Json], place: int | None, *, asked
 
     out.answer({"calls": documents, "before": place}, show)
     return 0
+
+
+def _asked_by(one: Json) -> str:
+    """Who made a call, and the person on whose behalf; an older server says nothing of agents."""
+    caller = one.get("caller_name") or one["caller"]
+    agent = one.get("agent_name") or one.get("agent")
+    return f"{agent} for {caller}" if agent else str(caller)
 
 
 async def _top_at_server(
@@ -217,7 +224,8 @@ def _answer_top(out: Output, lead: Lead, told: Json) -> int:
     def show(page: Page) -> None:
         whose = "caller" if lead == "cost" else "tool"
         rows = [
-            (str(one[whose]), f"{one['calls']:,}", f"{one['failures']:,}", f"{one['cost']:g}") for one in told["top"]
+            (str(one.get("caller_name") or one[whose]), f"{one['calls']:,}", f"{one['failures']:,}", f"{one['cost']:g}")
+            for one in told["top"]
         ]
         if rows:
             page.table(rows, (whose, "calls", "failures", "cost"))

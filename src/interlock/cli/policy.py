@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from interlock.cli.command import Output, anywhere, at_server, looking, over_home, parse_json, without_home
+from interlock.cli.viewer import Local, Remote, Viewer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -202,7 +203,8 @@ _CASE = {"principal", "tool", "arguments", "operation", "expect", "rule", "at", 
 
 async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str, arguments: str) -> int:
     said = {"principal": who, "tool": tool, "arguments": _object(arguments)}
-    return _answer_explanation(out, await server.post("/v1/policy/explain", said))
+    told = await server.post("/v1/policy/explain", said)
+    return _answer_explanation(out, await Remote.of(server), told)
 
 
 @policy.command()
@@ -223,7 +225,8 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     """
     from interlock.api.policy import explain_call
 
-    return _answer_explanation(out, await explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli"))
+    told = await explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli")
+    return _answer_explanation(out, await Local.of(lock), told)
 
 
 def _object(text: str) -> Json:
@@ -233,20 +236,20 @@ def _object(text: str) -> Json:
     return cast("Json", given)
 
 
-def _answer_explanation(out: Output, told: Json) -> int:
+def _answer_explanation(out: Output, viewer: Viewer, told: Json) -> int:
     document = {"decision" if name == "behavior" else name: value for name, value in told.items()}
-    out.answer(document, lambda page: _show_explanation(page, document))
+    out.answer(document, lambda page: _show_explanation(page, viewer, document))
     return 0
 
 
-def _show_explanation(page: Page, told: Json) -> None:
+def _show_explanation(page: Page, viewer: Viewer, told: Json) -> None:
     from interlock.cli.approvals import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
 
     decision: str = told["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)
     word = {"allow": "allowed", "ask": "a person decides", "deny": "denied"}.get(decision, decision)
-    page.line(mark, " ", Text(word, "bold"), f"  {told['principal']} calls {told['tool']}")
+    page.line(mark, " ", Text(word, "bold"), f"  {viewer.name_of(told['principal'])} calls {told['tool']}")
     page.line(f"  {told['reason']}")
     if told["gate"] is not None:
         page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")
@@ -254,7 +257,7 @@ def _show_explanation(page: Page, told: Json) -> None:
     for one in standing:
         covers = "covers this call" if one["covers"] else "does not cover this call"
         left = f"{one['uses'] - one['used']} of {one['uses']} uses left, until {one['expiresAt']}"
-        page.line(f"  agreed to in advance by {one['grantedBy']}: {one['id']} {covers}; {left}")
+        page.line(f"  agreed to in advance by {viewer.name_of(one['grantedBy'])}: {one['id']} {covers}; {left}")
         page.line(f"    with {bounds_in_words(one['arguments'])}")
     considered: list[Json] = told["considered"]
     for rule in considered:
@@ -269,7 +272,10 @@ def _show_explanation(page: Page, told: Json) -> None:
         page.table(
             [(f"  {one['effect']}", str(one["id"]), words.get(one["holds"], str(one["holds"]))) for one in others]
         )
-    if told["would_have_to_change"]:
+    if any(one["covers"] for one in standing):
+        page.line("")
+        page.line("  this call is made without asking, and takes one use of what was agreed to in advance")
+    elif told["would_have_to_change"]:
         page.line("")
         page.line("  for this call to be allowed:")
         for advice in told["would_have_to_change"]:

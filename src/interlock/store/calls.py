@@ -49,7 +49,7 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Conditions on closing records; None is no condition. `caller` and `owner` both name the caller."""
+    """Conditions on closing records; None is no condition. `owner` is the caller, `caller` the caller or its agent."""
 
     tenant: str | None = None
     owner: str | None = None
@@ -113,7 +113,7 @@ def _conditions(wanted: Filter) -> tuple[str, list[str]]:
     conditions: list[tuple[str, str | None]] = [
         (f"{member('body', 'tenant')} = ?", wanted.tenant),
         (f"{member('body', 'callerId')} = ?", wanted.owner),
-        (f"{member('body', 'callerId')} = ?", wanted.caller),
+        (f"? IN ({member('body', 'callerId')}, {member('body', 'agentId')})", wanted.caller),
         (f"{member('body', 'toolId')} = ?", wanted.tool),
         (f"? IN ({member('body', 'error_code')}, {member('body', 'errorCode')})", wanted.error),
         (f"{member('body', 'outcome')} = ?", wanted.outcome),

@@ -221,7 +221,11 @@ def top(told: Json) -> wire.TopResponse:
     """A summary as a message."""
     lines = [
         wire.TopLine(
-            name=one.get("tool") or one.get("caller"), calls=one["calls"], failures=one["failures"], cost=one["cost"]
+            name=one.get("tool") or one.get("caller"),
+            caller_name=one.get("caller_name"),
+            calls=one["calls"],
+            failures=one["failures"],
+            cost=one["cost"],
         )
         for one in told["top"]
     ]

@@ -51,7 +51,8 @@ class UndoStore:
         ref = f"undo:{call}"
         row = await self._journal.read(lambda reader: payloads.owned(reader, ref))
         if row is None or row.body is None or row.owner != owner_of(caller):
-            raise Failure("E3702", f"nothing is stored that could undo call {call}")
+            advice = "check the id; only the caller that made a call may undo it"
+            raise Failure("E3702", f"nothing is stored that could undo call {call}", resolution=advice)
         return decode(self._box.open(row.body, purpose="undo", about=ref))
 
     def store(self, transaction: Transaction, call: str, caller: Caller, undo: Json, hidden: list[str]) -> None:

@@ -449,7 +449,7 @@ class CallsRequest(_message.Message):
     def __init__(self, state: _Optional[str] = ..., error: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., since: _Optional[str] = ..., until: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class CallLine(_message.Message):
-    __slots__ = ("invocation_id", "at", "tool", "caller", "key", "state", "error_code", "error", "source", "latency_ms", "cost", "caller_name", "tenant")
+    __slots__ = ("invocation_id", "at", "tool", "caller", "key", "state", "error_code", "error", "source", "latency_ms", "cost", "caller_name", "tenant", "agent", "agent_name")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,8 @@ class CallLine(_message.Message):
     COST_FIELD_NUMBER: _ClassVar[int]
     CALLER_NAME_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
     invocation_id: str
     at: str
     tool: str
@@ -476,7 +478,9 @@ class CallLine(_message.Message):
     cost: float
     caller_name: str
     tenant: str
-    def __init__(self, invocation_id: _Optional[str] = ..., at: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., source: _Optional[str] = ..., latency_ms: _Optional[float] = ..., cost: _Optional[float] = ..., caller_name: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    agent: str
+    agent_name: str
+    def __init__(self, invocation_id: _Optional[str] = ..., at: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., source: _Optional[str] = ..., latency_ms: _Optional[float] = ..., cost: _Optional[float] = ..., caller_name: _Optional[str] = ..., tenant: _Optional[str] = ..., agent: _Optional[str] = ..., agent_name: _Optional[str] = ...) -> None: ...
 
 class CallsResponse(_message.Message):
     __slots__ = ("calls", "before")
@@ -499,16 +503,18 @@ class TopRequest(_message.Message):
     def __init__(self, by: _Optional[str] = ..., since: _Optional[str] = ..., until: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class TopLine(_message.Message):
-    __slots__ = ("name", "calls", "failures", "cost")
+    __slots__ = ("name", "calls", "failures", "cost", "caller_name")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    CALLER_NAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     calls: int
     failures: int
     cost: float
-    def __init__(self, name: _Optional[str] = ..., calls: _Optional[int] = ..., failures: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+    caller_name: str
+    def __init__(self, name: _Optional[str] = ..., calls: _Optional[int] = ..., failures: _Optional[int] = ..., cost: _Optional[float] = ..., caller_name: _Optional[str] = ...) -> None: ...
 
 class TopResponse(_message.Message):
     __slots__ = ("since", "top")

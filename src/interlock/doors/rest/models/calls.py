@@ -137,7 +137,11 @@ class CallsQuery(Query):
     )
     error: str | None = Field(None, max_length=60, description="an E-code, or the name of an error")
     tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
-    caller: str | None = Field(None, max_length=600, description="an id, or the name of a registered identity")
+    caller: str | None = Field(
+        None,
+        max_length=600,
+        description="the id or the registered name of the caller, or of the agent that acted for it",
+    )
     since: Moment | None = None
     until: Moment | None = None
     before: int | None = Field(None, ge=1, le=2**62, description="the place that the page before ended at")
@@ -152,6 +156,8 @@ class CallLine(Answer):
     tool: str
     caller: str
     caller_name: str | None = Field(description="the name that the caller was registered under")
+    agent: str | None = Field(description="the agent that acted for the caller; null if the caller acted itself")
+    agent_name: str | None = Field(description="the name that the agent was registered under")
     tenant: str | None
     key: str | None
     state: str
@@ -182,7 +188,7 @@ class CallsTop(Answer):
     by: str
     since: str = Field(description="from when on calls were counted")
     until: str | None
-    top: list[Json] = Field(description="`tool` or `caller`, and its calls, failures and cost")
+    top: list[Json] = Field(description="`tool`, or `caller` and `caller_name`, and its calls, failures and cost")
 
 
 class CheckpointsQuery(Query):

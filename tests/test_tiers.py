@@ -26,7 +26,9 @@ def test_every_test_has_exactly_one_tier() -> None:
 
 def test_what_runs_on_postgresql_is_there_and_the_page_names_each_directory() -> None:
     for path in (*BEHAVIOUR, *ON_POSTGRES):
-        assert (ROOT.parent / path).exists(), path  # pytest ends without a word where a path is not there
+        file, _, name = path.partition("::")
+        assert (ROOT.parent / file).exists(), path  # pytest ends without a word where a path is not there
+        assert not name or f"def {name}(" in (ROOT.parent / file).read_text(), path
         assert path.startswith(BEHAVIOUR), path
     for path in BEHAVIOUR:
         assert f"`{path.removeprefix('tests/')}`" in PAGE, path

@@ -153,10 +153,10 @@ def seqs(home: Home) -> st.SearchStrategy[int]:
     return st.integers(1, count(home))
 
 
-AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store")
+AUDIT_03 = pytest.mark.proves("AUDIT-03")
 
 
-AUDIT_02 = pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store")
+AUDIT_02 = pytest.mark.proves("AUDIT-02")
 
 
 # What is whole

@@ -383,7 +383,7 @@ SEGMENT_EDITS = [
 
 
 @AUDIT_11
-@pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store")
+@pytest.mark.proves("AUDIT-03")
 @pytest.mark.parametrize(("edit", "position"), SEGMENT_EDITS)
 def test_an_edit_of_a_segment_or_at_its_boundary_is_found(purged: Home, edit: str, position: int) -> None:
     assert verify(purged).intact

@@ -279,7 +279,7 @@ def test_a_clock_set_back_makes_no_decision_last_longer(home: MakeHome) -> None:
     assert made.engine.cached(question(now_ms=1_799_999_000_000)) is None
 
 
-@pytest.mark.part_of("AUTH-06", rest="that it takes less than a second, which no test asserts")
+@pytest.mark.proves("AUTH-06")
 def test_what_is_remembered_of_a_subject_can_be_dropped(home: MakeHome) -> None:
     asked = Asked(home(ALLOW))
     everybody = {

@@ -582,7 +582,7 @@ async def test_an_answer_is_remembered_no_longer_than_the_token_lives(
     assert remote.cached(question(TOOL, caller=caller, now_ms=end_ms)) is None
 
 
-@pytest.mark.part_of("AUTH-06", rest="that it takes less than a second, which no test asserts")
+@pytest.mark.proves("AUTH-06")
 async def test_what_is_forgotten_is_asked_again_also_when_the_answer_is_on_its_way(
     fake: FakeEngine, connect: Connect
 ) -> None:

@@ -45,7 +45,7 @@ from interlock.store.tables import metadata
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.support import forked
-from tests.support.stores import address_of, contents, opened
+from tests.support.stores import everything_in, opened
 
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
 
@@ -84,12 +84,6 @@ async def fetch_refusal(store: Secrets, name: str) -> str:
     return caught.value.code
 
 
-def everything_in(home: Home) -> bytes:
-    """Every byte of every file of a home, with the database's log, and of a store elsewhere."""
-    elsewhere = [] if address_of(home) is None else [contents(home)]
-    return b"\n".join([*(path.read_bytes() for path in home.path.rglob("*") if path.is_file()), *elsewhere])
-
-
 # The embedded store
 
 
@@ -123,7 +117,7 @@ async def test_the_four_errors_of_the_embedded_store(
 
 
 @pytest.mark.supports("EXEC-08")
-@pytest.mark.part_of("AUDIT-07", rest="Postgres")
+@pytest.mark.proves("AUDIT-07")
 @pytest.mark.proves("EXEC-07")
 async def test_no_file_of_the_home_holds_a_value_in_any_form(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
@@ -569,7 +563,7 @@ def size_of(value: Any) -> int:
     return 1 + sum(map(size_of, cast("list[Any]", value))) if isinstance(value, list) else 1
 
 
-@pytest.mark.part_of("AUDIT-07", rest="Postgres")
+@pytest.mark.proves("AUDIT-07")
 @given(data=st.data(), secrets=st.lists(secret_texts, min_size=1, max_size=3))
 def test_no_secret_survives_scrubbing_in_any_form_at_any_place(data: st.DataObject, secrets: list[str]) -> None:
     value = data.draw(laden(secrets))

@@ -97,6 +97,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
 
 @pytest.mark.proves("IDEM-08")
 @pytest.mark.proves("EFFECT-07")
+@pytest.mark.proves("AUDIT-04")
 async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
 
 @pytest.mark.proves("IDEM-08")
 @pytest.mark.proves("EFFECT-07")
+@pytest.mark.proves("AUDIT-04")
 async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home)
@@ -148,6 +150,7 @@ async def die_in_a_write(home: Path, lines: Path, name: str) -> None:
     assert await process.wait() == -9
 
 
+@pytest.mark.proves("AUDIT-04")
 async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,6 +175,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
     assert heard.empty()
 
 
+@pytest.mark.proves("AUDIT-04")
 async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_the_home_next(tmp_path: Path) -> None:
     home = tmp_path / "home"
     await prepare(home)

@@ -91,7 +91,7 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
 
 
 @pytest.mark.proves("OBS-01")
-@pytest.mark.part_of("TEST-03", rest="Postgres and Redis")
+@pytest.mark.proves("TEST-03")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off(home: Path, door: str) -> None:
     async with opened(home) as ways:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
@@ -24,13 +24,14 @@ from interlock.privacy.patterns import Patterns
 from interlock.privacy.redact import Redactor
 from interlock.telemetry.trace import Span
 from interlock.testing import FakeClock
-from tests import sample
+from tests import processes, sample
 from tests.approvals.test_mail import PASSWORD as MAIL_PASSWORD
 from tests.approvals.test_mail import SmtpServer
 from tests.approvals.test_webhook import SECRET, Receiver
 from tests.doors.test_lifecycle import ONE_EACH, Place, opened
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.stores import everything_in
 from tests.support.ways import Wish
 from tests.support.wires import WIRES, Heard, Wires, wired
 
@@ -117,7 +118,7 @@ CASES: Mapping[str, Case] = {
 
 
 @pytest.mark.proves("AUDIT-01")
-@pytest.mark.part_of("AUDIT-02", rest="hashes on nodes that share a Postgres store")
+@pytest.mark.proves("AUDIT-02")
 async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
     place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
     hashes: dict[str, set[str]] = {}
@@ -187,7 +188,7 @@ async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_un
 # Who reads
 
 
-@pytest.mark.part_of("AUDIT-03", rest="the runtime role on a Postgres store")
+@pytest.mark.proves("AUDIT-03")
 async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record(place: Place) -> None:
     lock = place.lock
     await place.ways["rest"](Wish("demo.add", {"a": 1}))
@@ -309,17 +310,14 @@ class Sinks:
     async def texts(self) -> dict[str, str]:
         lock = self._lock
         await lock.journal.drain()
-        files = [path for path in lock.home.path.rglob("*") if path.is_file()]
-        tables = ("journal", "ticket", "notification", "reservation", "session", "payload")
         return {
             "answers": "\n".join(self.wire),
             "events": "\n".join(self._events),
             "log": self._log.text,
             "traces": str(self._spans),
             "metrics": (await lock.gateway.telemetry.metrics.render()).decode(),
-            "process": " ".join(sys.orig_argv),
-            **{table: repr(lock.journal.reader.all(f"SELECT * FROM {table}")) for table in tables},
-            **{str(path): path.read_bytes().decode("latin-1") for path in files},
+            "processes": processes.called().decode("latin-1"),
+            "written": (await asyncio.to_thread(everything_in, lock.home)).decode("latin-1"),
         }
 
     async def holding(self, *canaries: str) -> list[str]:
@@ -507,7 +505,7 @@ async def test_what_cannot_be_redacted_is_withheld_from_every_sink_at_every_door
     assert wires.lock.journal.reader.all("SELECT COUNT(*) FROM notification") == [(0,)]
 
 
-@pytest.mark.part_of("AUDIT-07", rest="Postgres")
+@pytest.mark.proves("AUDIT-07")
 async def test_credentials_that_came_as_arguments_are_nowhere_whichever_door_they_came_by(
     sinks: tuple[Wires, Sinks],
 ) -> None:

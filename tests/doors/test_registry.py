@@ -109,7 +109,7 @@ async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every
         assert Failure("E3104").row.http == 410
 
 
-@pytest.mark.part_of("REG-03", rest="on a Postgres store")
+@pytest.mark.proves("REG-03")
 async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> None:
     async with opened(tmp_path) as clients:
         await issue(clients, "operator", "*", scopes=("tools:admin",))

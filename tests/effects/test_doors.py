@@ -132,7 +132,7 @@ async def listed(ways: Ways) -> dict[str, list[str]]:
     return {door: await ways.found(door) for door in DOORS}
 
 
-@pytest.mark.part_of("EFFECT-04", rest="nodes on several machines, which share a Postgres store")
+@pytest.mark.proves("EFFECT-04")
 async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(ways: Ways) -> None:
     lock = ways.lock
     assert all("eff.fib" in tools for tools in (await listed(ways)).values())
@@ -153,7 +153,7 @@ async def test_what_is_in_quarantine_is_refused_at_every_door_and_on_no_list(way
     assert all("eff.fib" in tools for tools in (await listed(ways)).values())
 
 
-@pytest.mark.part_of("EFFECT-04", rest="nodes on several machines, which share a Postgres store")
+@pytest.mark.proves("EFFECT-04")
 async def test_three_processes_hear_of_a_quarantine_within_a_second(home: Path) -> None:
     nodes = [await Interlock.open(home, housekeeping=False) for _ in range(3)]
     try:

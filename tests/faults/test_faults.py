@@ -50,7 +50,7 @@ def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.part_of("AUDIT-04", rest="the locked database on a Postgres store")
+@pytest.mark.proves("AUDIT-04")
 async def test_on_a_full_disk_no_write_runs_and_everything_goes_on_afterwards(lock: Interlock, home: Path) -> None:
     assert (await lock.call("demo.increment", name="a", key="before")).ok
     with full_disk(home):
@@ -70,7 +70,7 @@ async def test_on_a_full_disk_no_write_runs_and_everything_goes_on_afterwards(lo
     assert verify(Home(home)).intact
 
 
-@pytest.mark.part_of("AUDIT-04", rest="the locked database on a Postgres store")
+@pytest.mark.proves("AUDIT-04")
 async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_next_chance(
     lock: Interlock,
     home: Path,
@@ -130,7 +130,7 @@ async def test_a_home_that_cannot_be_written_when_it_is_opened_leaves_nothing_ru
     assert len(asyncio.all_tasks()) == 1
 
 
-@pytest.mark.part_of("AUDIT-04", rest="the locked database on a Postgres store")
+@pytest.mark.proves("AUDIT-04")
 async def test_a_database_that_another_process_holds_refuses_writes_instead_of_running_them(
     lock: Interlock,
     home: Path,
@@ -257,7 +257,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
-@pytest.mark.part_of("IDEM-07", rest="three processes on a Postgres store")
+@pytest.mark.proves("IDEM-07")
 async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain(tmp_path: Path) -> None:
     shared_home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(shared_home)

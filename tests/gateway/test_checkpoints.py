@@ -28,7 +28,7 @@ from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.gateway import checkpoint_tools as tools
 from tests.support.calls import admit, code, records, until
-from tests.support.stores import opened
+from tests.support.stores import everything_in, opened
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("module_leaves_nothing_behind")]
 
@@ -45,7 +45,7 @@ ARCHIVE = pytest.mark.part_of("STATE-06", rest="deleting named checkpoints, whic
 MICRO = pytest.mark.part_of(
     "STATE-07", rest="micro checkpoints, which do not exist yet, and the size from which they are packed"
 )
-CREDENTIALS = pytest.mark.part_of("AUDIT-07", rest="Postgres")
+CREDENTIALS = pytest.mark.proves("AUDIT-07")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -74,10 +74,6 @@ def kept(lock: Interlock, result: Result) -> Any:
     """The state of a call's first checkpoint as it was saved: what the work would be taken up from."""
     rows = checkpoints.of_call(lock.journal.reader, result.invocation_id)
     return lock.gateway.checkpoints._opened(rows[0])  # pyright: ignore[reportPrivateUsage]
-
-
-def home_files(lock: Interlock) -> bytes:
-    return b"".join(path.read_bytes() for path in lock.home.path.rglob("*") if path.is_file())
 
 
 # Saving
@@ -179,7 +175,7 @@ async def test_at_rest_a_state_is_packed_and_encrypted(lock: Interlock, state: d
     ((size, stored),) = lock.journal.reader.all(query, (saved.invocation_id,))
     assert size == len(text) == saved.size
     assert stored < size * 0.4, "less than 60 % were saved"
-    assert b"a-plain-canary" not in home_files(lock)
+    assert b"a-plain-canary" not in everything_in(lock.home)
 
 
 # Refusals
@@ -402,8 +398,8 @@ async def test_credentials_are_in_no_checkpoint(lock: Interlock, caplog: pytest.
     told = "".join([*heard, caplog.text, str(result.document()), str(saved.document())])
     for canary in (*given.values(), "lent-canary-77"):
         assert canary not in told
-        assert canary.encode() not in home_files(lock)
-    assert b"ann@example.org" not in home_files(lock)
+        assert canary.encode() not in everything_in(lock.home)
+    assert b"ann@example.org" not in everything_in(lock.home)
 
 
 # Telling

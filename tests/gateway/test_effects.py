@@ -309,7 +309,7 @@ async def test_a_hook_that_says_no_afterwards_undoes_nothing(tmp_path: Path, wat
         assert "compensate" not in [record["operation"] for record in records(lock)]
 
 
-@pytest.mark.part_of("EFFECT-04", rest="nodes on several machines, which share a Postgres store")
+@pytest.mark.proves("EFFECT-04")
 async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, watched: dict[str, Any]) -> None:
     home = tmp_path / "home"
     async with opened(home, **watched) as lock, opened(home, **watched) as other:

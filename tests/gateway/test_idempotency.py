@@ -155,7 +155,7 @@ async def test_a_mutation_has_one_entry_with_all_its_facts_and_a_replay_adds_one
     assert len(records(lock, kind="mutation")) == 1
 
 
-@pytest.mark.part_of("IDEM-07", rest="three processes on a Postgres store")
+@pytest.mark.proves("IDEM-07")
 async def test_fifty_simultaneous_submissions_run_once_and_agree(lock: Interlock) -> None:
     world.gate = asyncio.Event()
     calls = [asyncio.create_task(lock.call("demo.increment", name="a", key="k")) for _ in range(50)]
@@ -166,7 +166,7 @@ async def test_fifty_simultaneous_submissions_run_once_and_agree(lock: Interlock
     assert world.runs == 1
 
 
-@pytest.mark.part_of("IDEM-07", rest="three processes on a Postgres store")
+@pytest.mark.proves("IDEM-07")
 async def test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running(lock: Interlock) -> None:
     world.gate = asyncio.Event()
     first = asyncio.create_task(lock.call("demo.increment", name="a", key="k"))

@@ -182,6 +182,7 @@ async def test_a_tool_that_dies_with_a_credential_leaves_no_image_of_its_memory(
     assert not any("core" in path.name or b"a-lent-canary" in path.read_bytes() for path in left)
 
 
+@pytest.mark.proves("AUDIT-07")
 @pytest.mark.proves("EXEC-07")
 async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential(
     lock: Interlock, tmp_path: Path

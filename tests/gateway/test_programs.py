@@ -214,6 +214,7 @@ async def test_parameters_come_by_stdin_unless_the_manifest_asks_for_arguments(l
 _MARKED: Json = {"type": "string", "x-sensitivity": "secret"}
 
 
+@pytest.mark.proves("AUDIT-07")
 @pytest.mark.proves("EXEC-07")
 @pytest.mark.parametrize(
     ("name", "part"),

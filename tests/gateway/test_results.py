@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ from interlock.data.schema import Schema
 from interlock.store.port import Transaction
 from tests.sample import Number, Text, world
 from tests.support.calls import admit, code, publish, records
+from tests.support.stores import everything_in
 
 returned: list[Any] = []
 readers: list[Callable[[str], Awaitable[bytes]]] = []
@@ -482,9 +484,9 @@ async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_su
         assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
 
 
-@pytest.mark.part_of("AUDIT-07", rest="Postgres")
+@pytest.mark.proves("AUDIT-07")
 @pytest.mark.proves("AUDIT-06")
-async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_credentials_appear_nowhere(results: Interlock, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     results.listen(lambda event: said.append(str(event.document())))
     secrets = {"api_key": "sk-secret123456", "password": "supersecret"}
@@ -498,7 +500,7 @@ async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog
     told = [str(result.document()) for result in (good, again, bad, crashed, wrong, refused)]
     assert good.unwrap() == {"api_key": "[REDACTED]", "slot": "a", "password": "[REDACTED]"}
     await results.journal.drain()
-    written = b"".join(path.read_bytes() for path in home.iterdir() if path.is_file())  # noqa: ASYNC240 - as above
+    written = await asyncio.to_thread(everything_in, results.home)
     everything = "".join([*told, *said, caplog.text]) + written.decode("latin-1")
     for secret in secrets.values():
         assert secret not in everything

@@ -25,11 +25,14 @@ from interlock import Caller, Context, Deadline, Effect, Failure, Field, Interlo
 from interlock.call.cost import FREE
 from interlock.call.results import Result
 from interlock.gateway.hooks import Hook, HookResult, Seen
+from interlock.store.home import Home
 from interlock.testing import FakeClock
+from tests import processes
 from tests.authority.fake_vault import TOKEN, FakeVault
 from tests.cli.conftest import Cli
 from tests.sample import Text
 from tests.support.calls import code, publish, records
+from tests.support.stores import everything_in
 
 API_KEY, PASSWORD, LENT = "sk-secret123456", "supersecret", "Zq7-lent-canary-9431"
 CANARIES = (API_KEY, PASSWORD, LENT)
@@ -37,7 +40,7 @@ ARGUMENTS: dict[str, Any] = {"api_key": API_KEY, "password": PASSWORD}
 NAME = "github/token"
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
-DOORS = pytest.mark.part_of("AUDIT-07", rest="Postgres")
+DOORS = pytest.mark.proves("AUDIT-07")
 LENDING = pytest.mark.proves("EXEC-07")
 
 Key = Annotated[str, Field(description="a key of some service", examples=["k"])]
@@ -350,9 +353,8 @@ async def opened(home: Path, *tools: Any, **settings: Any) -> AsyncGenerator[Int
 class Leaks:
     """Everything that is left of what a test did, and what of it should not be there."""
 
-    def __init__(self, lock: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
         self.lock = lock
-        self._home = home
         self._caplog = caplog
         self._told: list[str] = []
         self.everything = ""
@@ -371,16 +373,15 @@ class Leaks:
         """Where each secret is to be seen."""
         await self.lock.journal.drain()
         places = {f"{text.split(' ')[0]} {number}": text for number, text in enumerate(self._told)}
-        places |= {"log": self._caplog.text, **await asyncio.to_thread(_written, self._home)}
+        places |= {"log": self._caplog.text, "written": await asyncio.to_thread(_written, self.lock.home)}
         self.everything = "".join(places.values())
         seen = {secret: [name for name, text in places.items() if secret in text] for secret in secrets}
         return {secret: where for secret, where in seen.items() if where}
 
 
-def _written(home: Path) -> dict[str, str]:
-    """Every file of a home with the database's log, and how this process was called."""
-    files = [path for path in home.rglob("*") if path.is_file()]
-    return {str(path): path.read_bytes().decode("latin-1") for path in (*files, Path("/proc/self/cmdline"))}
+def _written(home: Home) -> str:
+    """Every file of a home and everything in its store, and how this process and those it has started were called."""
+    return b"\n".join((everything_in(home), processes.called())).decode("latin-1")
 
 
 @pytest_asyncio.fixture
@@ -388,7 +389,7 @@ async def leaks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[
     caplog.set_level("DEBUG")
     async with opened(home) as lock:
         await lock.secrets.set(NAME, LENT, by="local:test")
-        yield Leaks(lock, home, caplog)
+        yield Leaks(lock, caplog)
 
 
 @DOORS
@@ -881,7 +882,7 @@ async def test_a_tool_that_outstays_its_time_can_neither_use_its_credential_nor_
     caplog.set_level("DEBUG")
     async with opened(home, run_on, clock=time.clock) as lock:
         await lock.secrets.set(NAME, LENT, by="local:test")
-        leaks = Leaks(lock, home, caplog)
+        leaks = Leaks(lock, caplog)
         given = {"way": way, "password": PASSWORD, "key": "k", "timeout_s": 5}
         running = asyncio.create_task(leaks.call("lend.run_on", **given))
         assert await asyncio.to_thread(stage.held.wait, 10)

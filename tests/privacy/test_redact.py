@@ -496,7 +496,7 @@ def test_a_result_without_anything_to_remove_is_the_same_object(data: Any) -> No
 
 
 @pytest.mark.proves("AUDIT-06")
-@pytest.mark.part_of("AUDIT-07", rest="Postgres")
+@pytest.mark.proves("AUDIT-07")
 def test_sinks_see_no_mark_no_secret_and_no_match_whatever_the_schema_says() -> None:
     done = compiled(CONTACT).for_sinks({**CONTACT_DATA, "api_key": "sk-secret123456", "password": "supersecret"})
     assert done.value == {

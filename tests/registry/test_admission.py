@@ -208,10 +208,10 @@ def test_the_mutation_class_and_the_declared_effects_must_agree(edits: Json, wor
 
 # Published content stays
 
-PART_OF_03 = pytest.mark.part_of("REG-03", rest="on a Postgres store")
+REG_03 = pytest.mark.proves("REG-03")
 
 
-@PART_OF_03
+@REG_03
 async def test_registering_identical_content_again_changes_nothing(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         [first] = await lock.add(made(declared()))
@@ -228,7 +228,7 @@ async def test_registering_identical_content_again_changes_nothing(tmp_path: Pat
 
 
 @pytest.mark.supports("REG-02")
-@PART_OF_03
+@REG_03
 async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: Path) -> None:
     changed = declared(result_schema={"type": "number"})
     async with Interlock.open(tmp_path) as lock:
@@ -241,7 +241,7 @@ async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: P
         assert [row.digest for row in await lock.catalog.rows()] == [digest]
 
 
-@PART_OF_03
+@REG_03
 async def test_of_two_that_publish_one_version_at_once_the_later_is_refused(tmp_path: Path) -> None:
     one, other = made(declared()), made(declared(changelog="other content"))
     async with Interlock.open(tmp_path) as lock:
@@ -257,7 +257,7 @@ async def test_of_two_that_publish_one_version_at_once_the_later_is_refused(tmp_
         assert [row.digest for row in await lock.catalog.rows()] == [contract_digest(one)]
 
 
-@PART_OF_03
+@REG_03
 async def test_many_versions_live_side_by_side_and_an_older_one_never_becomes_current(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         for version in ("1.1.0", "2.0.0", "1.1.1"):

@@ -13,6 +13,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from interlock import Interlock
+from interlock.api.shared_config import SharedConfiguration
 from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.errors import Failure
 from interlock.resilience import limits
@@ -27,10 +29,7 @@ from tests.support.stores import notice, passes
 ROOT = Path(__file__).parents[2]
 CONFIG = CircuitBreakerConfig.model_validate({})
 DOWN = Failure("E3502")
-SHARED = pytest.mark.part_of(
-    "RESIL-03",
-    rest="that it takes less than a second, which no test asserts",
-)
+SHARED = pytest.mark.proves("RESIL-03")
 
 
 @asynccontextmanager
@@ -329,6 +328,25 @@ async def test_an_operator_may_set_more_for_a_service(journal: Journal, time: Fa
     entries = [call(services, Failure("E3703")) for _ in range(5)]
     assert entries == [None, "E3501", None, "E3501", None]
     await services.settle()
+
+
+@SHARED
+async def test_a_machine_that_follows_takes_the_breaker_of_a_service_from_the_store(tmp_path: Path) -> None:
+    settings = '[[breakers]]\nservices = "bank"\nfailure_threshold = 2\n'
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        texts = {name: (tmp_path / name).read_text() for name in ("policy.cedar", "principals.toml")}
+        await SharedConfiguration(lock).push({**texts, "settings.toml": settings}, by=lock.caller, instead_of=None)
+        assert [call(lock.gateway.services, DOWN) for _ in range(3)] == [None] * 3, "it has settings of its own"
+        call(lock.gateway.services)
+    (tmp_path / "settings.toml").write_text("shared_config = true\n")
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        services = lock.gateway.services
+        assert [call(services, DOWN) for _ in range(3)] == [None, None, "E3501"]
+        other = [services.enter("shop", CONFIG) for _ in range(4)]
+        for entry in other:
+            entry.done(DOWN)
+        services.enter("shop", CONFIG).abandoned()
+        await services.settle()
 
 
 async def test_a_journal_that_cannot_be_written_costs_only_the_sharing(

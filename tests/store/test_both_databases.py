@@ -184,6 +184,7 @@ def test_what_is_within_a_text_is_no_placeholder() -> None:
     )
 
 
+@pytest.mark.proves("AUDIT-03")
 def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.Connection) -> None:
     on_postgres.execute("INSERT INTO journal VALUES (1, 'closed', 'a', 'b'::bytea, 'c'::bytea)")
     on_postgres.execute("INSERT INTO anchor VALUES (1, 'c'::bytea, 1, 'k', 's'::bytea)")
@@ -200,6 +201,7 @@ def test_the_ledger_refuses_to_be_changed(on_postgres: postgres.Connection) -> N
             on_postgres.execute(statement)
 
 
+@pytest.mark.proves("AUDIT-03")
 def test_a_runtime_role_can_read_the_ledger_and_add_to_it_and_no_more(postgres_server: Server) -> None:
     address = postgres_server.new_schema()
     role = f"r{secrets.token_hex(6)}"

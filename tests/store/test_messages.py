@@ -75,10 +75,7 @@ def publish(server: Server, content: bytes) -> Any:
     return asyncio.to_thread(server.ask, "PUBLISH", POLICY, stdin=content)
 
 
-REST = "that it takes less than a second, which no test asserts"
-
-
-@pytest.mark.part_of("AUTH-06", rest=REST)
+@pytest.mark.proves("AUTH-06")
 async def test_a_message_drops_the_decisions_about_the_subjects_that_it_names(
     home: Path, http: FakeHttpEngine, redis_server: Server
 ) -> None:
@@ -129,7 +126,7 @@ async def test_a_flood_of_messages_is_taken_together(
         assert (await lock.call("demo.echo", value="x", caller=ALICE)).ok
 
 
-@pytest.mark.part_of("AUTH-06", rest=REST)
+@pytest.mark.proves("AUTH-06")
 async def test_a_lost_subscription_drops_all_decisions_when_it_begins_again(
     home: Path, http: FakeHttpEngine, redis_server: Server
 ) -> None:
@@ -182,7 +179,7 @@ async def test_an_order_is_published_with_its_subjects(home: Path, http: FakeHtt
             assert json.loads(await asyncio.to_thread(next, messages)) == {"affected_subjects": None}
 
 
-@pytest.mark.part_of("RESIL-03", rest=REST)
+@pytest.mark.proves("RESIL-03")
 async def test_each_change_of_a_breaker_is_published_once(
     home: Path, http: FakeHttpEngine, redis_server: Server
 ) -> None:

@@ -40,6 +40,7 @@ from tests import sample, warm
 from tests.cli.conftest import Cli
 from tests.support.calls import admit
 from tests.support.postgres import Server
+from tests.support.stores import busy, impatient
 
 TOOL = '''
 from typing import Annotated
@@ -234,6 +235,23 @@ async def test_a_server_that_is_restarted_costs_no_unit(tmp_path: Path) -> None:
         await journal.close()
     finally:
         server.remove()
+
+
+@pytest.mark.proves("AUDIT-04")
+async def test_while_another_transaction_holds_the_store_a_write_is_refused_before_it_runs(
+    home: PostgresHome, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample.reset()
+    async with Interlock.open(home.path, store=address, housekeeping=False) as lock:
+        await lock.add(sample.increment)
+        impatient(home, lock.journal, monkeypatch)
+        with busy(home):
+            refused = await lock.call("demo.increment", name="a", key="k")
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.retryable) == ("E3803", True)
+        assert sample.world.runs == 0
+        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+    assert verify(home).faults == ()
 
 
 async def test_time_never_goes_back_whatever_the_clock_of_the_server_does(journal: Journal, address: str) -> None:

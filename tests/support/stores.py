@@ -108,6 +108,12 @@ def contents(home: Home) -> bytes:
     return b"\n".join(one if isinstance(one, bytes) else str(one).encode() for row in rows for one in row)
 
 
+def everything_in(home: Home) -> bytes:
+    """Every byte of every file of a data directory, with the database's log, and of a store on a server."""
+    elsewhere = [] if address_of(home) is None else [contents(home)]
+    return b"\n".join([*(path.read_bytes() for path in home.path.rglob("*") if path.is_file()), *elsewhere])
+
+
 def first_inserted(home: Home) -> str:
     """The column that has notifications in the order in which they were made, as far as the database knows it."""
     return "rowid" if address_of(home) is None else "id"

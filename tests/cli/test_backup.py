@@ -264,7 +264,7 @@ def scheduled(cli: Cli) -> list[str]:
     return sorted(path.name for path in (cli.path / "scheduled").iterdir())
 
 
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_a_server_makes_a_backup_by_itself_once_for_all_processes_and_the_newest_can_be_tried(cli: Cli) -> None:
     assert post(cli, "before") == (True, False)
     folder = cli.path / "scheduled"
@@ -292,7 +292,7 @@ async def test_a_server_makes_a_backup_by_itself_once_for_all_processes_and_the_
     assert "newest 0.0 hours old" in cli("doctor").out
 
 
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 def test_backups_are_removed_after_thirty_days_but_never_the_newest_nor_what_is_not_a_backup(cli: Cli) -> None:
     folder = cli.path / "scheduled"
     put_by_schedule(cli, folder)

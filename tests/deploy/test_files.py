@@ -68,7 +68,7 @@ def test_the_service_with_postgres_gets_a_password_that_is_its_alone(tmp_path: P
     assert (tmp_path / "pgpass").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 def test_redis_of_the_compose_file_makes_snapshots_every_15_minutes_and_syncs_its_log_every_second() -> None:
     services = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())["services"]
     address: str = services["interlock"]["environment"]["INTERLOCK_REDIS"]

@@ -39,8 +39,10 @@ def nothing_failed(cluster: Cluster, told: Load) -> None:
     assert {name: made[name] for name in told.done} == dict(Counter(told.done))
 
 
-@pytest.mark.part_of("OPS-11", rest="the rollout procedure; manifests")
-@pytest.mark.part_of("OPS-08", rest="the release before is this program without the newest migration")
+@pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
+@pytest.mark.part_of(
+    "OPS-08", rest="the program of a release before this one, of which there is none: tests make it from this one"
+)
 async def test_servers_are_upgraded_and_set_back_one_by_one_without_a_failed_call(
     cluster: Cluster, tmp_path: Path
 ) -> None:

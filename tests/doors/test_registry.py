@@ -376,7 +376,7 @@ async def note(text: sample.Text) -> str:
     return text
 
 
-LIMITED = pytest.mark.part_of("RESIL-05", rest="a second reading of the clause as a whole")
+LIMITED = pytest.mark.proves("RESIL-05")
 
 
 @LIMITED

@@ -831,7 +831,7 @@ async def test_through_a_door_no_upstream_reaches_into_the_machine(world: World)
 # Health
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_health_and_readiness_need_no_token_and_follow_the_store(world: World) -> None:
     alive = await world.get("/health", None)
     assert (alive.status_code, alive.json()["status"]) == (200, "healthy")

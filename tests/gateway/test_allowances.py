@@ -33,7 +33,7 @@ from tests.support.stores import busy
 
 BUDGETS = pytest.mark.proves("OBS-08")
 COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
-RATES = pytest.mark.part_of("RESIL-05", rest="a second reading of the clause as a whole")
+RATES = pytest.mark.proves("RESIL-05")
 
 Amount = Annotated[float, Field(description="what it costs", examples=[0.5], ge=0)]
 Flag = Annotated[bool, Field(description="whether to", examples=[False])]

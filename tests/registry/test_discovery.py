@@ -38,7 +38,7 @@ Json = dict[str, Any]
 SCRIPTED = Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"
 SWAPPING = Path(__file__).parent / "swapping.py"
 READS: Json = {"mutation_class": "read_only"}
-KEPT = pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+KEPT = pytest.mark.proves("OPS-10")
 
 
 def run(script: Path, *options: str) -> Json:

@@ -30,7 +30,7 @@ from tests.support import forked
 ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
 BOB = Caller(id="user:bob", tenant="acme")
-IN_THE_STORE = pytest.mark.part_of("RESIL-05", rest="a second reading of the clause as a whole")
+IN_THE_STORE = pytest.mark.proves("RESIL-05")
 
 
 @asynccontextmanager

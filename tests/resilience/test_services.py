@@ -260,7 +260,7 @@ async def test_of_200_calls_at_the_transition_only_the_limit_reach_the_service(
     await services.settle()
 
 
-@pytest.mark.part_of("RESIL-05", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("RESIL-05")
 async def test_a_service_that_says_not_now_is_left_alone_by_every_process(tmp_path: Path, time: FakeClock) -> None:
     async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
         here, there = Services(one, time.clock), Services(two, time.clock)

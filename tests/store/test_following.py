@@ -28,7 +28,10 @@ async def until(reached: Callable[[], Awaitable[bool]], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.part_of("OPS-06", rest="settings of all machines that count without a restart")
+@pytest.mark.part_of(
+    "OPS-06",
+    rest="numbers of parts that are not built; an address of a chat service that is a credential as a whole",
+)
 async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
     tmp_path: Path, postgres_server: Server
 ) -> None:
@@ -79,3 +82,15 @@ async def test_a_machine_that_follows_decides_by_a_policy_that_another_pushed(
             await until(named, "that it has another policy than the machine that does not follow")
             await run(first, "config", "rollback", "1")
             await until(lambda: answered(200), "the policy before, at the machine that follows")
+
+            (tmp_path / "new" / "settings.toml").write_text("payload_days = 31\n")
+            policy.write_text(policy.read_text().removesuffix(FORBID))
+            await run(first, "config", "push", "--from", str(policy.parent), "--instead-of", "3")
+
+            async def to_restart() -> bool:
+                ended = await asyncio.to_thread(first, "config", "diff")
+                assert ended.code == 1
+                words = f"{follower.home} runs with settings that were changed since: restart it"
+                return words in " ".join(ended.out.split())
+
+            await until(to_restart, "that the machine that follows runs with the settings before")

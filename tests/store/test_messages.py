@@ -207,7 +207,7 @@ async def test_each_change_of_a_breaker_is_published_once(
             assert refused(theirs)
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_readiness_tells_how_redis_is(
     home: Path, http: FakeHttpEngine, make_redis: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

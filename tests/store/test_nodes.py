@@ -44,8 +44,11 @@ NODES = 3
 PAID = 10
 LIMIT = 10
 
-SECOND = "a second reading of the clause as a whole"
-BOTH = "the suite on PostgreSQL and Redis, of which a part runs there"
+SETTINGS_LEFT = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
+BOTH = (
+    "tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16 with"
+    " pgvector, as tests run on the version that is installed; exhausted memory"
+)
 
 TOOLS = '''
 import asyncio
@@ -484,7 +487,7 @@ async def test_a_tool_in_quarantine_is_refused_by_every_node_until_a_person_lift
     assert (lifted["by"], lifted["reason"]) == (fourth.caller.id, "a test")
 
 
-@pytest.mark.part_of("OPS-06", rest="what one store's machines share in other ways than files")
+@pytest.mark.part_of("OPS-06", rest=SETTINGS_LEFT)
 async def test_machines_with_other_files_are_named(nodes: Nodes) -> None:
     first, other = nodes.running[0].cli, nodes.running[1].cli
     policy = other.home / "policy.cedar"
@@ -566,7 +569,7 @@ async def test_nodes_that_missed_a_message_serve_no_stale_decision_once_they_hav
             assert [await allowed(node) for node in nodes.running] == [False] * NODES
 
 
-@pytest.mark.part_of("RESIL-05", rest=SECOND)
+@pytest.mark.proves("RESIL-05")
 async def test_a_limit_is_not_exceeded_by_all_nodes_together(nodes: Nodes) -> None:
     async with client() as web:
         answers = await nodes.use_up(web, nodes.issue("hasty"))

@@ -29,8 +29,9 @@ from interlock.core.errors import Failure
 from interlock.store import facts, verify_reads
 from interlock.store.homes import home_at
 from interlock.store.journal import Journal
-from interlock.store.node_files import differences
+from interlock.store.node_files import compare, differences, nodes
 from interlock.store.port import Reader, Transaction
+from interlock.store.postgres import leases
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.home import PostgresHome
 from interlock.store.postgres.layout import departures
@@ -56,6 +57,7 @@ async def add(a: Number, b: Number = 5) -> int:
 '''
 Whole = Annotated[int, Field(description="a whole number", examples=[1])]
 BODY = b'{"kind":"test","call":"x"}'
+SETTINGS_LEFT = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
 
 
 @pytest.fixture
@@ -389,6 +391,11 @@ async def test_long_reads_share_a_few_connections_that_the_server_may_end(home: 
     assert await asyncio.to_thread(gone, address, again)
 
 
+@pytest.mark.part_of(
+    "OPS-07",
+    rest="tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16"
+    " with pgvector, as tests run on the version that is installed; exhausted memory",
+)
 async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
     postgres_server: Server, tmp_path: Path
 ) -> None:
@@ -412,11 +419,11 @@ async def test_callers_who_find_no_connection_free_are_served_or_told_to_wait(
         calls = [lock.call("demo.increment", name="a", key=f"k{number % 50}") for number in range(100)]
         reads = asyncio.gather(*(read(lock) for _ in range(20)))
         results = await asyncio.gather(*calls)
-        assert {*await reads} <= {"E3803 True", "read"}
+        assert {*await reads} <= {"E3001 True", "read"}
         with pytest.raises(Failure) as refused:
             async with Interlock.open(tmp_path / "home", store=address):
                 pass
-        assert (refused.value.code, refused.value.retryable) == ("E3803", True)
+        assert (refused.value.code, refused.value.retryable, refused.value.retry_after_ms) == ("E3001", True, 1000)
         assert all(result.ok for result in results)
         assert sample.world.runs == 51
         run(own, f"ALTER ROLE {role} CONNECTION LIMIT -1")
@@ -480,6 +487,30 @@ async def test_a_file_that_differs_between_machines_is_told(tmp_path: Path, addr
             findings = [found for found in examine(one.home, machine=False) if found.name == "nodes"]
             assert ["policy.cedar" in found.what for found in findings] == [True, False]
             assert (await Health(one).ready())[1]["nodes"] == "degraded"
+
+
+@pytest.mark.part_of("OPS-06", rest=SETTINGS_LEFT)
+async def test_a_process_that_was_started_with_other_settings_is_named(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "RENEW_EVERY_S", 0.01)
+    other = tmp_path / "other"
+    async with Interlock.open(tmp_path / "one", store=address) as one:
+
+        async def restart(expected: list[bool]) -> dict[str, Any]:
+            async with asyncio.timeout(120):
+                while [node.restart for node in nodes(one.home)] != expected:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            return compare(nodes(one.home))
+
+        copied(tmp_path / "one", other)
+        async with Interlock.open(other, store=address):
+            (other / "settings.toml").write_text("token_max_s = 600\n")
+            assert await restart([False, True]) == {}, "it runs with the settings of the others still"
+        async with Interlock.open(other, store=address):
+            assert (await restart([False, False])).keys() == {"settings.toml"}
+            (tmp_path / "one" / "settings.toml").write_text("token_max_s = 600\n")
+            assert await restart([True, False]) == {}
 
 
 async def test_what_was_changed_in_the_database_shows_when_it_is_verified(home: PostgresHome, address: str) -> None:

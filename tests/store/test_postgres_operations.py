@@ -100,7 +100,7 @@ async def test_only_the_owner_of_the_tables_accepts_the_end_of_the_journal(
     assert verify(process).faults == ()
 
 
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_database(
     tmp_path: Path, address: str, postgres_server: Server
 ) -> None:
@@ -158,7 +158,7 @@ def test_the_commands_back_up_drill_and_restore(tmp_path: Path, address: str, po
     assert "demo.increment" in empty("calls", "list").out
 
 
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_of_the_servers_on_one_store_one_makes_the_scheduled_backup(tmp_path: Path, address: str) -> None:
     first, folder = tmp_path / "home", tmp_path / "backups"
     await lived(first, address)
@@ -210,7 +210,7 @@ async def test_a_server_removes_old_records_by_itself_if_it_has_the_role_for_it(
 
 
 @pytest.mark.skipif(not THOROUGH, reason="starts two more servers: ./dev test --thorough")
-@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore")
+@pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_a_store_comes_back_as_it_was_at_a_moment_from_the_archive_of_its_server(tmp_path: Path) -> None:
     place = Path(tempfile.mkdtemp(prefix="interlock-wal-", dir="/tmp"))
     os.chmod(place, 0o777)  # the user of the server writes there

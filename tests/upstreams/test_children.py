@@ -299,7 +299,7 @@ SECRET = "hunter2"
 written = st.lists(st.one_of(st.just(SECRET), st.sampled_from(["a", "\n", "hunt", "er2", "x" * 40])), max_size=60)
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 @given(pieces=written)
 def test_a_log_is_bounded_and_holds_no_secret_whatever_the_pieces(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[str]
@@ -352,7 +352,7 @@ async def settle() -> None:
 
 
 @given(uptimes=st.lists(st.sampled_from([0.0, 9.9, 10.0, 3600.0]), max_size=30))
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 def test_ten_restarts_that_do_not_help_are_the_last_and_somebody_is_told_once(uptimes: list[float]) -> None:
     async def live() -> None:
         time, starts, alerts = FakeClock(), Starts(), list[str]()

@@ -645,7 +645,7 @@ async def test_conversations_are_bounded_and_closed_when_nobody_used_them(monkey
 # Supervision
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_a_killed_child_is_restarted_and_greeted_and_the_next_call_works() -> None:
     changes = Changes()
     async with scripted(on_change=changes) as one:
@@ -658,7 +658,7 @@ async def test_a_killed_child_is_restarted_and_greeted_and_the_next_call_works()
         assert changes.count == 1  # it may offer something else now
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_a_child_that_always_dies_is_left_alone_after_ten_restarts_with_an_alert() -> None:
     alerts: list[str] = []
     async with scripted("--die", alert=alerts.append) as one:
@@ -676,7 +676,7 @@ async def test_a_child_that_always_dies_is_left_alone_after_ten_restarts_with_an
             await one.replace()
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_a_child_is_replaced_under_load_without_losing_a_call(tmp_path: Path) -> None:
     until_gone = tmp_path / "wait"
     until_gone.touch()
@@ -696,7 +696,7 @@ async def test_a_child_is_replaced_under_load_without_losing_a_call(tmp_path: Pa
         assert (await state(one))["pid"] == new
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_replacement_after_replacement_loses_no_call_of_many_at_once() -> None:
     over = False
 
@@ -719,7 +719,7 @@ async def test_replacement_after_replacement_loses_no_call_of_many_at_once() -> 
         assert one.health()["restarts"] == 0
 
 
-@pytest.mark.part_of("OPS-10", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("OPS-10")
 async def test_a_child_that_does_not_answer_a_health_request_is_ended_and_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

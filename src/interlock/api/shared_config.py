@@ -41,7 +41,8 @@ def follow(home: Home, journal: Store) -> SharedTexts | None:
         if shared is None or before is None or shared.version == before.version:
             return
         settings = before.files[SETTINGS]
-        if shared.files[SETTINGS] != settings:
+        home.other_settings = shared.files[SETTINGS] != settings
+        if home.other_settings:
             _log.warning(
                 "version %s of the shared configuration has other settings: restart to use them", shared.version
             )

@@ -140,7 +140,8 @@ def diff(out: Output, /) -> int:
 
     Machines are compared by digests that their processes tell with their leases. A data directory without a running
     process tells nothing, except for this one. If a configuration was pushed to the store, the files here are compared
-    with it line by line. Exits 1 if something differs.
+    with it line by line. A process that was started with other settings than are in force by now has to be restarted,
+    and is named. Exits 1 if something differs.
 
     \b
     interlock config diff
@@ -153,6 +154,7 @@ def diff(out: Output, /) -> int:
     shared, lines = _beside_shared(home)
     found = nodes(home)
     different = compare(found)
+    stale = [f"{one.machine}:{one.directory}" for one in found if one.restart]
 
     def show_nodes(page: Page) -> None:
         from interlock.cli.render import BAD, GOOD
@@ -170,6 +172,8 @@ def diff(out: Output, /) -> int:
         for what, groups in different.items():
             page.line(BAD, f" {what} differs")
             page.table([(f"    {value[:12] or '-'}", ", ".join(places)) for value, places in groups.items()])
+        for place in stale:
+            page.line(BAD, f" {place} runs with settings that were changed since: restart it")
         if shared is not None:
             _show_version(page, shared, "followed here" if home.shared else "not followed here")
         for name, changes in lines.items():
@@ -177,7 +181,7 @@ def diff(out: Output, /) -> int:
             _show_lines(page, changes)
 
     told = None if shared is None else {**_document(shared), "followed": home.shared is not None, "different": lines}
-    agree = not different and not lines
+    agree = not different and not lines and not stale
     nodes_told = [one._asdict() for one in found]
     out.answer({"agree": agree, "nodes": nodes_told, "differences": different, "shared": told}, show_nodes)
     return 0 if agree else 1

@@ -73,6 +73,8 @@ class Home:
         self.turns = self.path / "turns.lock"
         # What the store has in place of policy, principals and settings here; None if these files count.
         self.shared: SharedConfig | None = None
+        # Whether the shared settings in force are others than those with which this process was started.
+        self.other_settings = False
 
     def prepare(self) -> None:
         """Make the directories; a home that cannot be written is refused at once (E3801), and half a copy (E3804)."""
@@ -532,6 +534,7 @@ def _held(path: Path) -> bool:
 
 _BUSY = ("database is locked", "too many")
 _FOREIGN = ("not a database", "malformed", "encrypted")
+_NO_CONNECTION = "too many connections"
 
 
 def no_room(error: sqlite3.Error | OSError) -> Failure | None:
@@ -556,6 +559,8 @@ def store_failure(error: sqlite3.Error, attempt: Literal["read", "written", "use
     if (full := no_room(error)) is not None:
         return full
     text = str(error)
+    if _NO_CONNECTION in text and attempt != "written":
+        return Failure("E3001", f"the store cannot be {attempt} now: {text}", retry_after_ms=1000)
     if any(words in text for words in _FOREIGN):
         return Failure("E3804", "the database in this data directory is damaged or not a database")
     if any(words in text for words in _BUSY):

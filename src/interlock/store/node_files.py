@@ -58,6 +58,8 @@ class Node(NamedTuple):
     processes: int
     versions: tuple[str, ...]
     schemas: tuple[str, ...]
+    # Whether a process of it was started with other settings than are in force by now.
+    restart: bool
     files: dict[str, str]
 
 
@@ -75,11 +77,11 @@ def nodes(home: Home) -> list[Node]:
     return [mine, *(Node(*at, False, len(said), *_running(said), dict(_files(said[-1]))) for at, said in others)]
 
 
-def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The versions of the processes of a directory, and the schemas that they know."""
+def _running(reports: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """The versions of the processes of a directory, the schemas that they know, and whether one has to be restarted."""
     versions = {str(report["version"]) for report in reports if "version" in report}
     schemas = {str(report.get("schema", SCHEMA_HEAD)) for report in reports}
-    return tuple(sorted(versions)), tuple(sorted(schemas))
+    return tuple(sorted(versions)), tuple(sorted(schemas)), any(report.get("restart") is True for report in reports)
 
 
 def compare(found: list[Node]) -> dict[str, dict[str, list[str]]]:

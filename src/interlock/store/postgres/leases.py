@@ -47,6 +47,7 @@ class Lease:
         # Whether others have taken this process for dead. It may not write any more, and does not get its lease back.
         self.lost = False
         self._sure_until = 0.0
+        self._settings = ""
         # Processes that were found to live, with the time until which that is believed, and some that have died.
         self._living: dict[str, float] = {}
         self._dead: dict[str, None] = {}
@@ -109,7 +110,14 @@ class Lease:
 
     def _renew(self, *, anew: bool = False) -> None:
         statement = "SELECT interlock_renew(?, ?, CAST(? AS BOOLEAN), ?)"
-        report = orjson.dumps({**self._told, **describe(self.home)})
+        told = describe(self.home)
+        files: dict[str, str] = told["files"]
+        if anew:
+            self._settings = files["settings.toml"]
+        # A process runs with the settings that it was started with, whatever the file has by now.
+        restart = self.home.other_settings or files["settings.toml"] != self._settings
+        files["settings.toml"] = self._settings
+        report = orjson.dumps({**self._told, **told, "restart": restart})
         began = _now()
         if self._ask(statement, self.id, report, "t" if anew else "f", self.home.place):
             self._sure_until = began + LEASE_MS / 1000 - MARGIN_S

@@ -159,8 +159,10 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave all modules and tests out of later garbage collections: each would take half a second for them alone."""
-    gc.collect()
+    """Leave all modules and tests out of later garbage collections: each would take half a second for them alone.
+
+    So would one now, in each process, to find the little that is garbage.
+    """
     gc.freeze()
 
 

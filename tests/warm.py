@@ -34,7 +34,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import cedarpy
 import pydantic
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from rich.cells import cell_len
 
 import interlock.cli
@@ -54,6 +56,11 @@ LOADED = (
     "interlock.audit.retention", "interlock.executors.confinement", "interlock.executors.isolated",
     "interlock.executors.remote", "interlock.store.administration", "interlock.store.at_rest",
     "interlock.api.tool_listing", "jwt", "encodings.ascii", "encodings.idna",
+    "interlock.settings", "interlock.privacy.configured", "interlock.store.shared_settings",
+    "interlock.registry.source", "interlock.demo_tools", "interlock.executors.program",
+    "interlock.executors.sandboxed_function", "interlock.executors.sandbox.confine",
+    "interlock.executors.sandbox.gvisor", "interlock.executors.sandbox.oneshot", "interlock.executors.sandbox.root",
+    "interlock.audit.archive", "interlock.audit.backups", "interlock.store.copying",
 )  # fmt: skip
 PATIENCE_S = 150
 
@@ -311,15 +318,24 @@ def _end(code: int) -> NoReturn:
 
 
 def _build() -> None:
-    """Build what every command would build anew when it first uses it: the models, and the patterns of redaction."""
+    """Build what every command would build anew when it first uses it: models, records, patterns, keys, policies."""
     waiting = pydantic.BaseModel.__subclasses__()
     while waiting:
         model = waiting.pop()
         waiting += model.__subclasses__()
         if model.__module__.startswith("interlock."):
             model.model_rebuild(raise_errors=False)
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "interlock"]
+    for record in {one for module in modules for one in vars(module).values() if isinstance(one, type)}:
+        first = vars(record).get("__init__")
+        if getattr(first, "__module__", "") == "interlock.core.record":
+            with suppress(TypeError):  # it compiles the real one, which knows no such parameter
+                record.__init__(None, **{"": None})
     Redactor(RedactionRules())
     cell_len("…")  # loads the widths of characters
+    key = ed25519.Ed25519PrivateKey.generate()
+    key.public_key().verify(key.sign(b""), b"")
+    cedarpy.policies_to_json_str("permit (principal, action, resource);")
 
 
 if __name__ == "__main__":

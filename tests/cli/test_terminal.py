@@ -32,6 +32,10 @@ def test_long_commands_show_what_they_are_at_on_a_terminal(fresh: Cli) -> None:
     assert "copying: 100 %" in at_terminal(fresh, "backup", "copy")
     assert "copying: 100 %" in at_terminal(fresh, "--home", str(fresh.path / "again"), "restore", "copy")
     assert "looking at: sandbox" in at_terminal(fresh, "doctor")
+    for way in ("down", "up"):
+        moved = at_terminal(fresh, "migrate", way)
+        assert "copying: 100 %" in moved, moved
+        assert ("undoing 0" if way == "down" else "migrating …") in moved
 
 
 def test_progress_is_shown_neither_beside_json_nor_without_a_terminal(fresh: Cli) -> None:

@@ -213,13 +213,20 @@ async def _expire(address: str, now: datetime, credential: str) -> None:
         _log.warning("backups past their term cannot be removed from %s: %s", address, failure.message)
 
 
-def make_before(home: Home, change: str, settings: Settings, now: datetime) -> Path:
+def make_before(
+    home: Home,
+    change: str,
+    settings: Settings,
+    now: datetime,
+    pages: Progress | None = None,
+    records: Callable[[int], None] | None = None,
+) -> Path:
     """Make a backup before something is changed: with the scheduled ones in a folder, or beside the data directory."""
     if settings.backup_to is not None and not is_archive(settings.backup_to):
-        return Path(make(home, settings, now)[0])
+        return Path(make(home, settings, now, pages, records)[0])
     path = home.path.absolute()
     path = path.with_name(f"{path.name}-before-{change}-{now.astimezone(UTC).strftime(_TIME)}")
-    copy_verified(home, path)
+    copy_verified(home, path, pages, records)
     return path
 
 

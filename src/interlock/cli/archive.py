@@ -44,7 +44,8 @@ def list_(out: Output, /, address: str) -> int:
 
     async def ask() -> list[Archived]:
         async with _at(address) as found:
-            return await found.list()
+            with out.working(f"looking at {address} …"):
+                return await found.list()
 
     backups = asyncio.run(ask())
 
@@ -90,7 +91,10 @@ async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None
         async with archive_at(address, credential) as found:
             if not found.chosen:
                 raise click.UsageError("the address names nothing that interlock archive list shows")
-            name = await found.fetch(Path(place))
+            with out.working("reading …"):
+                name = await found.fetch(
+                    Path(place), lambda done, all_: out.progress(f"reading: {100 * done // all_} %")
+                )
         if to is not None:
             return _show_records(out, Path(place), to, name)
         count = await put_checkpoints_back(lock.journal, Path(place) / CHECKPOINTS, by=lock.caller.id, name=name)
@@ -138,7 +142,8 @@ def expire(out: Output, /, address: str) -> int:
 
     async def remove() -> list[Archived]:
         async with _at(address) as found:
-            return await found.expire(datetime.now(UTC))
+            with out.working(f"removing what is past its term at {address} …"):
+                return await found.expire(datetime.now(UTC))
 
     removed = asyncio.run(remove())
 

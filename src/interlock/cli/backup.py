@@ -52,7 +52,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     home = home_at(out.session.path)
     if tier is not None and (directory is None or not is_archive(directory)):
         raise click.UsageError("--tier is for an address s3://BUCKET/PREFIX")
-    with _progress(out) as told:
+    with copy_progress(out) as told:
         if directory is None:
             directory, copy, verdict = make(home, _scheduled(home), datetime.now(UTC), *told)
         elif is_archive(directory):
@@ -106,7 +106,7 @@ def _restore(out: Output, directory: Path, place: str) -> int:
     from interlock.store.homes import restored_home
 
     target = restored_home(out.session.path, directory)
-    with _progress(out) as told:
+    with copy_progress(out) as told:
         if target.near:
             copy, verdict = copy_verified(Home(directory), out.session.path, *told)
         else:
@@ -134,7 +134,7 @@ def _drill(out: Output, backup: Path) -> int:
     from interlock.audit.backups import drill
     from interlock.store.inspection import opened, tool_count
 
-    with _progress(out) as told, drill(backup, *told) as (restored, found):
+    with copy_progress(out) as told, drill(backup, *told) as (restored, found):
         out.progress("opening the restored copy")
         asyncio.run(_open(restored))
         with opened(restored) as reader:
@@ -217,7 +217,7 @@ def _newest(home: Home) -> str:
 
 
 @contextmanager
-def _progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Callable[[int], None]]]:
+def copy_progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Callable[[int], None]]]:
     """Show on a terminal how far a copy is, and then its verification."""
 
     def pages(done: int, total: int) -> None:

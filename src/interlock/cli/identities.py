@@ -133,7 +133,8 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
-        page.line(GOOD, f" {did} is revoked, and every token that depends on it")
+        name = did if known is None else known.name or did
+        page.line(GOOD, f" {name} is revoked, and every token that depends on it")
 
     out.answer({"did": did, "state": "revoked"}, show)
     return 0

@@ -104,8 +104,9 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
         target = steps[-1].revision
         home.refuse_in_use(found.schema, target, compatible_since(target))
     if steps and not dry_run:
-        backup = _backup(home, target=steps[-1].revision, directory=directory)
-        steps = up(home)
+        backup = _backup(out, home, target=steps[-1].revision, directory=directory)
+        with out.working("migrating …"):
+            steps = up(home)
     schema = steps[-1].revision if steps and not dry_run else found.schema
     return _answer(out, "applied", steps, schema, dry_run=dry_run, backup=backup, loses={})
 
@@ -138,25 +139,28 @@ def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[s
     if not dry_run:
         refuse_loss({what: rows for what, rows in loses.items() if what not in lose})
         home.refuse_in_use(found.schema, before, compatible_since(before))
-        backup = _backup(home, target=before, directory=directory)
-        last = down(home, lose)
+        backup = _backup(out, home, target=before, directory=directory)
+        with out.working(f"undoing {last.revision} …"):
+            last = down(home, lose)
     schema = found.schema if dry_run else before
     return _answer(out, "undone", [last], schema, dry_run=dry_run, backup=backup, loses=loses)
 
 
-def _backup(home: Home, *, target: str, directory: Path | None) -> Path | None:
+def _backup(out: Output, home: Home, *, target: str, directory: Path | None) -> Path | None:
     """Make the backup that comes before a change of the schema; None for a store whose server makes backups."""
     from datetime import UTC, datetime
 
     from interlock.audit.backups import copy_verified, make_before
+    from interlock.cli.backup import copy_progress
     from interlock.store.shared_config import settings_of
 
     if not home.near:
         return None
-    if directory is not None:
-        copy_verified(home, directory)
-        return directory
-    return make_before(home, target, settings_of(home).settings, datetime.now(UTC))
+    with copy_progress(out) as told:
+        if directory is not None:
+            copy_verified(home, directory, *told)
+            return directory
+        return make_before(home, target, settings_of(home).settings, datetime.now(UTC), *told)
 
 
 def _answer(

@@ -31,6 +31,7 @@ DOOR = pytest.mark.proves("OPS-02")
 NOTE = "note://first"
 SHOWN = f"upstream:other:{NOTE}"
 TOOLS = ("work", "labour")
+CLOSING = "closing of the upstream other"
 # The SDK's client warns of what the modern era gave up; clients of the handshake era go on using it.
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
@@ -134,6 +135,8 @@ async def upstream(world: World, era: str) -> AsyncGenerator[Other]:
             yield other
         finally:
             await world.lock.upstreams.remove("other", by=world.lock.caller)
+            # The connector says farewell in a task. asyncio's server loses a connection that it accepts while it closes.
+            await until(lambda: not any(task.get_name() == CLOSING for task in asyncio.all_tasks()))
 
 
 class Ear:

@@ -232,6 +232,7 @@ def chosen_stores(request: pytest.FixtureRequest) -> Iterator[postgres.Stores | 
         beside: redis.Server = request.getfixturevalue("redis_server")
         patch.setenv(postgres.GIVEN, server.address)
         patch.setenv(postgres.REDIS, beside.url)
+        patch.setenv("PYTHONPATH", postgres.INTERPRETER, prepend=os.pathsep)
         # On a busy machine a server may not answer for a while, and no test of these is about that.
         patch.setattr(changes, "_PATIENCE_S", 60.0)
         patch.setattr("interlock.store.postgres.leases.BELIEVED_S", 0.0)  # tests kill processes and ask at once

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from interlock.store.home import Home
+from interlock.store.homes import home_at
 from tests import warm
 
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
@@ -42,6 +44,11 @@ class Cli:
     @property
     def home(self) -> Path:
         return self.path / "home"
+
+    @property
+    def store(self) -> Home:
+        """The home with its store, for what tests do behind the program's back (`tests.support.stores`)."""
+        return home_at(self.home)
 
     @property
     def ledger(self) -> Path:

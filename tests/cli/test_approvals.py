@@ -10,7 +10,6 @@ import pty
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Generator
@@ -27,6 +26,7 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from tests import warm
 from tests.cli.conftest import INTERLOCK, Cli, Ended
+from tests.support import stores
 
 Json = dict[str, Any]
 
@@ -121,10 +121,7 @@ def outbox(cli: Cli) -> str:
 
 
 def approval_acts(cli: Cli) -> list[str]:
-    connection = sqlite3.connect(cli.home / "interlock.db")
-    rows = connection.execute("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq").fetchall()
-    connection.close()
-    return [json.loads(row[0])["act"] for row in rows]
+    return [record["act"] for record in records(cli, "approval")]
 
 
 def refusal(ended: Ended) -> tuple[str, str]:
@@ -325,9 +322,7 @@ def test_a_person_who_states_on_record_that_they_are_alone_decides_on_their_own_
 
 
 def records(desk: Cli, kind: str) -> list[Json]:
-    with sqlite3.connect(desk.home / "interlock.db") as store:
-        rows = store.execute("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,)).fetchall()
-    return [json.loads(body) for (body,) in rows]
+    return stores.bodies(desk.store, kind)
 
 
 @pytest.mark.supports("HITL-06")

@@ -17,6 +17,8 @@ from interlock.audit.chain import verify
 from interlock.cli.doctor import examine
 from interlock.store.connection import Connection
 
+pytestmark = pytest.mark.sqlite_only("the statements of a reader are interrupted where they reach SQLite")
+
 
 @pytest_asyncio.fixture
 async def between(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]:

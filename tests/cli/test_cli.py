@@ -11,8 +11,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from interlock.cli import root
 from interlock.gateway import reconcile
 from tests import warm
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.support import stores
 
 Json = dict[str, Any]
 
@@ -172,11 +173,8 @@ def write(cli: Cli, name: str, text: str) -> str:
 
 
 def journal(cli: Cli) -> list[Json]:
-    """The records of a home, read from its file."""
-    connection = sqlite3.connect(cli.home / "interlock.db")
-    rows = connection.execute("SELECT body FROM journal ORDER BY seq").fetchall()
-    connection.close()
-    return [json.loads(row[0]) for row in rows]
+    """The records of a home, read from its store."""
+    return stores.bodies(cli.store)
 
 
 # Help and start-up
@@ -245,7 +243,7 @@ def test_the_version_is_told(fresh: Cli) -> None:
 def test_a_home_can_be_given_as_an_option_before_the_command(fresh: Cli) -> None:
     other = fresh.path / "other"
     assert fresh("--home", str(other), "tools", "list").code == 0
-    assert (other / "interlock.db").exists()
+    assert (other / "policy.cedar").exists()
     assert not fresh.home.exists()
 
 
@@ -877,41 +875,51 @@ def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cl
     assert str(fresh.home) not in missing.out
 
 
-def _broken_policy(cli: Cli) -> None:
+@contextmanager
+def _broken_policy(cli: Cli) -> Generator[None]:
     (cli.home / "policy.cedar").write_text('permit (principal, action, "sk-live-0123456789abcdef");')
+    yield
 
 
-def _broken_principals(cli: Cli) -> None:
+@contextmanager
+def _broken_principals(cli: Cli) -> Generator[None]:
     (cli.home / "principals.toml").write_text('sk-live-0123456789abcdef = "/srv/private"')
+    yield
 
 
-def _broken_store(cli: Cli) -> None:
+@contextmanager
+def _broken_store(cli: Cli) -> Generator[None]:
     for name in ("interlock.db", "interlock.db-wal", "interlock.db-shm"):
         (cli.home / name).unlink(missing_ok=True)
     (cli.home / "interlock.db").write_bytes(b"sk-live-0123456789abcdef" * 400)
+    yield
 
 
-def _refusing_store(cli: Cli) -> None:
-    with sqlite3.connect(cli.home / "interlock.db") as store:
-        store.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON journal"
-            " BEGIN SELECT RAISE(ABORT, '/srv/private/disk sk-live-0123456789abcdef'); END"
-        )
-    store.close()
+def _refusing_store(cli: Cli) -> AbstractContextManager[None]:
+    return stores.refusing(cli.store, "journal", "TRUE", "/srv/private/disk sk-live-0123456789abcdef")
 
 
 @pytest.mark.proves("CONTRACT-13")
-@pytest.mark.parametrize("broken", [_broken_policy, _broken_principals, _broken_store, _refusing_store])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        _broken_policy,
+        _broken_principals,
+        pytest.param(_broken_store, marks=pytest.mark.sqlite_only("the store's file is damaged")),
+        _refusing_store,
+    ],
+)
 def test_a_broken_layer_is_told_on_the_command_line_without_a_path_a_secret_or_a_stack_trace(
-    cli: Cli, broken: Callable[[Cli], None]
+    cli: Cli, broken: Callable[[Cli], AbstractContextManager[None]]
 ) -> None:
-    broken(cli)
-    ended = cli("call", "demo.balance", '{"account": "cash"}', "--json")
+    with broken(cli):
+        ended = cli("call", "demo.balance", '{"account": "cash"}', "--json")
+        shown = cli("call", "demo.balance", '{"account": "cash"}')
     envelope = ended.json["error"]
     assert re.fullmatch(r"E\d{4}", envelope["error_code"])
     assert envelope["humanMessage"]
     assert envelope["resolution"]
-    for printed in (ended, cli("call", "demo.balance", '{"account": "cash"}')):
+    for printed in (ended, shown):
         assert printed.code == 1
         told = printed.out + printed.err
         if printed is not ended:  # a person is shown, on a line of its own, which home they chose
@@ -993,6 +1001,7 @@ POST = ("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", "orde
 def unknown_call(cli: Cli) -> str:
     """Kill a write in its middle and return the call nobody can know the outcome of."""
     cli.kill(*POST)
+    stores.bury(cli.store)
     waiting = cli.ask("calls", "reconcile")["unknown"]
     assert [(one["tool"], one["version"], one["key"]) for one in waiting] == [("demo.post", "1.2.0", "order-18")]
     return waiting[0]["invocation_id"]
@@ -1078,12 +1087,7 @@ def revoke(cli: Cli) -> None:
     cli.home.joinpath("principals.toml").write_text('[[principal]]\nid = "local:*"\nkind = "human"\ntrust = 100\n')
 
 
-def tamper(cli: Cli, statement: str) -> None:
-    connection = sqlite3.connect(cli.home / "interlock.db")
-    connection.executescript(f"DROP TRIGGER journal_never_changes; DROP TRIGGER journal_keeps_its_term; {statement}")
-    connection.close()
-
-
+@pytest.mark.sqlite_only("the full disk is that of the store's file")
 @pytest.mark.parametrize("words", [("call", "demo.balance", '{"account": "cash"}'), ("audit", "verify")])
 def test_a_full_disk_is_not_told_as_a_broken_home(cli: Cli, words: tuple[str, ...]) -> None:
     (cli.home / "interlock.db-wal").touch()
@@ -1122,7 +1126,7 @@ def test_an_untouched_journal_is_intact(cli: Cli) -> None:
 
 def test_a_changed_record_is_found_and_named(cli: Cli) -> None:
     cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
-    tamper(cli, "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), '1250', '9250') AS BLOB) WHERE seq = 5;")
+    stores.forge(cli.store, b"1250", b"9250", "seq = 5")
     ended = cli("audit", "verify", "--json")
     assert ended.code == 1
     assert ended.json["intact"] is False
@@ -1144,6 +1148,7 @@ HIDDEN = """
 """
 
 
+@pytest.mark.sqlite_only("the tables that SQLite keeps about a file are changed")
 @pytest.mark.parametrize(
     ("script", "found", "told"),
     [(REBUILT, "the table `journal` is not as it was made", "`journal`"), (HIDDEN, "missing from index", "index")],
@@ -1256,7 +1261,10 @@ def test_what_waits_for_a_person_is_pointed_out(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "name"),
     [
-        ("interlock.db", "this is not a database at all, far from it", "journal"),
+        pytest.param(
+            *("interlock.db", "this is not a database at all, far from it", "journal"),
+            marks=pytest.mark.sqlite_only("the store's file is damaged"),
+        ),
         ("policy.cedar", "permit (principal, action", "policy"),
         (
             "policy.cedar",
@@ -1313,11 +1321,7 @@ def damaged(cli: Cli) -> None:
 
 def newer(cli: Cli) -> None:
     assert cli("tools", "list").code == 0
-    connection = sqlite3.connect(cli.home / "interlock.db")
-    connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
-    connection.commit()
-    connection.close()
+    stores.make_newer(cli.store)
 
 
 def blocked(cli: Cli) -> None:
@@ -1333,8 +1337,8 @@ def bad_settings(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
-        (foreign, "E3804"),
-        (damaged, "E3804"),
+        pytest.param(foreign, "E3804", marks=pytest.mark.sqlite_only("the file is another program's")),
+        pytest.param(damaged, "E3804", marks=pytest.mark.sqlite_only("the store's file is damaged")),
         (newer, "E3805"),
         (blocked, "E3801"),
         (bad_settings, "E3108"),

@@ -88,9 +88,11 @@ def loaded(home: Path, *words: str) -> tuple[str, set[str], set[str]]:
     return done.stdout, set(others.split()), set(own.split())
 
 
+OF_A_FILE = pytest.mark.sqlite_only("what is loaded is counted without the driver of a server")
 BARE = {"interlock", "interlock._version", "interlock.cli"}
 
 
+@OF_A_FILE
 def test_the_version_and_the_help_load_nothing_but_the_commands(tmp_path: Path) -> None:
     _, others, own = loaded(tmp_path, "--version")
     assert (others, own) == ({"click"}, BARE)
@@ -98,6 +100,7 @@ def test_the_version_and_the_help_load_nothing_but_the_commands(tmp_path: Path) 
     assert (others, own) == ({"click"}, BARE | {"interlock.core", "interlock.upstreams"})
 
 
+@OF_A_FILE
 @pytest.mark.parametrize(
     ("words", "row"),
     [
@@ -129,6 +132,7 @@ SELDOM = {
 }  # fmt: skip
 
 
+@OF_A_FILE
 def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -> None:
     cli("call", "demo.mail_statement", '{"account": "cash", "to": "a@b.example"}', "--key", "k")
     (ticket,) = cli.ask("approvals", "list")["tickets"]
@@ -139,6 +143,7 @@ def test_commands_that_read_a_data_directory_read_the_database_alone(cli: Cli) -
         assert not own & (GATEWAY | {"interlock.settings", "interlock.telemetry"}), words
 
 
+@OF_A_FILE
 @pytest.mark.parametrize("words", ["tools diff demo.post 1.2.0 1.2.0", "upstream show notes"])
 def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
     if words.startswith("upstream"):
@@ -148,6 +153,7 @@ def test_contracts_are_shown_without_the_gateway(cli: Cli, words: str) -> None:
     assert not own & GATEWAY
 
 
+@OF_A_FILE
 def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
     _, others, own = loaded(cli.home, "call", "demo.balance", '{"account": "cash"}')
     assert not others & SELDOM
@@ -155,6 +161,7 @@ def test_a_call_loads_neither_endpoints_nor_what_admits_tools(cli: Cli) -> None:
 
 
 # An open data directory without a sandboxed call needs neither the models of jobs nor what compares versions.
+@OF_A_FILE
 @pytest.mark.parametrize("words", ["health", "policy explain me demo.post", "tools export --format anthropic"])
 def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli: Cli, words: str) -> None:
     _, others, own = loaded(cli.home, *words.split())
@@ -163,6 +170,7 @@ def test_commands_on_an_open_data_directory_load_no_endpoint_and_no_sandbox(cli:
 
 
 # These open the data directory, and read no contract.
+@OF_A_FILE
 @pytest.mark.parametrize("words", ["health", "policy show", "keys list"])
 def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> None:
     _, others, own = loaded(cli.home, *words.split())

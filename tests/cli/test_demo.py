@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,16 @@ import pytest
 
 from interlock import Caller, Interlock, demo_tools
 from interlock.api import demonstration
+from interlock.store.homes import home_at
 from tests.cli.conftest import Cli
-from tests.support import forked
+from tests.support import forked, stores
 
 Json = dict[str, Any]
 PATIENCE_S = 540.0
 
 
 def records(home: Path) -> list[Json]:
-    connection = sqlite3.connect(home / "interlock.db")
-    rows = connection.execute("SELECT body FROM journal ORDER BY seq").fetchall()
-    connection.close()
-    return [json.loads(row[0]) for row in rows]
+    return stores.bodies(home_at(home))
 
 
 def ledger_in(directory: Path) -> bool:
@@ -65,6 +62,7 @@ def tour(cli: Cli, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.sqlite_only("the tour changes the store's file, and a killed process leaves no lease")
 @pytest.mark.timeout(600)
 def test_the_tour_runs_to_its_end_and_its_journal_proves_that_it_happened(tmp_path: Path) -> None:
     cli = Cli(tmp_path)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from interlock.settings import load_settings
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.support import stores
 from tests.support.redis import Server
 
 POST = {"account": "cash", "cents": 250}
@@ -86,6 +85,7 @@ def test_people_who_are_gone_are_missed(cli: Cli) -> None:
     assert cli("policy", "default", "--principals").out == before
 
 
+@pytest.mark.sqlite_only("the store's file is emptied")
 def test_an_emptied_database_does_not_let_a_call_run_twice(cli: Cli) -> None:
     assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
     for stale in cli.home.glob("interlock.db-*"):
@@ -102,6 +102,7 @@ def test_an_emptied_database_does_not_let_a_call_run_twice(cli: Cli) -> None:
     assert "begin anew" in found.advice
 
 
+@pytest.mark.sqlite_only("the store's file is set back")
 def test_a_database_that_was_set_back_is_found(cli: Cli) -> None:
     before = (cli.home / "interlock.db").read_bytes()
     assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
@@ -130,17 +131,14 @@ def test_keys_that_are_damaged_or_gone_are_found_by_loading_them(cli: Cli) -> No
 
 
 def test_an_end_of_the_journal_that_nobody_signed_is_pointed_out(cli: Cli) -> None:
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
-        triggers = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
-        old = 'replace(CAST(body AS TEXT), \'"timestamp":"20\', \'"timestamp":"19\')'
-        database.executescript(
-            "".join(f"DROP TRIGGER {name};" for name in triggers)
-            + f"DELETE FROM anchor; UPDATE journal SET body = CAST({old} AS BLOB);"
-        )
+    stores.forge(cli.store, b'"timestamp":"20', b'"timestamp":"19')
+    with stores.opened(cli.store) as database:
+        database.execute("DELETE FROM anchor")
     (cli.home / "anchors.jsonl").write_bytes(b"")
     assert "not signed from record 1 on, 3 in all" in of(cli, "journal", "attention").what
 
 
+@pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 def test_tools_whose_files_are_gone_or_changed_are_found(cli: Cli) -> None:
     path = cli.path / "own.py"
     path.write_text(TOOL)
@@ -233,16 +231,15 @@ async def test_a_clock_that_is_behind_what_was_written_is_told(cli: Cli) -> None
     told = of(cli, "clock", "attention")
     assert "1 h 59 min behind the newest signed head" in told.what
     assert "set the clock" in told.advice
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
-        database.execute("DROP TRIGGER anchor_stays")
+    with stores.unguarded(cli.store, put_back=False) as database:
         database.execute("DELETE FROM anchor")
-        database.commit()
-        assert "behind the newest record" in of(cli, "clock", "attention").what
-        database.execute("INSERT INTO anchor VALUES (1, x'00', ?, 'key', x'00')", (2**63 - 1,))
-        database.commit()
+    assert "behind the newest record" in of(cli, "clock", "attention").what
+    with stores.opened(cli.store) as database:
+        database.execute("INSERT INTO anchor VALUES (1, ?, ?, 'key', ?)", (b"\0", 2**63 - 1, b"\0"))
     assert "behind the newest record" in of(cli, "clock", "attention").what
 
 
+@pytest.mark.sqlite_only("the full disk is that of the store's file")
 def test_a_full_disk_is_told_as_such_and_once(cli: Cli) -> None:
     (cli.home / "interlock.db-wal").touch()
     # The index of the database's log finds no room, as on a full disk; nor would bytecode.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
 from tests.cli.conftest import Cli
 from tests.cli.test_upgrade import OLDER, RUNNING, schema, set_back
@@ -13,6 +15,7 @@ def backups(cli: Cli) -> list[Path]:
     return sorted(cli.path.glob("home-before-*"))
 
 
+@pytest.mark.sqlite_only("the store's file is one of an earlier version")
 def test_an_older_home_is_shown_and_then_migrated_with_a_backup_before(cli: Cli) -> None:
     set_back(cli)
     found = cli.ask("migrate", "status")
@@ -36,6 +39,7 @@ def test_an_older_home_is_shown_and_then_migrated_with_a_backup_before(cli: Cli)
     assert "intact" in cli("audit", "verify").out
 
 
+@pytest.mark.sqlite_only("a file is copied before it is migrated; a server has backups of its own")
 def test_the_last_migration_is_undone_and_no_more_than_can_be(cli: Cli) -> None:
     before = cli.ask("migrate", "status")["migrations"]
     undoable = [one["revision"] for one in before if one["can_be_undone"]]
@@ -52,6 +56,7 @@ def test_the_last_migration_is_undone_and_no_more_than_can_be(cli: Cli) -> None:
     assert schema(cli) == SCHEMA_HEAD
 
 
+@pytest.mark.sqlite_only("a process has a lock on the data directory")
 def test_nothing_is_changed_or_copied_under_a_process_that_runs(cli: Cli) -> None:
     running = Instance(Home(cli.home), RUNNING)
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from typing import Any
 
 from tests.cli.conftest import Cli
+from tests.support import stores
 
 RULES = """@id("demo")
 permit (principal, action, resource in Namespace::"demo");
@@ -32,9 +32,7 @@ expect = "deny"
 
 
 def authority_records(cli: Cli) -> list[dict[str, Any]]:
-    with sqlite3.connect(cli.home / "interlock.db") as database:
-        rows = database.execute("SELECT body FROM journal WHERE kind = 'authority' ORDER BY seq").fetchall()
-    return [json.loads(row[0]) for row in rows]
+    return stores.bodies(cli.store, "authority")
 
 
 def test_a_policy_is_checked_then_applied_with_a_record_of_both(cli: Cli) -> None:

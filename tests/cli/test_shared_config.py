@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from interlock import Failure, Interlock
 from interlock.cli.doctor import examine
 from interlock.store.homes import home_at
 from tests.cli.conftest import Cli
+from tests.support import stores
 
 FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
 POST = {"account": "cash", "cents": 250}
@@ -66,9 +65,7 @@ def test_a_version_is_recorded_listed_and_put_back(following: Cli) -> None:
     versions = following.ask("config", "history")["versions"]
     assert [one["version"] for one in versions] == [3, 2, 1]
     assert all(one["by"].startswith("local:") for one in versions)
-    with closing(sqlite3.connect(following.home / "interlock.db")) as database:
-        rows = database.execute("SELECT body FROM journal WHERE instr(body, 'config.pushed') > 0").fetchall()
-    assert len(rows) == 3
+    assert sum(one.get("act") == "config.pushed" for one in stores.bodies(following.store)) == 3
     assert following("config", "pull", "earlier", "--version", "2").code == 0
     assert (following.path / "earlier" / "policy.cedar").read_text() == FORBIDDING
     assert "has policy.cedar" in following("config", "pull", "earlier").err

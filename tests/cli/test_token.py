@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.support import stores
 
 
 def test_a_token_is_issued_passed_on_looked_at_and_revoked(fresh: Cli) -> None:
@@ -248,8 +247,7 @@ def test_an_auditor_of_another_tenant_is_told_the_story_of_its_own_calls_and_of_
         assert (refused["error_code"], refused["message"]) == ("E3702", words)
     assert blind.ask("audit", "explain", theirs)["error"]["error_code"] == "E3206"
     assert reads.ask("audit", "export", "--out", "all.jsonl")["error"]["error_code"] == "E3206"
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
-        noted = [json.loads(body) for (body,) in database.execute("SELECT body FROM journal WHERE kind = 'audit.read'")]
+    noted = stores.bodies(cli.store, "audit.read")
     assert [(one["by"], one["subject"]) for one in noted] == [(did, theirs)] * 2
 
 

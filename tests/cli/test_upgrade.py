@@ -9,11 +9,15 @@ import subprocess
 import time
 from contextlib import closing
 
+import pytest
+
 from interlock.cli.doctor import examine
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
 from tests.audit.test_chain import EARLIER
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.support import stores
 
+pytestmark = pytest.mark.sqlite_only("the store's file is one of an earlier version; a process has a lock on it")
 OLDER = "0006"
 RUNNING = "01JCXK2M4Q8Z7T5V9W3Y6B1D0F"
 
@@ -37,8 +41,8 @@ def set_back(cli: Cli) -> None:
 
 
 def schema(cli: Cli) -> str:
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
-        return database.execute("SELECT version_num FROM alembic_version").fetchone()[0]
+    with stores.opened(cli.store) as database:
+        return database.one("SELECT version_num FROM alembic_version")[0]
 
 
 def test_a_home_is_not_migrated_under_a_process_that_runs_on_it(cli: Cli) -> None:

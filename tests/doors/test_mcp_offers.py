@@ -135,7 +135,7 @@ async def upstream(world: World, era: str) -> AsyncGenerator[Other]:
             yield other
         finally:
             await world.lock.upstreams.remove("other", by=world.lock.caller)
-            # The connector says farewell in a task. asyncio's server loses a connection that it accepts while it closes.
+            # The connector says farewell in a task. asyncio loses a connection that it accepts while the server closes.
             await until(lambda: not any(task.get_name() == CLOSING for task in asyncio.all_tasks()))
 
 

@@ -350,6 +350,7 @@ def test_a_file_of_arbitrary_bytes_is_refused_and_never_a_crash(tmp_path: Path, 
 # What runs is what was admitted
 
 
+@pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_file_that_changed_after_admission_is_refused(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
     async with Interlock.open(tmp_path / "home") as lock:
@@ -364,6 +365,7 @@ async def test_a_file_that_changed_after_admission_is_refused(tmp_path: Path) ->
         assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
 
 
+@pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_comment_is_not_a_change(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
     async with Interlock.open(tmp_path / "home") as lock:
@@ -386,6 +388,7 @@ async def test_the_code_behind_a_manifest_may_not_change_either(tmp_path: Path) 
         assert error.code == "E3108"
 
 
+@pytest.mark.sqlite_only("where machines share a store, the text of the whole module is compared (ADR 39)")
 async def test_a_tool_that_is_gone_from_its_file_says_so(tmp_path: Path) -> None:
     target = written(tmp_path, "greetings.py", PYTHON)
     async with Interlock.open(tmp_path / "home") as lock:

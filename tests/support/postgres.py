@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.store import homes
+from interlock.store.home import MARK
 from tests.needs import need
 from tests.support import surroundings
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # The server that keeps the stores of a run, and the Redis server beside it, for the processes that tests start.
 GIVEN = "STORES_OF_TESTS"
 REDIS = "REDIS_OF_TESTS"
+# The directory of what makes a fresh interpreter use them.
+INTERPRETER = str(Path(__file__).parent / "interpreter")
 # What processes import to open such a store.
 LOADED = ("psycopg", "interlock.store.postgres.home")
 # Nothing that is kept beyond a run, and nothing that a server does when nobody asks.
@@ -112,6 +115,8 @@ _EMPTY = "empty"
 # The name of the table that tells a store from an empty database, until the store is made.
 _UNMADE = "not_made_yet"
 _DIRECTORIES = "CREATE TABLE data_directory (place text PRIMARY KEY, database text NOT NULL)"
+# What the settings of a backup are taken to name: the database of the data directory that is restored from it.
+_RESTORED = "postgresql:///restored"
 _LOCK = "SELECT pg_advisory_xact_lock(1)"
 
 
@@ -234,14 +239,31 @@ def use(environment: Mapping[str, str]) -> Stores | None:
     """Keep the stores that this process opens from now on where the run keeps them."""
     if GIVEN not in environment:
         return None
-    from interlock.store.postgres import schema
-
     stores = Stores(environment[GIVEN])
-    create, chosen = schema.create, homes._setting  # pyright: ignore[reportPrivateUsage]
+    chosen = homes._setting  # pyright: ignore[reportPrivateUsage]
+    prepared = False
 
     def setting(name: str, path: str | os.PathLike[str], given: str | None) -> str:
+        nonlocal prepared
+        if not prepared:
+            prepared = True
+            _prepare(environment)
         address = chosen(name, path, given)
-        return address if address or given == "" or name != "store" else stores.of(path)
+        if address == _RESTORED:
+            return stores.of(path)
+        if address or given == "" or name != "store":
+            return address
+        return _RESTORED if os.path.exists(Path(path, MARK)) else stores.of(path)
+
+    homes._setting = setting  # pyright: ignore[reportPrivateUsage]
+    return stores
+
+
+def _prepare(environment: Mapping[str, str]) -> None:
+    """Change what opens a store, which a process that opens none need not load."""
+    from interlock.store.postgres import schema
+
+    create = schema.create
 
     def created(connection: Connection, runtime_role: str | None = None) -> None:
         """Make the tables of a store, which a copy of the empty store has already."""
@@ -252,9 +274,7 @@ def use(environment: Mapping[str, str]) -> Stores | None:
 
     if REDIS in environment:
         _tell_over(environment[REDIS])
-    homes._setting = setting  # pyright: ignore[reportPrivateUsage]
     schema.create = created
-    return stores
 
 
 def _tell_over(url: str) -> None:

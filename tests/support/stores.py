@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.store.changes import FRESH_S, MAX_STALE_S
 from interlock.store.connection import Connection
@@ -79,15 +80,15 @@ def busy(home: Home) -> Generator[None]:
 
 
 @contextmanager
-def refusing(home: Home, table: str, condition: str) -> Generator[None]:
+def refusing(home: Home, table: str, condition: str, words: str = "x") -> Generator[None]:
     """Have the database refuse to insert rows for which a condition holds, which names them `NEW`."""
     when = f"CREATE TRIGGER refuses BEFORE INSERT ON {table}"
     if address_of(home) is None:
-        made = [f"{when} WHEN {condition} BEGIN SELECT RAISE(ABORT, 'x'); END"]
+        made = [f"{when} WHEN {condition} BEGIN SELECT RAISE(ABORT, '{words}'); END"]
         dropped = "DROP TRIGGER refuses"
     else:
         made = [
-            "CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'x'; END $$",
+            f"CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{words}'; END $$",
             f"{when} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuses()",
         ]
         dropped = "DROP FUNCTION refuses CASCADE"
@@ -112,6 +113,27 @@ def everything_in(home: Home) -> bytes:
     """Every byte of every file of a data directory, with the database's log, and of a store on a server."""
     elsewhere = [] if address_of(home) is None else [contents(home)]
     return b"\n".join([*(path.read_bytes() for path in home.path.rglob("*") if path.is_file()), *elsewhere])
+
+
+def bodies(home: Home, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of the journal, or those of one kind, in their order."""
+    with opened(home) as connection:
+        rows = connection.all("SELECT kind, body FROM journal ORDER BY seq")
+    return [json.loads(body) for name, body in rows if kind in (None, name)]
+
+
+def forge(home: Home, old: bytes, new: bytes, where: str = "1 = 1") -> None:
+    """Change bytes in records of the journal, whose triggers are gone afterwards."""
+    with unguarded(home, put_back=False) as connection:
+        for seq, body in connection.all(f"SELECT seq, body FROM journal WHERE {where}"):
+            connection.execute("UPDATE journal SET body = ? WHERE seq = ?", (bytes(body).replace(old, new), seq))
+
+
+def make_newer(home: Home) -> None:
+    """Make the store one of a version that is not known yet."""
+    with opened(home) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE fact SET value = '9999' WHERE name = 'schema_compatible_since'")
 
 
 def first_inserted(home: Home) -> str:

@@ -60,12 +60,15 @@ def copy_verified(
     with copied(source, target, pages) as copy:
         verdict = verify(copy.home, progress=records)
         if not verdict.intact:
-            fault = verdict.faults[0]
-            where = f"at record {fault.seq}, " if fault.seq else ""
-            words = f"it does not verify, so nothing was kept of the copy: {where}{fault.what}"
+            words = f"it does not verify, so nothing was kept of the copy: {_first_fault(verdict)}"
             advice = "see more with interlock audit verify; keep what is there as evidence, with cp -a"
             raise Failure("E3804", words, resolution=advice)
     return copy, verdict
+
+
+def _first_fault(verdict: Verdict) -> str:
+    fault = verdict.faults[0]
+    return f"at record {fault.seq}, {fault.what}" if fault.seq else fault.what
 
 
 def copy_store(
@@ -80,7 +83,7 @@ def copy_store(
     with filled(source, target, rows) as (unfinished, contents_):
         verdict = verify(unfinished, progress=records)
         if not verdict.intact:
-            words = f"the copy does not verify, and is not used: {verdict.faults[0].what}"
+            words = f"the copy does not verify, and is not used: {_first_fault(verdict)}"
             raise Failure("E3804", words, resolution="see whether the store itself does: interlock audit verify")
         _refuse_used(source)
         if _head(source) != before:
@@ -117,7 +120,7 @@ def restore_store(
             path.unlink()
         verdict = verify(target.beside(copy.home.path), progress=records)
         if not verdict.intact:
-            raise Failure("E3804", f"the restored store does not verify: {verdict.faults[0].what}")
+            raise Failure("E3804", f"the restored store does not verify: {_first_fault(verdict)}")
     return copy, verdict
 
 

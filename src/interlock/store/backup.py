@@ -140,7 +140,9 @@ def _copy(copy: Copy, source: Home, progress: Progress | None) -> None:
     else:
         with filled(source, copy.home, progress):
             pass
-        (copy.home.path / MARK).write_text(_MARKED)
+        mark = copy.home.path / MARK
+        mark.touch(0o600)
+        mark.write_text(_MARKED)
     _count(copy, copy.home.database)
     for path in _others(source):
         _copy_entry(copy, path, copy.home.path / path.name)

@@ -132,3 +132,14 @@ def test_a_tool_without_a_common_word_is_found_by_its_meaning():
     assert [hit.id for hit in everything(index, "notify somebody in writing")] == ["mail"]
     assert everything(index, "asdf qwer zxcv") == []
     assert everything(index, "will it rain tomorrow", 1)[0].id == "weather"
+
+
+def test_of_equal_tools_those_whose_names_come_first_are_found():
+    # Which of equal numbers a partial sort takes depends on the processor.
+    names = [f"tool_{number:03}" for number in range(500)]
+    for added in (names, names[::-1], sorted(names, key=lambda name: name[::-1])):
+        index = Index(shipped())
+        index.add(Entry(name, "send", "Send a letter. It goes by post.") for name in added)
+        found = index.search("send a letter to a customer; write it first", 5, index.mask(names))
+        assert [hit.id for hit in found] == names[:5]
+        assert len({hit.score for hit in found}) == 1

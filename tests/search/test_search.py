@@ -15,7 +15,7 @@ from interlock.authority.tokens import ToolGrant
 from interlock.registry import quarantine
 from interlock.registry.retirement import deprecate, move
 from interlock.search import index as module
-from tests.support.calls import admit
+from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
@@ -158,3 +158,49 @@ async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores
     await admit(lock, *(_offer(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
     await lock.catalog.forget()
     assert await found("weather for a text message") == before
+
+
+READS = "forbid (principal, action, resource) when { context.arguments has other };"
+PERMIT = 'permit (principal, action, resource) when { resource.mutation_class == "read_only" };'
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        (PERMIT, True),
+        # What another rule reads of the call lifts no forbid.
+        (f"{PERMIT} {READS}", True),
+        (f'{PERMIT} forbid (principal, action == Action::"office.translate", resource);', False),
+        (f'{PERMIT} {READS} forbid (principal, action, resource in Namespace::"office");', False),
+        (f'{PERMIT} forbid (principal, action, resource) when {{ resource.address like "*translate" }};', False),
+        (f'{PERMIT} forbid (principal, action, resource) when {{ resource == Tool::"office.translate" }};', False),
+        (f'{PERMIT} forbid (principal, action, resource) when {{ action == Action::"office.translate" }};', False),
+        # A person can agree to it, and a call may meet a condition of a permit.
+        (f"{PERMIT} forbid (principal, action, resource) unless {{ context.approved }};", True),
+        ("permit (principal, action, resource) when { context.arguments has value };", True),
+        ('permit (principal, action, resource) when { resource.mutation_class == "write_reversible" };', False),
+        ('permit (principal, action == Action::"office.forecast", resource) when { context.arguments has x };', False),
+    ],
+)
+async def test_a_tool_is_found_if_the_rules_allow_some_call_of_it(office: Interlock, rules: str, found: bool):
+    await use_policy(office, rules)
+    assert ("office.translate" in await _names(office, "translate a text")) is found
+    listed = "office.forecast" in await _names(office, "weather in a city")
+    assert listed is (found or "translate" in rules or "office.forecast" in rules)
+    for caller in (office.caller, office.caller):
+        version = await office.tools.find("office.translate", None, caller)
+        assert office.tools.never_allowed(caller, version) is not found
+
+
+async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules_treat_alike(lock: Interlock):
+    await admit(lock, *(_offer(f"send_{number}", f"Send a letter, kind {number}.") for number in range(30)))
+    await lock.catalog.forget()
+    async with Interlock.open(lock.home.path, housekeeping=False) as other:
+        found = await other.search("send a letter", limit=30)
+        assert len(found) == 30
+        assert sum("contract" in vars(one.version.content) for one in found) <= 1
+        # A rule that mentions more of a tool is asked about each.
+        await use_policy(other, 'permit (principal, action, resource) when { resource.name != "send_7" };')
+        left = await _names(other, "send a letter", limit=100)
+        assert "office.send_7" not in left
+        assert {f"office.send_{number}" for number in range(30) if number != 7} <= {*left}

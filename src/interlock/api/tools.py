@@ -24,6 +24,7 @@ from interlock.registry.catalog import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
+    from interlock.contract.contract import Contract
     from interlock.registry.compat import Negotiation, Surface
 
 __all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
@@ -193,23 +194,23 @@ class Tools:
         known = self._judged.get(key)
         if known is None:
             judged = self._judged
-            if not version.at_hand:
+            if not version.at_hand and self._denied(caller, version) is None:
                 await DEFINITIONS.run(lambda: version.contract)
             known = judged[key] = self.never_allowed(caller, version)
         return known
 
     def never_allowed(self, caller: Caller, version: Version) -> bool:
         """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""
-        from interlock.authority.decisions import Question
+        denied = self._denied(caller, version)
+        return bool(self._denied(caller, version, version.contract) if denied is None else denied)
 
-        parts, clock = self._parts, self._parts.clock
-        if parts.engine is not parts.policy:
+    def _denied(self, caller: Caller, version: Version, contract: Contract | None = None) -> bool | None:
+        """The same, or None where that takes the contract."""
+        policy = self._parts.policy
+        if self._parts.engine is not policy:
             return False
-        question = Question(
-            caller, version.contract, version.row.digest, {}, "invoke", "", "mcp", None, (0, 0), clock.now_ms(),
-        )  # fmt: skip
         try:
-            return parts.policy.denies_every_call(question)
+            return policy.denies_every_call(caller, version.row.address, version.content.stated, contract)
         except Failure:
             return True  # a policy that cannot be used forbids everything
 

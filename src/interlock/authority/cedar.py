@@ -103,6 +103,8 @@ class Rule:
     scope: tuple[frozenset[Uid] | None, ...]
     # The texts that it compares arguments with.
     compares: tuple[Comparison, ...] = ()
+    # Attributes of the tool that its conditions mention, beside what they read of the call; None: the tool itself.
+    mentions: frozenset[str] | None = frozenset()
 
     def may_apply(self, about: frozenset[Uid]) -> bool:
         """Whether the rule's scope can match a request about these entities, or in them."""
@@ -110,13 +112,12 @@ class Rule:
 
     def may_be_about(self, contract: Contract) -> bool:
         """Whether the rule's scope can match somebody's call of a tool."""
-        return all(named is None or not named.isdisjoint(tool_uids(contract)) for named in self.scope[1:])
+        return all(named is None or not named.isdisjoint(tool_uids(contract.address)) for named in self.scope[1:])
 
 
-def tool_uids(contract: Contract) -> tuple[Uid, ...]:
+def tool_uids(address: str) -> tuple[Uid, ...]:
     """Return the entities that a call of a tool is about, or in."""
-    address = contract.address
-    return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace)
+    return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", address.partition(".")[0])
 
 
 class Answer(NamedTuple):
@@ -144,6 +145,23 @@ class Slice:
         self.compared: Compared = together(one for rule in rules for one in rule.compares)
         self._set = _policy_set({rule.key: rule.est for rule in rules})
         self._names = {rule.key: rule.id for rule in rules}
+
+    @cached_property
+    def at_best(self) -> Slice:
+        """The same rules for the call that they treat best: of those that read the call, the permits always hold."""
+        if not self.reads:
+            return self
+        return Slice([_always(rule) for rule in self.rules if rule.effect == "permit" or not rule.reads])
+
+    @cached_property
+    def mentions(self) -> frozenset[str] | None:
+        """Attributes of the tool on which the outcome depends, beside the call; None if on the tool itself."""
+        found: frozenset[str] = frozenset()
+        for rule in self.rules:
+            if rule.mentions is None:
+                return None
+            found |= rule.mentions
+        return found
 
     def ask(self, entities: Entities, request: Json, context: bytes) -> Answer:
         """The outcome for a request. `context` is JSON without `approved`."""
@@ -212,9 +230,9 @@ class Rules:
             for named in action or resource or principal or (None,):
                 self._index.setdefault(named, []).append(rule)
 
-    def slice(self, principal: Uid, groups: Iterable[Uid], contract: Contract) -> Slice:
+    def slice(self, principal: Uid, groups: Iterable[Uid], address: str) -> Slice:
         """The rules that can apply when a principal calls a tool."""
-        about = frozenset((principal, *groups, *tool_uids(contract)))
+        about = frozenset((principal, *groups, *tool_uids(address)))
         near = {rule.key: rule for named in (None, *about) for rule in self._index.get(named, ())}
         rules = sorted((rule for rule in near.values() if rule.may_apply(about)), key=lambda rule: _position(rule.key))
         return self._slice(rules)
@@ -289,12 +307,15 @@ def _first_fault(listed: Sequence[Statement], otherwise: str) -> tuple[int, str]
 
 def _rule(key: str, est: Json, statement: Statement) -> Rule:
     rule_id: str | None = est.get("annotations", {}).get("id")
-    mentions = frozenset(_reads(est["conditions"]))
-    reads, asks = mentions - {_APPROVED}, _APPROVED in mentions or () in mentions
+    parts = frozenset(_reads(est["conditions"], "context"))
+    reads, asks = parts - {_APPROVED}, _APPROVED in parts or () in parts
+    ofs = frozenset(_reads(est["conditions"], "resource"))
+    itself = () in ofs or next(_reads(est["conditions"], "action"), None) is not None
+    mentions = None if itself else frozenset(first for first, *_ in ofs)
     scope = (_scope(est["principal"]), _scope(est["action"]), _scope(est["resource"]))
     compares = tuple(comparisons(est["conditions"]))
     name, named, effect = rule_id or key, bool(rule_id), est["effect"]
-    return Rule(key, name, named, effect, statement.line, statement.text, est, reads, asks, scope, compares)
+    return Rule(key, name, named, effect, statement.line, statement.text, est, reads, asks, scope, compares, mentions)
 
 
 def _scope(part: Json) -> frozenset[Uid] | None:
@@ -308,28 +329,28 @@ def _position(key: str) -> int:
     return int(key.removeprefix("policy"))
 
 
-def _reads(node: Any) -> Iterator[Read]:
-    """Yield every part of the context that an expression mentions, at most two names deep."""
+def _reads(node: Any, var: str) -> Iterator[Read]:
+    """Yield every part of the context, or of another variable, that an expression mentions, at most two names deep."""
     if isinstance(node, dict):
-        chain = _chain(cast("Json", node))
+        chain = _chain(cast("Json", node), var)
         if chain is not None:
             yield chain[:2]
             return
         for child in cast("Json", node).values():
-            yield from _reads(child)
+            yield from _reads(child, var)
     elif isinstance(node, list):
         for child in cast("list[Any]", node):
-            yield from _reads(child)
+            yield from _reads(child, var)
 
 
-def _chain(node: Json) -> Read | None:
+def _chain(node: Json, var: str) -> Read | None:
     """The names in `context.a.b` or `context.a has b`; None for any other expression."""
-    if node.get("Var") == "context":
+    if node.get("Var") == var:
         return ()
     step: Any = node.get(".", node.get("has"))
     if len(node) != 1 or not isinstance(step, dict) or not isinstance(cast("Json", step).get("left"), dict):
         return None
-    left, name = _chain(cast("Json", step)["left"]), cast("Json", step).get("attr")
+    left, name = _chain(cast("Json", step)["left"], var), cast("Json", step).get("attr")
     if left is None:
         return None
     return (*left, name) if isinstance(name, str) else left
@@ -353,3 +374,11 @@ def _policy_set(policies: Mapping[str, Json]) -> PolicySet:
 def _as_permit(rule: Rule) -> Rule:
     est = {**rule.est, "effect": "permit"}
     return replace(rule, effect="permit", est=est)
+
+
+def _always(rule: Rule) -> Rule:
+    """A rule without its conditions, if they read the call."""
+    if not rule.reads:
+        return rule
+    est: Json = {**rule.est, "conditions": []}
+    return replace(rule, est=est, reads=frozenset(), asks=False, compares=(), mentions=frozenset())

@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from interlock.authority.cedar import DEFAULT, Rule, Rules
-from interlock.authority.decisions import Engine, Memory, Question, expiry
-from interlock.authority.policy_question import NOTHING, CedarQuestion, context_of, refused_path
+from interlock.authority.decisions import MOST_DECISIONS, Engine, Memory, Question, caller_facts, expiry
+from interlock.authority.policy_question import (
+    NOTHING,
+    CedarQuestion,
+    context_of,
+    entities_of,
+    refused_path,
+    rules_near,
+)
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
 from interlock.authority.principals import Principal, Principals
 from interlock.call.context import Caller
@@ -27,6 +35,9 @@ from interlock.call.phases import Decision
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import record
+
+if TYPE_CHECKING:
+    from interlock.contract.contract import Contract
 
 __all__ = ["Engine", "Explanation", "Policies", "Question", "RuleView"]
 
@@ -65,6 +76,8 @@ class _Loaded:
     def __init__(self, rules: Rules, monotonic: Callable[[], float]) -> None:
         self.rules = rules
         self.memory = Memory(monotonic)
+        # Whether every call is denied, by the caller, the rules and the attributes of the tool that they mention.
+        self.denied: dict[tuple[object, ...], bool] = {}
 
 
 Seen = tuple[object, ...]
@@ -166,13 +179,31 @@ class Policies:
             memory.put(slot, context, decision, every_call)
         return decision
 
-    def denies_every_call(self, question: Question) -> bool:
-        """Whether a caller is denied a tool whatever they send. E3205 if there are no rules that can be used."""
-        if self.judge(question).behavior != "deny":
-            return False
-        slot = self._current().memory.slot(question)
-        prepared: CedarQuestion | None = None if slot is None else slot.what
-        return prepared is not None and not prepared.rules.reads
+    def denies_every_call(
+        self, caller: Caller, address: str, stated: Mapping[str, Any], contract: Contract | None
+    ) -> bool | None:
+        """Whether a caller is denied a tool whatever they send. E3205 if there are no rules that can be used.
+
+        `stated` are attributes of the tool. If the rules mention no others, the answer for one tool is that for all
+        with the same ones, and does not take their contracts. None without a contract where it takes one.
+        """
+        loaded = self._current()
+        rules = rules_near(caller, address, loaded.rules).at_best
+        shared = None
+        if rules.mentions is not None and rules.mentions <= stated.keys():
+            shared = caller_facts(caller), rules, *(stated[name] for name in sorted(rules.mentions))
+            known = loaded.denied.get(shared)
+            if known is not None:
+                return known
+        if contract is None:
+            return None
+        request, entities = entities_of(caller, contract, self._environment)
+        denied = rules.ask(entities, request, NOTHING).behavior == "deny"
+        if shared is not None:
+            if len(loaded.denied) >= MOST_DECISIONS:
+                loaded.denied.clear()
+            loaded.denied[shared] = denied
+        return denied
 
     def state(self, *, anew: bool = False) -> object:
         """Return an object that stays the same until the rules change. With `anew`, the files are read now."""

@@ -19,6 +19,9 @@ from interlock.data.schema import Json
 if TYPE_CHECKING:
     from cedarpy import Entities
 
+    from interlock.call.context import Caller
+    from interlock.contract.contract import Contract
+
 NOTHING = b"{}"
 
 _KINDS = {"human": "User", "agent": "Agent", "service": "Service"}
@@ -31,26 +34,30 @@ class CedarQuestion:
     __slots__ = ("entities", "near", "request", "rules")
 
     def __init__(self, question: Question, rules: Rules, environment: str) -> None:
-        self.request, self.entities = _entities(question, environment)
-        groups = (("Group", group) for group in question.caller.groups)
-        self.near = rules.slice(_uid(self.request["principal"]), groups, question.contract)
+        self.request, self.entities = entities_of(question.caller, question.contract, environment)
+        self.near = rules_near(question.caller, question.contract.address, rules)
         self.rules = rules.narrowed(self.near, self.entities, self.request)
 
 
-def _uid(entity: Json) -> Uid:
-    return entity["type"], entity["id"]
+def _principal(caller: Caller) -> Uid:
+    # An agent without a stated kind is an agent, whatever its user is.
+    kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
+    return _KINDS[kind], caller.acting
 
 
-def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
+def rules_near(caller: Caller, address: str, rules: Rules) -> Slice:
+    """Return the rules that can apply when a caller calls a tool."""
+    return rules.slice(_principal(caller), (("Group", group) for group in caller.groups), address)
+
+
+def entities_of(caller: Caller, contract: Contract, environment: str) -> tuple[Json, Entities]:
     """Return the request, except for its context, and the entities it names."""
     import cedarpy
 
-    caller, contract = question.caller, question.contract
-    # An agent without a stated kind is an agent, whatever its user is.
-    kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
+    kind, name = _principal(caller)
     address, manifest = contract.address, contract.manifest
     request = {
-        "principal": {"type": _KINDS[kind], "id": caller.acting},
+        "principal": {"type": kind, "id": name},
         "action": {"type": "Action", "id": address},
         "resource": {"type": "Tool", "id": address},
     }

@@ -82,6 +82,13 @@ class Content:
         """The scopes that callers need, without compiling the contract: of many tools, few are ever called."""
         return tuple(self.document.get("required_scopes") or ())
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Attributes for rules, as far as they are known without compiling the contract."""
+        document = self.document
+        # A compensation class implies the mutation class.
+        return {} if "compensation_class" in document else {"mutation_class": document.get("mutation_class")}
+
 
 class Version:
     """A registered version, compiled: its contract, its state, and the function behind it."""

@@ -204,18 +204,14 @@ def _whole(quick: bool) -> Table:
     """The same for the whole of `lock.search`: the tools of a caller, the index, and the policy about each hit."""
     size, goal = WHOLE
     command = [sys.executable, "-m", "bench.search_whole", str(size), "100" if quick else "400"]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=_ONE_THREAD).stdout.split()
+    # With as many threads as numpy starts, as in a program of a user: those count too.
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     first50, first95, again50, again95 = (f"{float(one):.2f}" for one in said)
     rows = [
         (f"{size:,} tools", "lock.search, p95 ms", again95, f"{goal:g}", verdict(float(again95) <= goal)),
         (f"{size:,} tools", "lock.search, p50 ms", again50, "", ""),
-        (
-            f"{size:,} tools",
-            "with tools that nobody has asked about yet, p50 and p95 ms",
-            f"{first50}, {first95}",
-            "",
-            "",
-        ),
+        (f"{size:,} tools", "a first request, p95 ms", first95, f"{goal:g}", verdict(float(first95) <= goal)),
+        (f"{size:,} tools", "a first request, p50 ms", first50, "", ""),
     ]
     note = "With a policy of 20 rules. CPU time of the process; half of the requests are tasks of several sentences."
     return Table("Speed of lock.search", ("catalog", "what", "found", "goal", "verdict"), rows, note)

@@ -20,8 +20,8 @@ from tests.support.identities import did_of
 from tests.support.wires import Wires, wired
 
 REG_14 = (
-    "vectors in Postgres: the index is in memory, whatever the database; the figure for 1,000 tools (it is measured for"
-    " 10,000)"
+    "a ranking by pgvector: the vectors are in memory and in a file of each machine, whatever the database, so the"
+    " model and the dimension are recorded per file and not per row"
 )
 Value = Annotated[str, Field(description="a value", examples=["x"])]
 
@@ -189,7 +189,7 @@ async def test_a_tool_is_found_if_the_rules_allow_some_call_of_it(office: Interl
     assert listed is (found or "translate" in rules or "office.forecast" in rules)
     for caller in (office.caller, office.caller):
         version = await office.tools.find("office.translate", None, caller)
-        assert office.tools.never_allowed(caller, version) is not found
+        assert office.tools.denials.every_call(caller, version) is not found
 
 
 async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules_treat_alike(lock: Interlock):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -445,6 +447,46 @@ async def test_a_tool_leaves_a_surface_when_its_credential_expires(home: Path) -
         assert await listed() == []
         assert [one["withdrawn"] for one in records(lock, kind="surface")] == [[], ["office.read_mail"]]
         await service.close()
+
+
+async def _own_list(service: Service, caller: Caller) -> list[str]:
+    if caller.surface is None:
+        return [one.row.address for one in (await service.tools.page(caller, None, 250)).versions]
+    return [one.row.address for one in await service.surfaces.listed(caller)]
+
+
+async def _calls_of_functions(service: Service, caller: Caller) -> int:
+    counted = 0
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    sys.setprofile(count)
+    try:
+        await _own_list(service, caller)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+async def test_listing_a_surface_takes_as_many_calls_of_functions_as_a_catalog_of_that_size(home: Path) -> None:
+    made = [offer(f"read_{number}", f"Read part {number} of a text.") for number in range(60)]
+    names = [one.manifest.address for one in made]
+    clock = FakeClock()  # nothing is looked for anew while calls are counted
+    counted: list[int] = []
+    for tools, mode, pinned in ((made[:40], "all", ()), (made, "search", ({"tools": names[:40]},))):
+        async with Interlock.open(
+            home / mode, clock=clock.clock, housekeeping=False, surface=mode, surface_pinned=pinned
+        ) as lock:
+            await admit(lock, *tools)
+            service = Service(lock)
+            caller = await service.surfaces.attach(lock.caller)
+            assert await _own_list(service, caller) == sorted(names[:40])
+            counted.append(await _calls_of_functions(service, caller))
+            await service.close()
+    whole, surface = counted
+    assert 40 < surface <= 1.2 * whole
 
 
 async def test_a_surface_that_nobody_uses_is_forgotten_after_a_month_also_one_of_pins_alone(home: Path) -> None:

@@ -57,7 +57,7 @@ class Blocked:
             return "role_not_allowed", "the token or the scopes of the caller do not cover it"
         if parts.gateway.quarantine.holds(row.digest):
             return "feature_disabled", "it is in quarantine"
-        if self._tools.never_allowed(self.caller, version):
+        if self._tools.denials.every_call(self.caller, version):
             return "policy_blocked", "the policy forbids every call of it"
         if missing := self._missing(version):
             return "credential_missing", f"the credential `{missing}` is not stored"

@@ -251,15 +251,9 @@ class Surfaces:
 
     async def listed(self, caller: Caller, after: str = "") -> list[Version]:
         """The tools of a surface that the caller may use, in order of name; from behind a name on."""
-        found: list[Version] = []
         surface = caller.surface
         names = surface.listed if isinstance(surface, Surface) else ()
-        for address in sorted(one for one in names if one > after):
-            try:
-                found.append(await self._tools.find(address, None, caller))
-            except Failure:
-                continue  # it is gone, in quarantine, or not the caller's
-        return found
+        return await self._tools.existing(sorted(one for one in names if one > after), caller)
 
     async def search(
         self, queries: Sequence[str], caller: Caller, limit: int, *, apps: bool = False

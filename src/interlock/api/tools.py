@@ -6,32 +6,30 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
 from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND, Answer, Search
-from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.core.record import dataclass
-from interlock.core.threads import DEFINITIONS
 from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
-    from interlock.contract.contract import Contract
     from interlock.registry.compat import Negotiation, Surface
 
 __all__ = ["DEFAULT_LIMIT", "PAGE", "Match", "Page", "Tools", "compare_versions", "sees"]
 
 PAGE = 100
 MOST_EXPECTED = 1000
-_MOST_JUDGED = 100_000
 # Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
 MOST_EXPECTED_VALUES = 2500
 
@@ -77,9 +75,7 @@ class Tools:
         self._parts = parts
         self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
         self.index = self._search = Search(parts, self.visible)
-        # Which tools the policy denies to whom, whatever they send, by the rules that say so.
-        self._judged: dict[tuple[object, ...], bool] = {}
-        self._judged_by: object = None
+        self.denials = Denials(parts)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -136,6 +132,21 @@ class Tools:
         self._parts.gateway.quarantine.check(version.row.digest, version.contract.ref, self._parts.clock.monotonic())
         return version
 
+    async def existing(self, addresses: Iterable[str], caller: Caller) -> list[Version]:
+        """Those of some tools that `find` finds, in the same order. One that it has found before costs a lookup."""
+        catalog, kept_out = self._parts.catalog, self._parts.gateway.quarantine.holds
+        await catalog.current()
+        known = catalog.known if caller.capability is None or not caller.capability.narrows else _unknown
+        found: list[Version] = []
+        for address in addresses:
+            version = known(address)
+            if version is None or version.row.notice is not None or version.row.state != "active":
+                with suppress(Failure):  # it is gone, in quarantine, or not the caller's
+                    found.append(await self.find(address, None, caller))
+            elif self.sees(caller, version) and not kept_out(version.row.digest):
+                found.append(version)
+        return found
+
     def sees(self, caller: Caller, version: Version) -> bool:
         """Whether a tool exists for a caller: their token and scopes cover it, and the operator has not excluded it."""
         return sees(caller, version) and self.exclusions.reason(caller, version.row.address) is None
@@ -180,39 +191,10 @@ class Tools:
         asked = limit
         while True:
             answer = await self._search.find(query, caller, asked, by, apps=apps)
-            kept = [one for one in answer if not await self._never_allowed(caller, one.version)]
+            kept = [one for one in answer if not await self.denials.remembered(caller, one.version)]
             if len(kept) == len(answer) or len(kept) >= limit or len(answer) < asked or asked == MOST_FOUND:
                 return Answer(kept[:limit], answer.by, answer.note, answer.pending)
             asked = min(2 * asked, MOST_FOUND)
-
-    async def _never_allowed(self, caller: Caller, version: Version) -> bool:
-        """The same as `never_allowed`, remembered while the same rules are in force: it is asked about each hit."""
-        rules = self._parts.policy.state()
-        if rules is not self._judged_by or len(self._judged) >= _MOST_JUDGED:
-            self._judged, self._judged_by = {}, rules
-        key = caller_facts(caller), version.row.digest
-        known = self._judged.get(key)
-        if known is None:
-            judged = self._judged
-            if not version.at_hand and self._denied(caller, version) is None:
-                await DEFINITIONS.run(lambda: version.contract)
-            known = judged[key] = self.never_allowed(caller, version)
-        return known
-
-    def never_allowed(self, caller: Caller, version: Version) -> bool:
-        """Whether the policy denies every call, whatever its arguments. Only an embedded policy can tell."""
-        denied = self._denied(caller, version)
-        return bool(self._denied(caller, version, version.contract) if denied is None else denied)
-
-    def _denied(self, caller: Caller, version: Version, contract: Contract | None = None) -> bool | None:
-        """The same, or None where that takes the contract."""
-        policy = self._parts.policy
-        if self._parts.engine is not policy:
-            return False
-        try:
-            return policy.denies_every_call(caller, version.row.address, version.content.stated, contract)
-        except Failure:
-            return True  # a policy that cannot be used forbids everything
 
 
 def compare_versions(before: Version, after: Version) -> Json:
@@ -242,6 +224,10 @@ def _surface(version: Version) -> Surface:
         tolerant_output=manifest.tolerant_output,
         declared_behaviour_change=manifest.behaviour_change,
     )
+
+
+def _unknown(_: str) -> None:
+    return None
 
 
 def _checked(expected: Expected) -> Expected:

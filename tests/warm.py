@@ -60,7 +60,8 @@ LOADED = (
     "interlock.registry.source", "interlock.demo_tools", "interlock.executors.program",
     "interlock.executors.sandboxed_function", "interlock.executors.sandbox.confine",
     "interlock.executors.sandbox.gvisor", "interlock.executors.sandbox.oneshot", "interlock.executors.sandbox.root",
-    "interlock.audit.archive", "interlock.audit.backups", "interlock.store.copying",
+    "interlock.audit.archive", "interlock.audit.backups", "interlock.store.copying", "interlock.api.connecting",
+    "interlock.upstreams.openapi", "interlock.upstreams.http", "yaml", "click._textwrap",
 )  # fmt: skip
 PATIENCE_S = 150
 

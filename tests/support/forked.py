@@ -37,6 +37,7 @@ LOADED = (
     "mcp_types",
     "starlette.applications",
     "interlock.doors.mcp.stdio",
+    "anyio._backends._asyncio",
 )
 
 

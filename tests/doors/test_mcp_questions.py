@@ -139,6 +139,27 @@ async def test_a_persons_own_refusal_is_passed_on_as_theirs(world: World, wire: 
 
 @DOOR
 @WIRES
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_no_kind_of_question_is_answered_for_a_client_that_cannot_be_asked(
+    world: World, wire: str, mode: str
+) -> None:
+    kinds = (
+        ("ask", "elicitation/create", "elicitation"),
+        ("sample", "sampling/createMessage", "sampling"),
+        ("roots", "roots/list", "roots"),
+    )
+    async with upstream(world, wire, protocol="handshake") as asking, world.client(mode) as client:
+        for tool, method, capability in kinds:
+            result = await call(client, tool, "x")
+            error = result.meta["interlock/error"]
+            assert (result.is_error, error["error_code"]) == (True, "E3411"), tool
+            assert error["details"]["unanswered"]["method"] == method
+            assert f"did not declare `{capability}`" in error["message"]
+    assert asking.ran == []
+
+
+@DOOR
+@WIRES
 @pytest.mark.parametrize(
     ("config", "options", "reason"),
     [

@@ -149,6 +149,7 @@ def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(mo
     shown = dict[int, list[str]]()
     for columns in (60, 100):
         monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", "40")  # a dumb terminal has 80 columns unless both are given
         monkeypatch.setenv("NO_COLOR", "1")
         monkeypatch.setenv("TERM", "dumb")
         stream = Terminal()

@@ -179,6 +179,16 @@ def test_commands_that_read_no_contract_load_no_models(cli: Cli, words: str) -> 
     assert "interlock.settings" not in own
 
 
+# These read contracts that were admitted, and run no tool.
+@OF_A_FILE
+@pytest.mark.parametrize("words", ["policy explain me demo.post", "tools search balance"])
+def test_commands_that_read_admitted_contracts_load_no_models(cli: Cli, words: str) -> None:
+    said, others, own = loaded(cli.home, *words.split())
+    assert "demo" in said
+    assert not {"pydantic", "pydantic_core"} & others
+    assert "interlock.settings" not in own
+
+
 def test_a_local_user_without_the_scope_lists_no_credentials(cli: Cli) -> None:
     assert cli("secrets", "set", "github/token", "-", stdin="a value").code == 0
     at_rest = cli.ask("secrets", "list")["secrets"]

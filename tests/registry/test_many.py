@@ -14,7 +14,7 @@ from interlock.api.policy import faults_of
 from interlock.api.service import Service
 from interlock.authority import policy_check
 from interlock.cli import doctor
-from interlock.contract.contract import parse_contract
+from interlock.contract.contract import admitted_contract, parse_contract
 from interlock.store.port import Transaction
 from interlock.store.tables import tool_version
 from interlock.store.tools import bump_epoch
@@ -61,11 +61,11 @@ class Counted:
         self.parsed = self.read = 0
         self._reader = lock.journal.reader
 
-        def parse(document: Any) -> Any:
+        def read(text: str, digest: str) -> Any:
             self.parsed += 1
-            return parse_contract(document)
+            return admitted_contract(text, digest)
 
-        patch.setattr("interlock.contract.contract.parse_contract", parse)
+        patch.setattr("interlock.contract.contract.admitted_contract", read)
         patch.setattr(lock.journal, "reader", self)
 
     def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:

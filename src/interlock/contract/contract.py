@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass, parse_manifest
+import orjson
+
+from interlock.contract.admitted import Admitted
 from interlock.contract.timeouts import CLASS_MAX_S, TimeoutPolicy, stated_policy
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.core.record import dataclass
 from interlock.data.canonical import digest
 from interlock.data.schema import Json, Schema, properties_of, resolve_ref
+
+if TYPE_CHECKING:
+    from interlock.contract.manifest import Effect, KeyFrom, Manifest, MutationClass
 
 MIN_WINDOW_S = 3600
 
@@ -228,4 +233,17 @@ def missing_parts(manifest: Manifest) -> dict[str, str]:
 
 def parse_contract(document: Any) -> Contract:
     """Read a contract from its document."""
+    from interlock.contract.manifest import parse_manifest
+
     return contract_of(parse_manifest(document))
+
+
+def admitted_contract(text: str, admitted: str) -> Contract:
+    """Read the contract of an admitted tool from the text of its document.
+
+    INVARIANT: a document that has not the digest it was admitted with is checked like a new one.
+    """
+    document: Json = orjson.loads(text)
+    if digest(document) != admitted:
+        return parse_contract(document)
+    return contract_of(cast("Manifest", Admitted(text, document)))

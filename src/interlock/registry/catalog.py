@@ -63,8 +63,9 @@ class Content:
     INVARIANT: a change to the registry re-reads what changed and nothing else.
     """
 
-    def __init__(self, manifest: str) -> None:
+    def __init__(self, manifest: str, digest: str) -> None:
         self.manifest = manifest
+        self._digest = digest
 
     @property
     def document(self) -> dict[str, Any]:
@@ -73,9 +74,9 @@ class Content:
 
     @cached_property
     def contract(self) -> Contract:
-        from interlock.contract.contract import parse_contract
+        from interlock.contract.contract import admitted_contract
 
-        return parse_contract(self.document)
+        return admitted_contract(self.manifest, self._digest)
 
     @cached_property
     def required_scopes(self) -> tuple[str, ...]:
@@ -328,7 +329,7 @@ class Catalog:
         if content is None:
             if stored.manifest is None:
                 return None
-            content = self._contents[stored.digest] = Content(stored.manifest)
+            content = self._contents[stored.digest] = Content(stored.manifest, stored.digest)
         return Version(_row(stored, content.manifest), partial(self._bind, source=source), content)
 
     async def exact(self, address: str, version: str, caller: object = None) -> Version:

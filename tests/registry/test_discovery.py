@@ -289,7 +289,7 @@ def _committed(lock: Interlock) -> bool:
     return bool(found)
 
 
-@pytest.mark.part_of("REG-12", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("REG-12")
 async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
     tmp_path: Path,
 ) -> None:
@@ -381,7 +381,7 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert code(await lock.call("far.old_7")) == "E3502"
 
 
-@pytest.mark.part_of("REG-12", rest="a second reading of the clause as a whole")
+@pytest.mark.proves("REG-12")
 async def test_what_one_process_sees_changed_no_other_answers_from_its_cache(tmp_path: Path) -> None:
     stale: Json = {**READS, "stale_s": 3600}
     names = ("far.shape", "far.old_7")

@@ -24,6 +24,7 @@ from interlock.contract.standard.declarations import ToolSurface
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.integrations.toolkit import Toolkit
 from interlock.registry import quarantine
 from interlock.registry.admission import Evidence
 from interlock.registry.admission import publish as published
@@ -31,7 +32,7 @@ from interlock.registry.catalog import contract_digest
 from interlock.store import upstreams
 from interlock.store.port import Transaction
 from interlock.testing import FakeClock
-from tests.support.calls import admit, records, until
+from tests.support.calls import admit, records, until, use_policy
 from tests.support.identities import did_of
 from tests.support.wires import WIRES, Wires, typed_refusal, wired
 from tests.surfaces.offices import TOOLS, offer
@@ -167,7 +168,7 @@ EXCLUDED = {
 
 @pytest.mark.part_of(
     "SURF-01",
-    rest="lists of a caller who sees the whole catalog, which have blocked tools too; a second reading of the whole",
+    rest="the index of affordances, which names tools that are blocked",
 )
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert (await wires.http.get("/v1/tools")).status_code == 200
@@ -400,6 +401,56 @@ async def test_what_every_door_lists_is_what_the_surface_records_whatever_change
     await lock.journal.commit(quarantine.impose(digest, "office.forecast@1.0.0", "c", "it is wrong"))
     await lock.journal.changes.look()
     await agrees({"office.translate", "office.remote"}, {"office.forecast": "feature_disabled"})
+
+
+@pytest.mark.proves("SURF-01")
+async def test_a_caller_who_sees_the_whole_catalog_lists_no_blocked_tool_but_marks_those_of_an_absent_upstream(
+    home: Path,
+) -> None:
+    async with Interlock.open(home, housekeeping=False, surface="all") as lock, wired(lock) as wires:
+        await admit(lock, *TOOLS, LENT, POSTED)
+        await lock.journal.commit(_serve_elsewhere)
+        await lock.catalog.forget()
+        text = lock.policy.path.read_text()
+        await use_policy(lock, text + FORBID)
+        await lock.identities.register(Identity(did=did_of("rain"), name="rain", kind="agent", trust=80), by="test")
+        wires.bear(await lock.tokens.issue(subject=did_of("rain"), tools=[ToolGrant("office.*")], by=lock.caller))
+
+        async def agrees(blocked: Mapping[str, str]) -> None:
+            told = (await wires.http.get("/v1/surface")).json()["surface"]
+            assert _reasons(told["blocked_tools"]) == blocked
+            assert (told["deferred_tools"], told["selection_policy"]) == ([], "all")
+            away = [name for name, reason in blocked.items() if reason == "setup_required"]
+            for door in WIRES:
+                assert await _listed(wires, door) == sorted([*told["loaded_tools"], *away]), door
+            listed = (await wires.http.get("/v1/tools")).json()["tools"]
+            assert [one["tool_id"] for one in listed if one["availability"] == "UNAVAILABLE"] == away
+            # Two tools are looked at for a page; a page has those of them that can be called.
+            seen: list[str] = []
+            place: Json = {}
+            while True:
+                page: Json = (await wires.http.get("/v1/tools", params={"limit": 2, **place})).json()
+                seen += [one["tool_id"] for one in page["tools"]]
+                if page["cursor"] is None:
+                    break
+                place = {"cursor": page["cursor"]}
+            assert seen == sorted([*told["loaded_tools"], *away])
+
+        remote = {"office.remote": "setup_required"}
+        mail, post = {"office.read_mail": "credential_missing"}, {"office.post_letter": "policy_blocked"}
+        await agrees(remote | mail | post)
+        await lock.secrets.set("mail/key", "s3cret-value", by="test")
+        await agrees(remote | post)
+        await use_policy(lock, text)
+        await agrees(remote)
+        await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+        await lock.secrets.remove("mail/key", by="test")
+        await lock.journal.changes.look()
+        await agrees(mail)
+        # Adapters for agent frameworks offer the same.
+        kit = Toolkit(lock, token=wires.http.headers["authorization"].removeprefix("Bearer "))
+        offered = {contract.address for _, contract in await kit.named()}
+        assert offered == {one.manifest.address for one in (*TOOLS, POSTED)} | {"office.remote"}
 
 
 REFUSED = {

@@ -302,6 +302,7 @@ def test_tokens_are_freed_in_four_steps_in_their_order() -> None:
         window.spend(history=20_000)
 
 
+@pytest.mark.proves("SURF-14")
 @pytest.mark.parametrize("reserve", [LEAST_RESERVE - 1, MOST_RESERVE + 1])
 def test_the_reserve_has_its_bounds(reserve: int) -> None:
     with pytest.raises(Failure):
@@ -342,6 +343,7 @@ async def test_a_pointer_takes_the_place_of_a_result_without_room_and_leads_to_a
     assert raised.value.code == "E3702"
 
 
+@pytest.mark.proves("SURF-12")
 async def test_a_second_model_summarises_large_results_and_may_fail(lock: Interlock) -> None:
     await admit(lock, orders)
     asked: list[str] = []

@@ -46,7 +46,7 @@ def offers(count: tokens.Counter = estimate) -> list[Offer]:
 
 @pytest.mark.supports("SURF-04")
 def test_the_index_of_real_tools_takes_at_most_ten_tokens_a_tool_and_a_hundred_schemas_near_20_000() -> None:
-    found = offers()
+    found, described = offers(), dict(catalog_tools())
     told = sizes(found)
     assert told["tools"] == 231 == len({one.id for one in found})
     assert 5 <= told["index_mean"] <= 10
@@ -56,7 +56,8 @@ def test_the_index_of_real_tools_takes_at_most_ten_tokens_a_tool_and_a_hundred_s
     for one in found:
         name, _, words = one.line.rstrip("\n").partition("? ")
         assert name == one.id.partition(".")[2]
-        assert len(words.split()) <= 10
+        assert 2 <= len(words.split()) <= 10
+        assert all(word in described[one.id]["description"] for word in words.split()), one.line
 
 
 def test_an_exact_counter_agrees_with_the_estimate_within_its_margin() -> None:
@@ -81,6 +82,7 @@ def test_more_text_never_has_fewer_tokens(first: str, second: str) -> None:
     assert 0 <= estimate(first) <= estimate(f"{first}\n{second}")
 
 
+@pytest.mark.proves("SURF-04")
 async def test_the_costs_of_tools_are_those_of_the_tools_that_a_caller_sees(lock: Interlock) -> None:
     told = await lock.token_costs()
     assert [one["tool"] for one in told["of"]] == sorted(one.manifest.address for one in TOOLS)

@@ -5,9 +5,8 @@ One answer for everything that shows tools: the list of a surface, its record in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from interlock.call.connector import secret_of
 from interlock.contract.permissions import permissions_of
@@ -59,15 +58,26 @@ class Blocked:
             return "feature_disabled", "it is in quarantine"
         if self._tools.denials.every_call(self.caller, version):
             return "policy_blocked", "the policy forbids every call of it"
-        if missing := self._missing(version):
+        if missing := self.missing(version):
             return "credential_missing", f"the credential `{missing}` is not stored"
         if parts.availability(row) != "AVAILABLE":
             return "setup_required", f"the upstream `{row.origin.removeprefix('upstream:')}` does not answer"
         return None, None
 
-    def _missing(self, version: Version) -> str | None:
+    def missing(self, version: Version) -> str | None:
+        """The name of a credential that calls of a tool need and that is not stored."""
         if self._credentials is None:
             return None
-        permissions: Any = orjson.loads(version.content.manifest).get("required_permissions") or ()
-        names = (secret_of(name, self.caller) for name in permissions_of(tuple(permissions)).credentials)
+        names = (secret_of(name, self.caller) for name in credentials_of(version))
         return next((name for name in names if name not in self._credentials), None)
+
+
+def credentials_of(version: Version) -> tuple[str, ...]:
+    """The names of the credentials that calls of a tool need; `{caller}` in one stands for the caller."""
+    needed = version.content.required_permissions
+    return _credentials(needed) if needed else ()
+
+
+@lru_cache(maxsize=1000)
+def _credentials(permissions: tuple[str, ...]) -> tuple[str, ...]:
+    return permissions_of(permissions).credentials

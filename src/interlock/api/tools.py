@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
 from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND, Answer, Search
@@ -104,12 +105,27 @@ class Tools:
     async def page(
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
     ) -> Page:
-        """A page of them. The cursor is the last name of the page before. No tools are looked at but those of it."""
+        """A page of those that can be called. The cursor is the last name that the page before looked at.
+
+        No tools are looked at but those of the page, so it has fewer than `limit` where some cannot be called.
+        """
         if cursor and _ADDRESS.fullmatch(cursor) is None:
             raise Failure("E3004", "the cursor is not one that a page ended with")
         found = list(islice(await self.seen(caller, expected, cursor or ""), limit + 1))
         shown = found[:limit]
-        return Page(shown, shown[-1].row.address if len(found) > limit else None)
+        more = shown[-1].row.address if len(found) > limit else None
+        return Page(await self.callable(caller, shown), more)
+
+    async def callable(self, caller: Caller, versions: Sequence[Version]) -> list[Version]:
+        """Those of some tools that the policy does not deny the caller altogether, and whose credentials are stored.
+
+        Tools of an upstream that does not answer are kept, and marked where they are shown.
+        """
+        allowed = [one for one in versions if not await self.denials.remembered(caller, one)]
+        if not any(map(credentials_of, allowed)):
+            return allowed
+        state = await Blocked.read(self._parts, self, caller)
+        return [one for one in allowed if state.missing(one) is None]
 
     async def find(self, name: str, spec: str | None, caller: Caller) -> Version:
         """One tool, by name and range. To a caller who may not use it, it does not exist (E3101).

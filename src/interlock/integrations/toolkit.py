@@ -120,7 +120,8 @@ class Toolkit:
         if self._named:
             found = [(await self._tools.find(name, None, caller)).contract for name in self._named]
         else:
-            found = [one.contract for one in await self._tools.visible(caller)]
+            usable = await self._tools.callable(caller, await self._tools.visible(caller))
+            found = [one.contract for one in usable]
         return [(own.get(one.address) or formats.provider_name(one.address), one) for one in found]
 
     async def call(self, name: str, arguments: Any, call_id: str | None) -> tuple[Result, list[Json]]:

@@ -83,6 +83,11 @@ class Content:
         """The scopes that callers need, without compiling the contract: of many tools, few are ever called."""
         return tuple(self.document.get("required_scopes") or ())
 
+    @cached_property
+    def required_permissions(self) -> tuple[str, ...]:
+        """The permissions that calls need, in the same way."""
+        return tuple(self.document.get("required_permissions") or ())
+
     @property
     def stated(self) -> dict[str, Any]:
         """Attributes for rules, as far as they are known without compiling the contract."""

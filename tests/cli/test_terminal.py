@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+import pytest
+
 from tests import warm
 from tests.cli.conftest import Cli
 
@@ -32,6 +34,11 @@ def test_long_commands_show_what_they_are_at_on_a_terminal(fresh: Cli) -> None:
     assert "copying: 100 %" in at_terminal(fresh, "backup", "copy")
     assert "copying: 100 %" in at_terminal(fresh, "--home", str(fresh.path / "again"), "restore", "copy")
     assert "looking at: sandbox" in at_terminal(fresh, "doctor")
+
+
+@pytest.mark.sqlite_only("a file is copied before it is migrated; a server has backups of its own")
+def test_a_migration_shows_how_far_its_backup_is_on_a_terminal(fresh: Cli) -> None:
+    assert fresh("tools", "list").code == 0
     for way in ("down", "up"):
         moved = at_terminal(fresh, "migrate", way)
         assert "copying: 100 %" in moved, moved

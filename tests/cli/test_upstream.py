@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from interlock import Caller, Failure, Field, Interlock, tool
 from interlock.api.service import Service
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.doors.test_conditions import RATE, READS
+from tests.support import postgres
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -222,7 +224,10 @@ def test_interlock_behind_interlock_loses_no_tool(
     behind = copied(tmp_path_factory.mktemp("behind"))
     offered = behind.ask("tools", "list")["tools"]
     serving = (*INTERLOCK, "serve", "--stdio")
-    inner = fresh("upstream", "add", "mcp", "inner", "--env", f"INTERLOCK_HOME={behind.home}", "--json", "--", *serving)
+    stores = postgres.given() and {**postgres.given(), "PYTHONPATH": os.environ["PYTHONPATH"]}
+    environment = {"INTERLOCK_HOME": str(behind.home), **stores}
+    given = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
+    inner = fresh("upstream", "add", "mcp", "inner", *given, "--json", "--", *serving)
     tools = inner.json["tools"]
     served = {one["name"]: (one["state"], one["reason"]) for one in tools if one["name"].startswith("demo")}
     assert len(served) == len(offered)

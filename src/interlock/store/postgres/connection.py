@@ -2,7 +2,7 @@
 
 Errors of the driver become those of `sqlite3` of the same kind, which are the errors of the store: an integrity error,
 a value that does not fit, a statement that is wrong, and `OperationalError` for all that concerns the server. So
-everything above treats both databases alike. Their words hold no address, no user and no statement.
+everything above treats both databases alike. Their words hold no address, no user, no path and no statement.
 
 A statement that fails leaves its transaction unusable, other than on SQLite: it can only be rolled back, all of it or
 to a savepoint. `intact` says so.
@@ -22,6 +22,7 @@ from psycopg import RawCursor, RawServerCursor
 from psycopg.pq import TransactionStatus
 
 from interlock.core.errors import Failure
+from interlock.core.host_paths import without_paths
 from interlock.store.connection import OutcomeUnknown, Refused, Rows
 from interlock.store.postgres.dialect import adapt, translate
 
@@ -220,7 +221,7 @@ _CREDENTIALS = "28"
 def translated(error: psycopg.Error) -> Exception:
     """An error of the driver as the store's. A text with a NUL character is the caller's fault (E3004)."""
     state = error.sqlstate or ""
-    words = error.diag.message_primary or ""
+    words = without_paths(error.diag.message_primary or "")
     if state == FENCED:
         return Failure("E3801", _FENCED, resolution="end this process and start it again; its calls are closed already")
     if state == _LOCKED:

@@ -116,6 +116,44 @@ def test_a_file_is_compared_by_its_text(tmp_path: Path, postgres_server: Server)
     assert "copy `acme_file.py` and the modules beside it" in advice
 
 
+PROGRAM = """
+tool_id: count_words
+namespace: text
+version: 1.0.0
+name: Count words
+description: How many words a text has.
+provider: local
+protocol: native
+mutation_class: read_only
+parameters:
+  type: object
+  required: [text]
+  properties:
+    text: {type: string, description: the text, examples: [to be or not to be]}
+result_schema: {type: integer}
+required_permissions: []
+idempotency: {}
+observability: {}
+timeout_class: standard
+execution: {kind: program, target: wc, argv: [wc, -w], stdin: text, parse: json}
+"""
+
+
+def test_a_program_runs_on_machines_that_lack_the_file_of_its_manifest_as_it_was_admitted(
+    tmp_path: Path, postgres_server: Server
+) -> None:
+    store = postgres_server.new_schema()
+    first, second = (machine(tmp_path / name, "", store) for name in "ab")
+    file = first.path / "text.yaml"
+    file.write_text(PROGRAM)
+    assert first("tools", "add", "text.yaml").code == 0
+    shutil.copytree(first.home, second.home, ignore=NOT_COPIED)
+    file.write_text(PROGRAM.replace("-w", "-l"))  # which nobody has added
+    for cli in (first, second):
+        assert cli.call("text.count_words", {"text": "in four small words"})["structured_content"] == 4
+        assert "1 of 1 added from files and modules load as they were admitted" in cli("doctor").out
+
+
 @pytest.mark.sqlite_only("the store of one machine")
 def test_on_one_machine_the_code_around_a_tool_may_change(tmp_path: Path) -> None:
     cli = machine(tmp_path / "a", "1.0.0")

@@ -29,9 +29,11 @@ def check_tools(home: Home) -> Iterator[Finding]:
         if reader is None:
             return
         rows = origins(reader)
+        total = len(rows)
+        rows = [row for row in rows if not _stored(home, reader, row)]
         changed = [_other_text(home, reader, row) for row in rows]
     found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
-    good = 0
+    good = total - len(rows)
     for (address, version, origin, digest), another in zip(rows, changed, strict=True):
         if another is not None:
             there = another  # and is not loaded: that would execute it
@@ -53,8 +55,17 @@ def check_tools(home: Home) -> Iterator[Finding]:
         if isinstance(there, Failure) and there.details:
             advice = there.details.get("install") or advice
         yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
-    if good or not rows:
-        yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
+    if good or not total:
+        yield Finding("tools", "good", f"{good} of {total} added from files and modules load as they were admitted")
+
+
+def _stored(home: Home, reader: Reader, row: Origin) -> bool:
+    """Whether all of a tool is in a store that machines share, so that it needs no file."""
+    from interlock.registry.tool_code import stored_tool
+    from interlock.store.inspection import admitted_manifest
+
+    text = None if home.near else admitted_manifest(reader, row)
+    return text is not None and stored_tool(text, row.origin) is not None
 
 
 def _other_text(home: Home, reader: Reader, row: Origin) -> Failure | None:

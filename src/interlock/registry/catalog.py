@@ -28,6 +28,7 @@ from interlock.registry.tool_code import (
     native_code,
     refuse_other_code,
     reload_admitted,
+    stored_tool,
 )
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store
@@ -520,11 +521,10 @@ class Catalog:
         return tool
 
     def _loaded(self, row: Row, source: str | None) -> Tool[..., Any]:
-        from interlock.contract.declare import without_function
-        from interlock.contract.manifest import parse_manifest
-
-        if row.origin.startswith("upstream:"):
-            return without_function(parse_manifest(orjson.loads(row.manifest)))
+        if self._shared or row.origin.startswith("upstream:"):
+            stored = stored_tool(row.manifest, row.origin)
+            if stored is not None:
+                return stored
         # INVARIANT: loading executes the module, so the text of an isolated tool is compared before it is loaded, and
         # that of every tool if other machines use the store.
         if self._shared:

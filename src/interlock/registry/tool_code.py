@@ -146,3 +146,17 @@ def reload_admitted(admitted: str | None, manifest: str, origin: str, manifests:
     from interlock.registry.source import reload
 
     return None if source_changed(admitted, manifest, origin, manifests) else reload(origin, manifests)
+
+
+def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:
+    """The tool of a manifest that names no Python function, such as a program: all of it is in the store.
+
+    So machines that share the store need no file of it. None for every other tool.
+    """
+    from interlock.contract.declare import without_function
+    from interlock.contract.manifest import parse_manifest
+
+    if not origin.startswith(("upstream:", "manifest:")):
+        return None
+    parsed = parse_manifest(orjson.loads(manifest))
+    return None if parsed.runs_as.in_process else without_function(parsed)

@@ -93,7 +93,7 @@ def test_a_call_is_explained_by_the_rule_that_decides(cli: Cli) -> None:
     assert asked["would_have_to_change"] == ["a person approves this call"]
     assert cli.ask("policy", "explain", "me", "demo.mail_statement")["decision"] == "ask"
     page = cli("policy", "explain", "me", "demo.mail_statement").out
-    assert page.startswith("! a person decides")
+    assert page.startswith("! ask  ")
     assert "rule demo" in page
     assert "a person is asked all the same" in page
     assert cli("policy", "explain", "me", "demo.post", "[]").code == 2
@@ -105,6 +105,10 @@ def test_cases_that_come_out_otherwise_fail(cli: Cli) -> None:
     tried = cli("policy", "test", "cases.toml")
     assert tried.code == 1
     assert "1 of 2 cases as expected" in tried.out
+    # The words are those of an explanation.
+    explained = cli("policy", "explain", "local:alice", "demo.post", LARGE).out.split()[1]
+    assert explained == cli.ask("policy", "explain", "local:alice", "demo.post", LARGE)["decision"] == "ask"
+    assert " ask " in tried.out
     (cli.path / "odd.toml").write_text('[[case]]\ntool = "demo.post"\nexpect = "perhaps"\n')
     assert "expect" in cli("policy", "test", "odd.toml").err
 

@@ -61,7 +61,7 @@ def test_pages_name_the_agent_and_the_person_it_acted_for(cli: Cli) -> None:
     (own,) = (one for one in cli.ask("calls", "list")["calls"] if one["invocation_id"] != made)
     assert (own["agent"], own["agent_name"]) == (None, None)
     explained = cli("policy", "explain", "bot", "demo.post", json.dumps(arguments)).out
-    assert "allowed  bot calls demo.post@" in explained
+    assert "allow  bot calls demo.post@" in explained
     assert "did:" not in shown + explained
     refused = cli("calls", "undo", made, "--key", "u")
     assert (refused.code, "only the caller that made a call may undo it" in refused.out) == (1, True)

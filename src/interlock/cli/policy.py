@@ -248,8 +248,7 @@ def _show_explanation(page: Page, viewer: Viewer, told: Json) -> None:
 
     decision: str = told["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)
-    word = {"allow": "allowed", "ask": "a person decides", "deny": "denied"}.get(decision, decision)
-    page.line(mark, " ", Text(word, "bold"), f"  {viewer.name_of(told['principal'])} calls {told['tool']}")
+    page.line(mark, " ", Text(decision, "bold"), f"  {viewer.name_of(told['principal'])} calls {told['tool']}")
     page.line(f"  {told['reason']}")
     if told["gate"] is not None:
         page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")

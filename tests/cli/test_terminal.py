@@ -27,6 +27,9 @@ def test_long_commands_show_what_they_are_at_on_a_terminal(fresh: Cli) -> None:
     assert "trying out demo.balance@" in at_terminal(fresh, "tools", "test", "demo.balance")
     added = at_terminal(fresh, "upstream", "add", "mcp", "notes", "--accept-hints", "--", *NOTES)
     assert "connecting to notes and trying out its tools …" in added
+    tried = [step.partition("\r")[0] for step in added.split("trying out notes.")[1:]]
+    assert len(set(tried)) == len(tried) > 1, "each tool is named"
+    assert "] " in added.split("trying out notes.")[-2][-30:], "a bar before the last one"
     assert "asking notes for its tools" in at_terminal(fresh, "upstream", "refresh", "notes")
     assert "asking notes whether it answers …" in at_terminal(fresh, "upstream", "probe", "notes")
     assert "trying out the tools of notes …" in at_terminal(fresh, "upstream", "accept", "notes", "--reason", "seen")

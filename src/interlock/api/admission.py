@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.errors import Failure
@@ -42,6 +42,8 @@ class Admissions:
     def __init__(self, parts: Parts, open_home: Open) -> None:
         self._parts = parts
         self._open_home = open_home
+        # Told of each tool of an upstream before it is tried out: its name, and how many of how many were tried.
+        self.on_trial: Callable[[str, int, int], None] = lambda _tool, _done, _total: None
 
     async def lift_quarantine(self, tool: str, *, reason: str, by: Caller) -> None:
         """Release a version from quarantine. On record with the reason."""
@@ -123,6 +125,7 @@ class Admissions:
         found: list[Evidence] = []
         for first in range(0, len(tools), _TRIED_TOGETHER):
             async with scratch_home(self._open_home, self._parts) as scratch:
-                some = tools[first : first + _TRIED_TOGETHER]
-                found += [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in some]
+                for tool in tools[first : first + _TRIED_TOGETHER]:
+                    self.on_trial(tool.manifest.address, len(found), len(tools))
+                    found.append((await try_in(scratch, tool)).evidence(contract_digest(tool)))
         return found

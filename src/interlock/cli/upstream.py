@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, at_rest, at_server, looking, over_home
-from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay
+from interlock.cli.upstream_add import LOOK_S, add, answer_report, counts, read_overlay, trying_out
 from interlock.cli.upstream_import import import_
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | No
     from interlock.api.upstreams import Upstreams
 
     said = None if overlay is None else read_overlay(overlay)
-    with out.working(f"asking {name} for its tools, and trying out what is new …"):
+    with trying_out(lock, out, f"asking {name} for its tools, and trying out what is new …"):
         report = await Upstreams(lock).refresh(name, by=lock.caller, overlay=said)
     return answer_report(out, report)
 
@@ -224,7 +224,7 @@ async def accept(
     from interlock.api.upstreams import Upstreams
 
     upstreams = Upstreams(lock)
-    with out.working(f"trying out the tools of {name} …"):
+    with trying_out(lock, out, f"trying out the tools of {name} …"):
         report = await upstreams.accept(name, by=lock.caller, tools=tools, reason=reason, shown=_digests(shown))
     return answer_report(out, report)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,7 +51,7 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
             logged = log.stat().st_size if log.exists() else 0
             try:
                 add_it = upstreams.preview if asked.dry_run else upstreams.add
-                with out.working(f"connecting to {asked.name} and trying out its tools …"):
+                with trying_out(lock, out, f"connecting to {asked.name} and trying out its tools …"):
                     report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
             except Failure as failure:
                 raise explained(failure, last_output(log, logged)) from None
@@ -358,6 +359,14 @@ for _kind in KINDS.keys() - add.commands.keys():
 def counts(states: list[str]) -> str:
     """The number of tools in each state."""
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
+
+
+@contextmanager
+def trying_out(lock: Interlock, out: Output, words: str) -> Generator[None]:
+    """Show what is done with an upstream while it lasts, and each of its tools that is tried out."""
+    lock.admissions.on_trial = lambda tool, done, total: out.progress(f"trying out {tool}", 100 * done / total)
+    with out.working(words):
+        yield
 
 
 def answer_report(out: Output, report: Json, *, dry_run: bool = False) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, over_home
-from interlock.cli.upstream_add import counts, explained, last_output
+from interlock.cli.upstream_add import counts, explained, last_output, trying_out
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -77,8 +77,8 @@ async def import_(
     def begin(name: str) -> None:
         out.progress(f"connecting to {name} …")
 
-    told = await import_servers(lock, entries, more=more, explain=explain, begin=begin)
-    out.progress("")
+    with trying_out(lock, out, "reading the file …"):
+        told = await import_servers(lock, entries, more=more, explain=explain, begin=begin)
     governed = any(one["state"] in ("added", "known") for one in told)
     if governed:
         command = [*_command(), "--home", str(lock.home.path.absolute()), "serve", "--stdio", "--bare"]

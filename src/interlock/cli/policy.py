@@ -204,7 +204,7 @@ _CASE = {"principal", "tool", "arguments", "operation", "expect", "rule", "at", 
 async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str, arguments: str) -> int:
     said = {"principal": who, "tool": tool, "arguments": _object(arguments)}
     told = await server.post("/v1/policy/explain", said)
-    return _answer_explanation(out, await Remote.of(server), told)
+    return _answer_explanation(out, await Remote.of(server), told, who)
 
 
 @policy.command()
@@ -226,7 +226,7 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     from interlock.api.policy import explain_call
 
     told = await explain_call(lock, lock.caller, who, tool, _object(arguments), door="cli")
-    return _answer_explanation(out, await Local.of(lock), told)
+    return _answer_explanation(out, await Local.of(lock), told, who)
 
 
 def _object(text: str) -> Json:
@@ -236,19 +236,23 @@ def _object(text: str) -> Json:
     return cast("Json", given)
 
 
-def _answer_explanation(out: Output, viewer: Viewer, told: Json) -> int:
+def _answer_explanation(out: Output, viewer: Viewer, told: Json, who: str) -> int:
     document = {"decision" if name == "behavior" else name: value for name, value in told.items()}
-    out.answer(document, lambda page: _show_explanation(page, viewer, document))
+    principal: str = told["principal"]
+    name = viewer.name_of(principal)
+    if name == principal and who != "me":
+        name = who  # a server tells few names, and this is the one that was asked about
+    out.answer(document, lambda page: _show_explanation(page, viewer, document, name))
     return 0
 
 
-def _show_explanation(page: Page, viewer: Viewer, told: Json) -> None:
+def _show_explanation(page: Page, viewer: Viewer, told: Json, name: str) -> None:
     from interlock.cli.approvals import bounds_in_words
     from interlock.cli.render import BAD, GOOD, MAYBE, Text
 
     decision: str = told["decision"]
     mark = {"allow": GOOD, "ask": MAYBE}.get(decision, BAD)
-    page.line(mark, " ", Text(decision, "bold"), f"  {viewer.name_of(told['principal'])} calls {told['tool']}")
+    page.line(mark, " ", Text(decision, "bold"), f"  {name} calls {told['tool']}")
     page.line(f"  {told['reason']}")
     if told["gate"] is not None:
         page.line("  ", MAYBE, f" a person is asked all the same: {told['gate']}")

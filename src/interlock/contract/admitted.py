@@ -62,6 +62,15 @@ class _Facts:
         vars(self)[name] = value  # the next time, it is had at once
         return value
 
+    def __eq__(self, other: object) -> bool:
+        return self._answering() == (other._answering() if isinstance(other, _Facts) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._answering())
+
+    def __repr__(self) -> str:
+        return repr(self._answering())
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a manifest is not changed: {name}")
 

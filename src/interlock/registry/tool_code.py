@@ -149,14 +149,15 @@ def reload_admitted(admitted: str | None, manifest: str, origin: str, manifests:
 
 
 def stored_tool(manifest: str, origin: str) -> Tool[..., Any] | None:
-    """The tool of a manifest that names no Python function, such as a program: all of it is in the store.
+    """A tool of which all is in the store: that of an upstream, or a program that a manifest describes.
 
     So machines that share the store need no file of it. None for every other tool.
     """
     from interlock.contract.declare import without_function
     from interlock.contract.manifest import parse_manifest
 
-    if not origin.startswith(("upstream:", "manifest:")):
+    kind = origin.partition(":")[0]
+    if kind not in ("upstream", "manifest"):
         return None
     parsed = parse_manifest(orjson.loads(manifest))
-    return None if parsed.runs_as.in_process else without_function(parsed)
+    return None if kind == "manifest" and parsed.runs_as.in_process else without_function(parsed)

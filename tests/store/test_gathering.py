@@ -15,6 +15,7 @@ import pytest_asyncio
 from interlock.core.clock import Clock
 from interlock.store import journal as journals
 from interlock.store import payloads
+from interlock.store import writer as writers
 from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.port import Transaction, Unit
@@ -186,6 +187,37 @@ async def test_whoever_writes_much_applies_the_log_before_a_commit_of_somebody_e
         await journal.commit_large(piece(number))
     assert (tmp_path / "interlock.db").stat().st_size > before + (journals.APPLY_EVERY - 1) * len(body)
     assert journal.reader.all("SELECT count(*) FROM payload_piece") == [(journals.APPLY_EVERY,)]
+
+
+async def test_a_process_that_goes_on_writing_has_a_log_that_is_long_enough_and_loses_nothing(
+    journal: Journal, tmp_path: Path
+) -> None:
+    log = tmp_path / "interlock.db-wal"
+    for number in range(writers.EXTEND_AFTER):
+        assert log.stat().st_size < 4 * 2**20
+        await journal.append("test", f"call-{number}", b"{}")
+    async with asyncio.timeout(60):
+        while log.stat().st_size < 4 * 2**20:
+            await journal.append("test", "meanwhile", b"{}")
+    await journal.append("test", "after", b"{}")
+    assert log.stat().st_size > 1000 * 8192
+    count = "SELECT count(*) FROM journal WHERE call IN ('call-0', 'after')"
+    with closing(sqlite3.connect(tmp_path / "interlock.db")) as other:
+        assert other.execute(count).fetchone() == (2,)
+        assert other.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'filling'").fetchone() == (0,)
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_log_that_the_disk_has_no_room_for_stops_nobody(journal: Journal, tmp_path: Path) -> None:
+    connection = journal.writer._connection  # pyright: ignore[reportPrivateUsage]
+    (pages,) = connection.one("PRAGMA page_count")
+    connection.execute(f"PRAGMA max_page_count={pages + 20}")
+    for number in range(writers.EXTEND_AFTER + 1):
+        await journal.append("test", f"call-{number}", b"{}")
+    await journal.append("test", "after", b"{}")
+    assert not journal.writer.extends
+    assert (tmp_path / "interlock.db-wal").stat().st_size < 4 * 2**20
+    assert connection.one("SELECT count(*) FROM journal WHERE call LIKE 'call-%'") == (writers.EXTEND_AFTER + 1,)
 
 
 async def test_a_log_that_cannot_be_applied_now_stops_nobody(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,10 @@ RESTORE = (
 # The database's log is cut back to this size once what it holds is in the database.
 LOG_BYTES = 64 * 2**20
 _PRAGMA_PATIENCE_S = 10.0
+# The log has 1,000 pages of 8 KiB when SQLite begins to overwrite it, and those of the batch that made it so long.
+_LOG_MIB = 9
+# With a cache that is too small for a transaction, SQLite writes pages to the log before the commit.
+_FEW_PAGES = 10
 
 
 # many methods: paths and signs of life on the one hand, access to the database on the other
@@ -196,6 +200,10 @@ class Home:
     def apply_log(self) -> None:
         """Copy what the log of the database holds to its file, as far as no reader needs it. Writers go on."""
         apply_log(self)
+
+    def extend_log(self, connection: Connection) -> None:
+        """Make the log of the database as long as it gets, in a transaction that is open. It is rolled back."""
+        extend_log(connection)
 
     def stop_waiting(self) -> None:
         """Let a writer that waits for a server give up in a while: the process ends."""
@@ -423,6 +431,24 @@ def apply_log(home: Home) -> None:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     except sqlite3.Error:
         pass  # another process does it just now, or the disk is full: then the next write says so
+
+
+def extend_log(connection: Connection) -> None:
+    """Make the log as long as it gets, by pages that are never committed; roll the open transaction back.
+
+    SQLite appends to the log until it has 1,000 pages, and from then on overwrites it. A commit that appends costs
+    about twice one that overwrites: the file system has to write the new length of the file as well.
+    """
+    (pages,) = connection.one("PRAGMA cache_size")
+    try:
+        connection.execute(f"PRAGMA cache_size={_FEW_PAGES}")
+        connection.execute("CREATE TABLE filling (content BLOB)")
+        for _ in range(_LOG_MIB):
+            connection.execute("INSERT INTO filling VALUES (zeroblob(?))", (2**20,))
+    finally:
+        connection.execute(f"PRAGMA cache_size={pages}")
+        if connection.in_transaction:  # which a full disk has ended
+            connection.execute("ROLLBACK")
 
 
 def _persist(connection: sqlite3.Connection, statement: str) -> None:

@@ -245,7 +245,8 @@ class Journal:
         self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
         self._usual = max(len(batch), self._usual - self._usual // 8)
         alone = len(batch) == 1 and self.near and not batch[0].large
-        if alone and self.writer.commit_s < INLINE_BELOW_S and self._commit_inline(batch):
+        quick = self.writer.commit_s < INLINE_BELOW_S and not self.writer.extends
+        if alone and quick and self._commit_inline(batch):
             return
         self._committing = True
         self._batches.put(batch)
@@ -295,6 +296,9 @@ class Journal:
                 self._loop.call_soon_threadsafe(self._settle, batch)
             except RuntimeError:
                 return  # the loop is gone, and so is everybody who waited
+            if writer.extends:
+                with writer.lock:
+                    writer.extend_log()
 
     def _settle(self, batch: list[Waiting[Any]]) -> None:
         self._committing = False

@@ -32,6 +32,8 @@ T = TypeVar("T")
 _log = logging.getLogger("interlock.journal")
 
 LOCK_PATIENCE_S = 10.0
+# A process that has committed so often is likely to go on: the log is made as long as it gets.
+EXTEND_AFTER = 64
 
 # Errors of a statement. All others of the database are the store's: a full disk, a lock, a damaged file.
 _OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
@@ -68,12 +70,29 @@ class Writer:
         self.lock = threading.Lock()
         # How long a commit takes, on average of the last ones.
         self.commit_s = 0.0
+        # A server of a database keeps its log itself.
+        self._until_extended = EXTEND_AFTER if home.near else -1
         self._take_over()
 
     @property
     def unsigned(self) -> bool:
         """Whether records wait for a signature for longer than they should; any commit gives them one."""
         return self._anchors.unsigned
+
+    @property
+    def extends(self) -> bool:
+        """Whether it is time to make the log longer, on a thread, after a batch."""
+        return self._until_extended == 0
+
+    def extend_log(self) -> None:
+        """Make the log of the database as long as it gets, once. Where that fails, it grows as it is used."""
+        self._until_extended = -1
+        try:
+            if self.turns.begin(self._cursor.execute, LOCK_PATIENCE_S):
+                self._home.extend_log(self._connection)
+        except sqlite3.Error as error:
+            _log.debug("the log of the database could not be made longer: %s", error)
+            self._roll_back()
 
     def write(self, batch: list[Waiting[Any]], *, wait: bool = True) -> bool:
         """Write a batch; whatever goes wrong, everybody who waits is answered and the writer goes on.
@@ -112,6 +131,8 @@ class Writer:
         except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
             self._roll_back()
             raise
+        if self._until_extended > 0:
+            self._until_extended -= 1
         if not batch[0].large:  # which takes longer, and says little of the next batch
             self.commit_s = 0.8 * self.commit_s + 0.2 * (time.monotonic() - began)
         return True

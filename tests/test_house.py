@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+
 from tests import house
 
 MOST_IMPORTED = 15
@@ -20,6 +22,19 @@ SYNCHRONOUS = {
         "the code of a tool reads the state of its session without await; that of a write is read before it runs",
     ),
 }
+
+
+def test_contracts_on_imports_name_every_package():
+    """A package that a contract of lint-imports does not name may import anything."""
+    linter = tomllib.loads((house.ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = {one["name"]: one for one in linter["contracts"]}
+    packages = house.packages() - {"interlock._version"}
+    drivers = contracts["only the store imports a database driver"]
+    assert packages - set(drivers["source_modules"]) == {"interlock.store"}
+    assert set(drivers["forbidden_modules"]) == {"sqlite3", "psycopg", "sqlalchemy", "alembic"}
+    transport = contracts["the HTTP transport imports core and data only"]
+    assert packages - set(transport["forbidden_modules"]) == {"interlock.http", "interlock.core", "interlock.data"}
+    assert contracts["imports point down only"]["exhaustive"] is True
 
 
 def test_no_module_imports_itself_through_others():

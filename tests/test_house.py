@@ -34,6 +34,10 @@ def test_contracts_on_imports_name_every_package():
     assert set(drivers["forbidden_modules"]) == {"sqlite3", "psycopg", "sqlalchemy", "alembic"}
     transport = contracts["the HTTP transport imports core and data only"]
     assert packages - set(transport["forbidden_modules"]) == {"interlock.http", "interlock.core", "interlock.data"}
+    vocabulary = {f"interlock.{name}" for name in ("core", "data", "privacy", "contract", "call", "window")}
+    used = vocabulary | {f"interlock.{name}" for name in ("api", "http", "net", "settings", "telemetry")}
+    endpoints = contracts["endpoints import the api and vocabulary only"]
+    assert packages - set(endpoints["forbidden_modules"]) == {"interlock.doors", *used}
     assert contracts["imports point down only"]["exhaustive"] is True
 
 

@@ -60,7 +60,8 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
     home = home_at(out.session.path)
-    settings, sources = settings_of(home)
+    effective, sources = settings_of(home)
+    settings = effective.model_copy()  # of the defaults too: their parts are models then
     rows = [
         {
             "name": name,

@@ -7,8 +7,9 @@ import tomllib
 from tests import house
 
 MOST_IMPORTED = 15
-# This number may only fall.
+# These numbers may only fall.
 LONGEST_FILE = 700
+DIRECT_IMPORTS_OF_COMMANDS = 61
 # Over the limit today. A number here may only fall; an entry that is no longer needed is removed.
 WIDE: dict[str, int] = {}
 # "Whoever" hides who is meant; the others are words that a reader has to guess at.
@@ -38,6 +39,9 @@ def test_contracts_on_imports_name_every_package():
     used = vocabulary | {f"interlock.{name}" for name in ("api", "http", "net", "settings", "telemetry")}
     endpoints = contracts["endpoints import the api and vocabulary only"]
     assert packages - set(endpoints["forbidden_modules"]) == {"interlock.doors", *used}
+    commands = contracts["commands import the api and vocabulary only"]
+    assert packages - set(commands["forbidden_modules"]) == {"interlock.cli", *used}
+    assert len(commands["ignore_imports"]) <= DIRECT_IMPORTS_OF_COMMANDS
     assert contracts["imports point down only"]["exhaustive"] is True
 
 

@@ -56,6 +56,11 @@ def modules() -> dict[str, Module]:
     return found
 
 
+def packages() -> set[str]:
+    """The packages and modules that stand directly in ours."""
+    return {".".join(name.split(".")[:2]) for name in modules() if "." in name}
+
+
 def imports(module: Module, *, lazily: bool) -> set[str]:
     """The modules of ours that a module imports. Imports for the type checker alone do not count.
 

@@ -23,7 +23,6 @@ from interlock.core.errors import Failure
 from interlock.data import addresses
 from interlock.data.bounds import MOST_REQUEST_VALUES
 from interlock.data.documents import Malformed, read_json
-from interlock.default_settings import Effective
 from interlock.privacy.configured import inline_secrets
 
 
@@ -511,11 +510,11 @@ def load_settings(path: Path, **given: Any) -> Settings:
 
     E3108 for a setting that cannot be used, with its source: the line of the file, the variable or the argument.
     """
-    return effective_settings(path, **given).settings
+    return effective_settings(path, **given)[0]
 
 
-def effective_settings(path: Path, **given: Any) -> Effective:
-    """The same, with the source of each setting."""
+def effective_settings(path: Path, **given: Any) -> tuple[Settings, dict[str, str]]:
+    """The same, with the source of each setting that is not a default."""
     try:
         text = path.read_text() if path.exists() else ""
         values: dict[str, Any] = tomllib.loads(text)
@@ -525,7 +524,7 @@ def effective_settings(path: Path, **given: Any) -> Effective:
     for name in _named_by_environment():
         values[name] = _from_environment(name, os.environ[variable(name)])
     if not values and not given:
-        return Effective(_defaults(), {})
+        return _defaults(), {}
     stated = {name: one for name, one in values.items() if name not in given}
     faults = [f"{_place('', loc, text, given)}: {words}" for loc, words in credential_faults(stated)]
     settings: Settings | None = None
@@ -541,7 +540,7 @@ def effective_settings(path: Path, **given: Any) -> Effective:
         ]
     if faults or settings is None:
         raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT)
-    return Effective(settings, {name: _place("", (name,), text, given) for name in {**values, **given}})
+    return settings, {name: _place("", (name,), text, given) for name in {**values, **given}}
 
 
 @cache

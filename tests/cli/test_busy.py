@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.api.audit import Audit
+from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.cli.doctor import examine
 from interlock.store.connection import Connection
 
 pytestmark = pytest.mark.sqlite_only("the statements of a reader are interrupted where they reach SQLite")

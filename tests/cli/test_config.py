@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from interlock import Failure, Interlock
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.default_settings import defaults_if_unstated
+from interlock.privacy.configured import masked
 from interlock.settings import Settings, effective_settings, load_settings, variable
 from tests.cli.conftest import Cli
 
@@ -218,6 +219,14 @@ def test_the_settings_in_effect_are_shown_with_their_sources_and_without_secrets
     assert [one["name"] for one in cli.ask("config", "show", "store")["settings"]] == ["store"]
     assert "did you mean `store`" in cli("config", "show", "stor").err
     assert not (fresh.home / "interlock.db").exists()
+
+
+def test_the_settings_of_a_data_directory_that_states_none_are_shown(fresh: Cli) -> None:
+    shown = fresh("config", "show")
+    assert shown.code == 0, shown.err
+    assert '"durable"' in shown.out
+    rows: dict[str, Any] = {one["name"]: one["value"] for one in fresh.ask("config", "show")["settings"]}
+    assert rows == {name: masked(value) for name, value in Settings.model_construct()}
 
 
 def test_every_file_is_checked_at_once_and_nothing_is_started(fresh: Cli) -> None:

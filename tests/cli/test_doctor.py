@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Failure, Interlock
-from interlock.cli.doctor import Finding, examine
+from interlock.api.doctor import Finding, examine
 from interlock.core.clock import Clock
 from interlock.executors.sandbox.ladder import Rung
 from interlock.gateway import isolation

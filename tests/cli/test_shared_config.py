@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Failure, Interlock
-from interlock.cli.doctor import examine
+from interlock.api.doctor import examine
 from interlock.store.homes import home_at
 from tests.cli.conftest import Cli
 from tests.support import stores

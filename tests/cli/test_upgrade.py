@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from interlock.cli.doctor import examine
+from interlock.api.doctor import examine
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
 from tests.audit.test_chain import EARLIER
 from tests.cli.conftest import INTERLOCK, Cli

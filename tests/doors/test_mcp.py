@@ -22,12 +22,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 
 from interlock import Caller, Context, Failure, Field, Interlock, tool
+from interlock.api import mcp_names
 from interlock.api.service import Service
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
 from interlock.call.capability import ToolGrant
-from interlock.doors.mcp import METADATA_PATH, McpDoor, names
+from interlock.doors.mcp import METADATA_PATH, McpDoor
 from tests import sample
 from tests.conftest import TOOLS
 from tests.support import forked, postgres
@@ -286,7 +287,7 @@ async def test_clients_hear_of_a_tool_that_is_registered_later(world: World, mod
 )
 def test_a_name_fits_every_client_and_stands_for_one_address(namespace: str, tool_id: str) -> None:
     address = f"{namespace}.{tool_id}"
-    name = names.shown(address)
+    name = mcp_names.shown(address)
     assert len(name) <= 64
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
     if len(address) <= 64:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Caller, Failure, Field, Interlock, tool
+from interlock.api.doctor import examine
 from interlock.audit.chain import verify
 from interlock.audit.retention import expire_payloads
 from interlock.call.phases import Request
-from interlock.cli.doctor import examine
 from interlock.gateway.persistence.pieces import Sealed
 from interlock.store import payloads
 from interlock.store.backup import copied

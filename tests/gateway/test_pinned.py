@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
-from interlock.cli.doctor_tools import check_tools
+from interlock.api.doctor.tools import check_tools
 from interlock.contract.contract import contract_of
 from interlock.contract.declare import implementation_digest
 from interlock.data.schema import Json

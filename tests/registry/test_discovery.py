@@ -20,11 +20,11 @@ import pytest
 
 from interlock import Interlock
 from interlock.api.health import Health
+from interlock.api.mcp_names import Names
 from interlock.api.service import Service
 from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.doors.mcp.listing import Listing
-from interlock.doors.mcp.names import Names
 from interlock.settings import Settings
 from interlock.telemetry.alerts import Alert
 from interlock.upstreams.manager import PROBE_LIMIT_S

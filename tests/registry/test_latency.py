@@ -11,7 +11,7 @@ import pytest
 
 from interlock import Effect, Interlock, Preview, tool
 from interlock.api import parts
-from interlock.cli.doctor import examine
+from interlock.api.doctor import examine
 from interlock.contract.contract import Contract
 from interlock.contract.declare import Tool, from_manifest
 from interlock.contract.manifest import parse_manifest

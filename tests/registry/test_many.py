@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from interlock import Interlock
+from interlock.api import doctor
 from interlock.api.policy import faults_of
 from interlock.api.service import Service
 from interlock.authority import policy_check
-from interlock.cli import doctor
 from interlock.contract.contract import admitted_contract, parse_contract
 from interlock.store.port import Transaction
 from interlock.store.tables import tool_version

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from interlock import Interlock
+from interlock.api.doctor import examine
+from interlock.api.doctor.findings import Finding
 from interlock.api.health import Health
-from interlock.cli.doctor import examine
-from interlock.cli.doctor_findings import Finding
 from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
 from tests import sample

@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from interlock import Failure, Interlock
+from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.cli.doctor import examine
 from interlock.store import home as homes
 from interlock.store import migration
 from interlock.store.home import SCHEMA_HEAD, Home

@@ -18,8 +18,8 @@ from alembic import command
 from alembic.config import Config
 
 from interlock import Context, Effect, Field, Interlock, Preview, tool
+from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.cli.doctor import examine
 from interlock.store.home import APPLICATION_ID, Home
 from interlock.testing import FakeClock
 from tests.audit.test_agreement import make

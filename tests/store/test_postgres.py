@@ -19,11 +19,11 @@ import pytest
 import pytest_asyncio
 
 from interlock import Context, Effect, Field, Interlock, tool
+from interlock.api.doctor import examine
 from interlock.api.health import Health
 from interlock.api.listing import Wanted
 from interlock.api.service import Service
 from interlock.audit.chain import verify
-from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import facts, verify_reads

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from interlock import Interlock
+from interlock.api.mcp_names import Names
 from interlock.api.service import Service
 from interlock.doors.mcp.listing import Listing
-from interlock.doors.mcp.names import Names
 from interlock.testing import FakeClock
 from tests.support.calls import publish
 from tests.surfaces.offices import offer

@@ -20,7 +20,7 @@ def is_for_apps(version: Version) -> bool:
     if '"visibility"' not in manifest:  # as nearly always: ten thousand tools are looked at in a row
         return False
     # Loaded here: no command without such tools needs what connects to upstreams.
-    from interlock.upstreams.mcp.protocol import members, strings
+    from interlock.data.untrusted import members, strings
 
     document = members(orjson.loads(manifest))
     if document.get("protocol") != "mcp":

@@ -9,7 +9,7 @@ from interlock.api.rights import require, require_here
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.kinds import kind_of
+from interlock.upstreams.kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from interlock.api.parts import Parts
@@ -91,6 +91,11 @@ class Upstreams:
         if config is None:
             config = (await self._parts.upstreams.get(report.upstream)).config
         return {**report.document(), "accept_hints": bool(config.get("accept_hints"))}
+
+
+def addable_kinds() -> list[str]:
+    """The kinds of upstream that an endpoint may add."""
+    return [name for name, kind in KINDS.items() if not kind.in_process]
 
 
 async def list_upstreams(parts: Parts) -> Json:

@@ -102,9 +102,9 @@ def verify(
     interlock --home copy audit verify --database-only --public-key 7d32…
     interlock audit verify --export journal.jsonl --public-key 7d32…
     """
+    from interlock.api.homes import home_at
     from interlock.audit.chain import verify as check
     from interlock.audit.exported import verify_export
-    from interlock.store.homes import home_at
 
     if exported is not None and database_only:
         raise click.UsageError("--export and --database-only exclude each other: say which of them to verify")
@@ -342,9 +342,9 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     interlock audit accept-tail --reason "the clock was a day ahead until 14:00" --yes
     """
     from interlock.api.authority import local_user
+    from interlock.api.homes import home_at
     from interlock.audit.tail import accept, unsigned_tail
     from interlock.core.clock import Clock
-    from interlock.store.homes import home_at
 
     reason = (reason or "").strip()
     if yes and not reason:

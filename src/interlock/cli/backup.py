@@ -44,9 +44,9 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     interlock --home /srv/backups/monday audit verify
     interlock restore /srv/backups/monday --drill
     """
+    from interlock.api.homes import home_at
     from interlock.audit.archive import is_archive
     from interlock.audit.backups import copy_verified, make, make_archived
-    from interlock.store.homes import home_at
 
     refuse_token("a backup of the home")
     home = home_at(out.session.path)
@@ -191,8 +191,8 @@ def _fetched(out: Output, place: str) -> Generator[Path]:
 
 def _scheduled(home: Home) -> Settings:
     """The settings of scheduled backups; E3411 where they name no place for them."""
+    from interlock.api.homes import settings_of
     from interlock.core.errors import Failure
-    from interlock.store.shared_config import settings_of
 
     settings = settings_of(home).settings
     if settings.backup_to is None:

@@ -30,14 +30,14 @@ async def _at_server(server: Server, out: Output, /) -> int:
 
 
 def _at_rest(reader: Reader, out: Output, /) -> int:
-    from interlock.store.homes import home_at
+    from interlock.api.homes import home_at
 
     home = home_at(out.session.path)
     viewer = AtRest(reader, home.path)
     if not home.settings.exists() and not {"INTERLOCK_BUDGETS", "INTERLOCK_SHARED_CONFIG"} & os.environ.keys():
         return _answer(out, viewer, [])  # no budget is set unless somebody sets one
     from interlock.api.budgets import shown
-    from interlock.store.shared_config import settings_of
+    from interlock.api.homes import settings_of
 
     return _answer(out, viewer, shown(reader, settings_of(home).settings.budgets, lambda _: (), viewer.now_ms()))
 

@@ -212,11 +212,10 @@ def reading(body: Callable[..., int]) -> Callable[..., None]:
                 return body(reader, out, **given)
 
         async def work() -> int:
-            from interlock.store.homes import home_at
-            from interlock.store.inspection import opened as opened_for_reading
+            from interlock.api import homes
 
             async with opened(out.session):
-                with opened_for_reading(home_at(out.session.path)) as reader:
+                with homes.reading(out.session.path) as reader:
                     return body(reader, out, **given)
 
         import asyncio
@@ -251,34 +250,31 @@ def _without_token(given: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _reader(session: Session) -> Generator[Reader | None]:
     """The database of a data directory that need not be opened to be read; None if it has to be."""
-    import time
-
-    from interlock.store.at_rest import reader_at_rest
-    from interlock.store.homes import home_at
+    from interlock.api.homes import reader_at_rest
 
     _without_plugins()
     with contextlib.ExitStack() as within:
-        yield reader_at_rest(home_at(session.path), time.time_ns() // 1_000_000, within)
+        yield reader_at_rest(session.path, within)
 
 
 async def _left_behind(lock: Interlock) -> Failure | None:
     """The outcome of the writes of this process, which is being interrupted; None if there are none."""
+    from interlock.api.homes import left_behind
     from interlock.core.errors import CODES, Failure
-    from interlock.store import idempotency
 
-    rows = await lock.journal.read(lambda reader: idempotency.ended(reader, lock.instance.id))
-    if not rows:
+    left = await left_behind(lock)
+    if not left:
         return None
-    unknown = [(tool, call) for tool, call, state in rows if state == "unknown"]
+    unknown = [one for one in left if one.unknown]
     if not unknown:
-        ended = ", ".join(f"{tool} (interlock calls show {call})" for tool, call, _ in rows)
+        ended = ", ".join(f"{one.tool} (interlock calls show {one.call})" for one in left)
         return Failure("E3703", f"interrupted, after this had ended: {ended}", resolution="look at what became of it")
-    doubts = ", ".join(tool for tool, _ in unknown)
-    settle = "; ".join(f"interlock calls reconcile {call}" for _, call in unknown)
+    doubts = ", ".join(one.tool for one in unknown)
+    settle = "; ".join(f"interlock calls reconcile {one.call}" for one in unknown)
     return Failure(
         "E3703",
         f"interrupted: whether {doubts} took effect is unknown; look, then settle it with: {settle}",
-        details={"outcome": "unknown", "invocation_ids": [call for _, call in unknown]},
+        details={"outcome": "unknown", "invocation_ids": [one.call for one in unknown]},
         resolution=CODES["E3409"].resolution,
         unsettled=True,
     )
@@ -376,23 +372,10 @@ def _guarded(out: Output, work: Callable[[], int]) -> int:
             import logging
 
             logging.getLogger("interlock.cli").exception("the command failed", extra={"trace_id": out.trace_id})
-        out.fail(_failure(error))
+        from interlock.api.homes import failure_of
+
+        out.fail(failure_of(error))
         return 1
-
-
-def _failure(error: Exception) -> Failure:
-    from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
-    from interlock.store.home import no_room, store_failure
-
-    if isinstance(error, Failure):
-        return error
-    if isinstance(error, StoreError):
-        return store_failure(error)
-    if isinstance(error, OSError):
-        words = f"the data directory cannot be used: {error.strerror or type(error).__name__}"
-        return no_room(error) or Failure("E3801", words)
-    return Failure("E3000", f"something went wrong inside Interlock ({type(error).__name__})")
 
 
 def _log(session: Session) -> None:

@@ -49,10 +49,9 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     interlock config show
     interlock config show store approval
     """
+    from interlock.api.homes import home_at, settings_of
     from interlock.privacy.configured import masked
     from interlock.settings import Settings, nearest, variable
-    from interlock.store.homes import home_at
-    from interlock.store.shared_config import settings_of
 
     known = Settings.model_fields
     for name in names:
@@ -60,7 +59,8 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             meant = nearest(name, known)
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
     home = home_at(out.session.path)
-    settings, sources = settings_of(home)
+    effective, sources = settings_of(home)
+    settings = effective.model_copy()  # of the defaults too: their parts are models then
     rows = [
         {
             "name": name,
@@ -107,8 +107,8 @@ def check(out: Output, /, overlays: tuple[Path, ...]) -> int:
     interlock config check
     interlock --home ./new config check --overlay github.overlay.yaml
     """
-    from interlock.cli.config_check import check_files
-    from interlock.store.homes import home_at
+    from interlock.api.config_check import check_files
+    from interlock.api.homes import home_at
 
     files = check_files(home_at(out.session.path), overlays)
     usable = not any(file.faults for file in files)
@@ -147,7 +147,7 @@ def diff(out: Output, /) -> int:
     interlock config diff
     interlock config diff --json
     """
-    from interlock.store.homes import home_at
+    from interlock.api.homes import home_at
     from interlock.store.node_files import compare, nodes
 
     home = home_at(out.session.path)
@@ -189,8 +189,9 @@ def diff(out: Output, /) -> int:
 
 def _beside_shared(home: Home) -> tuple[SharedConfig | None, dict[str, list[str]]]:
     """The configuration in the store, and the lines in which each file here differs from it."""
+    from interlock.api.homes import settings_of
     from interlock.core.errors import Failure
-    from interlock.store.shared_config import FILES, in_store, settings_of
+    from interlock.store.shared_config import FILES, in_store
 
     try:
         settings_of(home)

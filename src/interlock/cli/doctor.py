@@ -1,47 +1,16 @@
-"""`interlock doctor`: is this machine, this home and this journal in order, and what to do where they are not.
-
-A check is a function in one of the modules `doctor_…`, and a row in one of the tables here.
-"""
+"""`interlock doctor`: is this machine, this home and this journal in order, and what to do where they are not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli import doctor_home, doctor_journal, doctor_keys, doctor_machine, doctor_policy, doctor_tools
 from interlock.cli.command import Output, without_home
-from interlock.cli.doctor_findings import Check, Finding
 
 if TYPE_CHECKING:
     from interlock.cli.render import Page
-    from interlock.store.home import Home
-
-MACHINE: Final[Mapping[str, Check]] = {
-    "python": doctor_machine.check_python,
-    "packages": doctor_machine.check_packages,
-    "sqlite": doctor_machine.check_sqlite,
-}
-CHECKS: Final[Mapping[str, Check]] = {
-    "home": doctor_home.check_home,
-    "disk": doctor_home.check_disk,
-    "journal": doctor_journal.check_journal,
-    "background": doctor_home.check_background,
-    "nodes": doctor_home.check_nodes,
-    "redis": doctor_home.check_redis,
-    "backups": doctor_home.check_backups,
-    "policy": doctor_policy.check_policy,
-    "settings": doctor_home.check_settings,
-    "tools": doctor_tools.check_tools,
-    "latency": doctor_tools.check_latency,
-    "key": doctor_keys.check_key,
-    "issuer": doctor_keys.check_issuer,
-    "secrets": doctor_keys.check_secrets,
-}
-# Comes last, because it takes longest.
-ISOLATION: Final[Mapping[str, Check]] = {"sandbox": doctor_machine.check_sandbox}
 
 
 @click.command()
@@ -57,18 +26,17 @@ def doctor(out: Output, /) -> int:
     interlock --home /srv/interlock doctor --json
     """
     from interlock._version import __version__
-    from interlock.store.homes import home_at
+    from interlock.api.doctor import examine_at
 
-    home = home_at(out.session.path)
     try:
-        findings = examine(home, begin=out.progress)
+        findings = examine_at(out.session.path, begin=out.progress)
     finally:
         out.progress("")
     healthy = all(finding.status != "broken" for finding in findings)
     document = {
         "healthy": healthy,
         "version": __version__,
-        "home": str(home.path),
+        "home": str(out.session.path),
         "findings": [asdict(finding) for finding in findings],
     }
 
@@ -83,46 +51,3 @@ def doctor(out: Output, /) -> int:
 
     out.answer(document, show)
     return 0 if healthy else 1
-
-
-def examine(
-    home: Home, *, machine: bool = True, begin: Callable[[str, float], None] = lambda words, percent: None
-) -> list[Finding]:
-    """Everything that was found, in order; without `machine`, of the home alone. `begin` is told of each check."""
-    _follow(home)
-    checks = {**MACHINE, **CHECKS, **ISOLATION} if machine else CHECKS
-    found: list[Finding] = []
-    for number, (name, check) in enumerate(checks.items()):
-        begin(f"looking at: {name}", 100 * number / len(checks))
-        found += _run(name, check, home)
-    return found
-
-
-def _follow(home: Home) -> None:
-    """Find out whether policy, principals and settings of a home are in the store. What is wrong, a check reports."""
-    from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
-    from interlock.store.shared_config import settings_of
-
-    try:
-        settings_of(home)
-    except (Failure, OSError, StoreError):
-        return
-
-
-def _run(name: str, check: Check, home: Home) -> Iterator[Finding]:
-    from interlock.core.errors import Failure
-    from interlock.store.connection import StoreError
-    from interlock.store.home import no_room
-
-    try:
-        yield from check(home)
-    except Failure as failure:
-        yield Finding(name, "broken", f"{failure.code} {failure.in_full}", failure.resolution)
-    except (OSError, StoreError) as error:
-        if (full := no_room(error)) is not None:
-            yield Finding(name, "broken", f"{full.code} {full.in_full}", full.resolution)
-            return
-        yield Finding(
-            name, "broken", f"cannot be read: {error}", "make the data directory readable, or choose another one"
-        )

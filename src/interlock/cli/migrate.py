@@ -45,7 +45,7 @@ def status(out: Output, /) -> int:
     \b
     interlock migrate status
     """
-    from interlock.store.homes import home_at
+    from interlock.api.homes import home_at
     from interlock.store.migration import head, migrations, status
 
     home = home_at(out.session.path)
@@ -93,7 +93,7 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
     \b
     interlock migrate up
     """
-    from interlock.store.homes import home_at
+    from interlock.api.homes import home_at
     from interlock.store.migration import compatible_since, status, up
 
     refuse_token("migrating the store")
@@ -128,7 +128,7 @@ def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[s
     interlock migrate down --dry-run
     interlock migrate down --lose surface
     """
-    from interlock.store.homes import home_at
+    from interlock.api.homes import home_at
     from interlock.store.migration import compatible_since, down, last_applied, refuse_loss, status
 
     refuse_token("migrating the store")
@@ -150,9 +150,9 @@ def _backup(out: Output, home: Home, *, target: str, directory: Path | None) -> 
     """Make the backup that comes before a change of the schema; None for a store whose server makes backups."""
     from datetime import UTC, datetime
 
+    from interlock.api.homes import settings_of
     from interlock.audit.backups import copy_verified, make_before
     from interlock.cli.backup import copy_progress
-    from interlock.store.shared_config import settings_of
 
     if not home.near:
         return None

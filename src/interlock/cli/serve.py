@@ -79,7 +79,7 @@ def serve(out: Output, /, **given: Any) -> int:
 
 
 def _check_packages() -> None:
-    from interlock.cli.packages import REMEDY, misfits
+    from interlock.api.packages import REMEDY, misfits
     from interlock.core.errors import Failure
 
     if found := misfits():

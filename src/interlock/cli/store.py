@@ -42,8 +42,8 @@ def copy(out: Output, /, *, address: str, admin: str | None) -> int:
     interlock store copy --to postgresql://interlock@db.example.com/interlock
     interlock store copy --to file
     """
+    from interlock.api.homes import home_at
     from interlock.audit.backups import copy_store
-    from interlock.store.homes import home_at
 
     refuse_token("copying the store")
     to_file = address == _FILE

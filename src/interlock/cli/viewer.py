@@ -128,7 +128,7 @@ class AtRest:
         return ticket.requester == person.id and not is_alone(self._reader, person)
 
     def continues(self) -> bool:
-        from interlock.store.homes import home_at
+        from interlock.api.homes import home_at
 
         return home_at(self._path).alive() > 0
 

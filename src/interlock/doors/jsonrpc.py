@@ -32,8 +32,8 @@ from interlock.http.route import PerRequest, Reply, Route, refused
 from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
+    from interlock.api.tools import Version
     from interlock.doors.listening import Listening
-    from interlock.registry.catalog import Version
 
 _log = logging.getLogger("interlock.jsonrpc")
 

@@ -104,7 +104,7 @@ def settings_of(home: Home, **given: Any) -> Effective:
     from interlock.settings import effective_settings
     from interlock.store.shared_settings import with_shared
 
-    effective = effective_settings(home.settings, **given)
+    effective = Effective(*effective_settings(home.settings, **given))
     if not effective.settings.shared_config:
         return effective
     home.shared = shared = _of_store(home)

@@ -10,7 +10,8 @@ from typing import Any
 import pydantic
 
 from interlock.core.errors import Failure
-from interlock.settings import Effective, Settings, credential_faults, fault_words, line_of
+from interlock.default_settings import Effective
+from interlock.settings import Settings, credential_faults, fault_words, line_of
 
 # Settings of one machine: where things are there, and what it logs. All others are the same on all machines of a store.
 OF_A_MACHINE = frozenset(

@@ -31,7 +31,8 @@ class Kind:
     `help` is for a kind that a file configures: the help of its command in `interlock upstream add`, with an example.
     `protocol` and `tool_kind` are what the manifests of its tools say. With `named_secrets` its configuration takes
     any number of secrets by name (`credentials`), otherwise one (`auth`). `in_process`: its tools run in this process,
-    so that it is never added through an endpoint.
+    so that it is never added through an endpoint. `offers_content`: an upstream of this kind has resources and prompts
+    too, and its connector is a `ContentConnector`.
     """
 
     module: str
@@ -40,10 +41,13 @@ class Kind:
     tool_kind: Literal["mcp_tool", "openapi_operation", "function"] = "function"
     named_secrets: bool = False
     in_process: bool = False
+    offers_content: bool = False
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    "mcp": Kind("interlock.upstreams.mcp", protocol="mcp", tool_kind="mcp_tool", named_secrets=True),
+    "mcp": Kind(
+        "interlock.upstreams.mcp", protocol="mcp", tool_kind="mcp_tool", named_secrets=True, offers_content=True
+    ),
     "openapi": Kind("interlock.upstreams.http", protocol="openapi", tool_kind="openapi_operation"),
     "http": Kind(
         "interlock.upstreams.http",

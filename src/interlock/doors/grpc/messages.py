@@ -19,6 +19,7 @@ from google.rpc.status_pb2 import Status
 
 from interlock.api.listing import LEADS, Lead, Wanted, moment
 from interlock.api.service import Ask
+from interlock.api.tools import Version
 from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.errors import Failure
@@ -27,7 +28,6 @@ from interlock.data.bounds import LARGE_INPUT, check_values, exactly, too_many
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
-from interlock.registry.catalog import Version
 from interlock.window.reading import Part, asked
 
 DOMAIN = "interlock"

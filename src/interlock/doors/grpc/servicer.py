@@ -25,6 +25,7 @@ from google.protobuf.message_factory import GetMessageClass
 from interlock.api import surface_view
 from interlock.api.interlock import Interlock
 from interlock.api.service import Service
+from interlock.api.tools import Version
 from interlock.call.context import Caller
 from interlock.call.events import Event
 from interlock.call.results import Result
@@ -35,7 +36,6 @@ from interlock.data.canonical import encode
 from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.http.asgi import server_ended, too_large
-from interlock.registry.catalog import Version
 from interlock.telemetry import w3c
 
 # Raw bytes in and out: the guard parses and serializes.

@@ -4,8 +4,8 @@
                               └──► SDK: everything else of both eras, streamable HTTP
     stdio ───────────────────────► SDK: both eras, one client
 
-The door translates: names and descriptions (listing.py, names.py), calls and their answers (calling.py). What may be
-seen and done is decided behind it, for the caller of each single request.
+The door translates: descriptions (listing.py), calls and their answers (calling.py). What may be seen and done is
+decided behind it, for the caller of each single request.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from interlock.api.failed_authentication import IDENTITY
+from interlock.api.list_changes import watch_lists
+from interlock.api.mcp_names import Names
 from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
@@ -29,10 +31,8 @@ from interlock.doors.door import ANY, Door, Key
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.modern import McpRoute
-from interlock.doors.mcp.names import Names
 from interlock.http.asgi import Receive, Scope, Send, answer, header
 from interlock.http.route import Application, Prepared, Reply, Route
-from interlock.store import epochs
 
 if TYPE_CHECKING:
     from interlock.doors.listening import Listening
@@ -223,45 +223,13 @@ class McpDoor(Route):
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncGenerator[None]:
-        task = self._service.lock.supervisor.keep("announcing of changed tools", self._watch)
+        lock = self._service.lock
+        task = lock.supervisor.keep("announcing of changed tools", lambda: watch_lists(lock, self.tools_changed))
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        """Announce what changes lists: what any process does to the registry, upstreams that come and go, and
-        credentials and rules, without which a tool of a surface cannot be called.
-        """
-        lock = self._service.lock
-        changed = asyncio.Event()
-        stored: epochs.Epochs | None = None
-
-        def note(now: epochs.Epochs) -> None:
-            nonlocal stored
-            stored = now
-            changed.set()
-
-        def state() -> tuple[object, ...]:
-            own = () if stored is None else (stored.registry, stored.secrets)
-            return *own, lock.upstreams.connections.unanswered(), lock.policy.state(anew=True)
-
-        families = ("registry", "upstreams", "secrets", "config")
-        end = lock.journal.changes.watch(families, epochs.read, note, also=lock.policy.files)
-        try:
-            lock.journal.changes.start()
-            await lock.journal.changes.caught_up()
-            seen = state()
-            while True:
-                await changed.wait()
-                changed.clear()
-                now = state()
-                if now != seen:
-                    await self.tools_changed()
-                seen = now
-        finally:
-            end()
 
 
 def _quoted(text: str) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.api.mcp_names import Names
 from interlock.api.service import Ask, Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
@@ -30,7 +31,6 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass, step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
-from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.sampling import Question, sampled
 from interlock.doors.mcp.surface_tools import LOAD, SELECT, SurfaceTools
 from interlock.telemetry.w3c import joined

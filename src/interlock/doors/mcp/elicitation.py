@@ -13,11 +13,11 @@ from mcp.shared.message import ServerMessageMetadata
 from pydantic import ValidationError
 
 from interlock.call.connector import ALONE, Interaction
+from interlock.call.mcp import LOG_LEVEL, Listening
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.mcp.context import Context, connection, meta
 from interlock.doors.mcp.modern import MODERN
-from interlock.upstreams.mcp.protocol import LOG_LEVEL, Listening
 
 # What is heard of a call under way: progress, or a message of the log. None: it has ended.
 News = asyncio.Queue[tuple[str, Json] | None]

@@ -15,6 +15,7 @@ from typing import Any, cast
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
+from interlock.api.mcp_names import Names
 from interlock.api.service import Service
 from interlock.call.connector import ALONE, Interaction
 from interlock.call.context import Caller
@@ -34,7 +35,6 @@ from interlock.doors.mcp.context import (
 )
 from interlock.doors.mcp.elicitation import LEVEL, News, hear, hears_log, interaction, listening, with_news
 from interlock.doors.mcp.listing import EXPECTS, Listing, shows_apps
-from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.own_resources import TEMPLATE, is_own, read_own
 from interlock.doors.mcp.suspended import SuspendedCalls

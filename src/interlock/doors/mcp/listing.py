@@ -22,16 +22,17 @@ from typing import Any, cast
 import orjson
 
 from interlock.api.apps import is_for_apps
+from interlock.api.mcp_names import UI, Names, served_uri
 from interlock.api.service import Service
+from interlock.api.tools import Version
 from interlock.call.context import Caller
+from interlock.call.mcp import APPS
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
 from interlock.core.record import dataclass
 from interlock.data.schema import Json
-from interlock.doors.mcp.names import UI, Names, served_uri
+from interlock.data.untrusted import members
 from interlock.doors.mcp.surface_tools import DOCUMENTS, SAMPLED
-from interlock.registry.catalog import Version
-from interlock.upstreams.mcp.protocol import APPS, members
 
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.

@@ -48,7 +48,7 @@ from interlock.http.route import PerRequest, Reply, Route, Stream, guarded, refu
 from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
-    from interlock.doors.mcp.names import Names
+    from interlock.api.mcp_names import Names
     from interlock.gateway.fast_path import RunningRead
 
 Handle = Callable[[Scope, Receive, Send, Caller], Awaitable[None]]

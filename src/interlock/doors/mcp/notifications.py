@@ -24,12 +24,12 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 
+from interlock.api.offers import Offers
 from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.mcp.context import CALLER, Context, connection, missing, named, state
-from interlock.doors.mcp.offers import Offers
 from interlock.doors.mcp.resource_subscriptions import Watching
 
 _log = logging.getLogger("interlock.doors.mcp")
@@ -50,7 +50,7 @@ class Changes:
     """The subscribers to changes of tools, resources and prompts. `caller` identifies the caller of a request."""
 
     def __init__(self, service: Service, caller: Callable[[Context], Awaitable[Caller]]) -> None:
-        self.offers = Offers(service, self._list_changed)
+        self.offers = Offers(service.lock, service.tools, self._list_changed)
         self._caller = caller
         self._supervisor = service.lock.supervisor
         self._bus = InMemorySubscriptionBus()

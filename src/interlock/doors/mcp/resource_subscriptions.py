@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from interlock.api.offers import Offers, Source
 from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.doors.mcp.offers import Offers, Source
-from interlock.upstreams.mcp import McpUpstream
 
 AGREE_S = 30.0
 PAUSE_S = (1.0, 60.0)
@@ -37,7 +36,7 @@ class Watching:
         uri = source.uri(own)
         watch = self._watches.get(uri)
         if watch is None:
-            watch = self._watches[uri] = _Watch(self._service, source.name, own, lambda: self._tell(uri))
+            watch = self._watches[uri] = _Watch(self._service, self._offers, source.name, own, lambda: self._tell(uri))
         watch.watchers += 1
         left = False
 
@@ -72,12 +71,14 @@ class Watching:
 class _Watch:
     """One resource of one upstream. `agreed` is done once the upstream said, for the first time, that it will tell."""
 
-    def __init__(self, service: Service, upstream: str, own: str, tell: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, service: Service, offers: Offers, upstream: str, own: str, tell: Callable[[], Awaitable[None]]
+    ) -> None:
         self.watchers = 0
         self.agreed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Whether anybody waits for it or not, its failure is taken note of.
         self.agreed.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._service = service
+        self._offers = offers
         self._upstream = upstream
         self._own = own
         self._news = asyncio.Event()
@@ -110,9 +111,7 @@ class _Watch:
         pause = shortest
         while True:
             try:
-                server = self._service.lock.upstreams.connections.get(self._upstream)
-                if isinstance(server, McpUpstream):
-                    await server.content.watch(self._own, self._heard)
+                await self._offers.content_of(self._upstream).watch(self._own, self._heard)
                 pause = shortest
             except Failure as failure:
                 if not self.agreed.done():

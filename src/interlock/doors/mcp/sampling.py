@@ -19,8 +19,8 @@ from interlock.call.connector import Interaction
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 from interlock.doors.mcp.listing import can_sample
-from interlock.upstreams.mcp.protocol import members
 
 if TYPE_CHECKING:
     from interlock.selection.stages import Selector

@@ -29,6 +29,7 @@ from starlette.requests import Request
 from interlock._version import __version__
 from interlock.api.service import Service
 from interlock.call.context import Caller
+from interlock.call.mcp import TASKS
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.ids import check_text
@@ -40,11 +41,10 @@ from interlock.doors.mcp.modern import MODERN
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
 from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, read_with, refuse, replay
-from interlock.upstreams.mcp.protocol import TASKS
 
 if TYPE_CHECKING:
+    from interlock.api.mcp_names import Names
     from interlock.doors.mcp.listing import Listing
-    from interlock.doors.mcp.names import Names
 
 INSTRUCTIONS = (
     "Every call of these tools is checked, authorized and recorded by Interlock. A result with isError says what went "

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
+from interlock.api.mcp_names import Names
 from interlock.api.service import Service
 from interlock.api.surfaces import MOST_AT_ONCE, MOST_PER_QUERY, MOST_QUERIES
+from interlock.api.tools import Version
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.doors.mcp.names import Names
-from interlock.registry.catalog import Version
 from interlock.window.reading import LONGEST, asked
 
 if TYPE_CHECKING:

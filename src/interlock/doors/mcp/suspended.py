@@ -32,15 +32,16 @@ from pydantic import ValidationError
 from interlock.api.service import Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
+from interlock.call.mcp import Listening
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 from interlock.doors.mcp.calling import INVALID_PARAMS, Calling, Fault, RunningCall, Wanted, not_made
 from interlock.doors.mcp.context import Context
 from interlock.doors.mcp.elicitation import QUESTIONS, News, hear
 from interlock.doors.mcp.tasks import Tasks, takes_tasks
-from interlock.upstreams.mcp.protocol import Listening, members
 
 ANSWER_S = 600.0
 MAX_WAITING = 1000

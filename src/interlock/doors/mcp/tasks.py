@@ -27,10 +27,12 @@ from pydantic import Field
 
 from interlock.api.service import Service
 from interlock.call.context import Caller
+from interlock.call.mcp import META, TASKS
 from interlock.call.results import Result
 from interlock.core.clock import begun_ms, iso
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 from interlock.doors.mcp.calling import (
     INVALID_PARAMS,
     MISSING_CAPABILITY,
@@ -42,7 +44,6 @@ from interlock.doors.mcp.calling import (
 )
 from interlock.doors.mcp.context import Context, meta, named
 from interlock.doors.mcp.modern import MODERN
-from interlock.upstreams.mcp.protocol import META, TASKS, members
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.suspended import SuspendedCall

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from interlock import __version__
+from interlock._version import __version__
 from interlock.api.service import Service
 from interlock.core.errors import Failure
 from interlock.core.threads import INPUTS

@@ -12,22 +12,14 @@ from typing import Any, cast
 import orjson
 
 from interlock.call.connector import Definition, Interaction, RemoteCall
+from interlock.call.mcp import INPUT_REQUIRED, INVALID_PARAMS, LOG_LEVELS, QUESTIONS, Listening
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.bounds import Shortener
 from interlock.data.schema import Json, compile_validator
+from interlock.data.untrusted import LONGEST_TEXT, members, strings
 from interlock.upstreams import wire
-from interlock.upstreams.mcp.protocol import (
-    INPUT_REQUIRED,
-    INVALID_PARAMS,
-    LOG_LEVELS,
-    LONGEST_TEXT,
-    QUESTIONS,
-    Listening,
-    RpcError,
-    members,
-    strings,
-)
+from interlock.upstreams.mcp.protocol import RpcError
 from interlock.upstreams.mcp.questions import Questions
 
 MAX_NAME = 256

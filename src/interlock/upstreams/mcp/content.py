@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.call.connector import ALONE, Interaction
+from interlock.call.mcp import METHOD_NOT_FOUND
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams.mcp.answers import plain, refusal, rounds
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.opening import Conversation
-from interlock.upstreams.mcp.protocol import METHOD_NOT_FOUND, RpcError
+from interlock.upstreams.mcp.protocol import LIST_S, RpcError
 from interlock.upstreams.mcp.questions import Questions, answerable, refuse_answers
-from interlock.upstreams.mcp.session import LIST_S, Session
+from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.mcp.sessions import Sessions
 from interlock.upstreams.supervisor import Supervisor
 

@@ -24,16 +24,17 @@ from urllib.parse import quote, urljoin, urlsplit
 import orjson
 from mcp.shared.inbound import encode_header_value
 
+from interlock.call.mcp import MODERN
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 from interlock.net import addresses
 from interlock.net.connection import Pool, Unreachable
 from interlock.net.heads import Origin, UnsafeHeader, split
 from interlock.upstreams.mcp.events import Meter
 from interlock.upstreams.mcp.posts import EVENT, MAX_REDIRECTS, MAX_RESUMED, SESSION, Post, Stream
-from interlock.upstreams.mcp.protocol import MODERN, members
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.remote_config import Tls
 from interlock.upstreams.response_limits import Allowance, Intake

@@ -8,33 +8,36 @@ be slow to start. A silent server is therefore also greeted in the old way, and 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
+from interlock.call.mcp import HANDSHAKE, META, MODERN, UNSUPPORTED_VERSION
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.mcp.protocol import (
-    ABOUT_US,
-    HANDSHAKE,
-    META,
-    MODERN,
-    UNSENT,
-    UNSUPPORTED_VERSION,
-    Era,
-    RpcError,
-    Server,
-    members,
-    strings,
-)
-
-if TYPE_CHECKING:
-    from interlock.upstreams.mcp.session import Session
+from interlock.data.untrusted import members, strings
+from interlock.upstreams.mcp.protocol import ABOUT_US, UNSENT, Era, RpcError, Server
 
 START_S = 30.0
 # A server that is silent for this long is also greeted in the way of the handshake era.
 DISCOVER_S = 5.0
 
 
-async def agree(session: Session, era: Era) -> None:
+class Negotiating(Protocol):
+    """A conversation whose version is not agreed on yet. `server` is set to what the server says of itself."""
+
+    server: Server
+
+    @property
+    def capabilities(self) -> Json: ...
+
+    def declared(self, capabilities: Json, /) -> Json: ...
+
+    def request(self, method: str, params: Json | None = None, *, within_s: None) -> Coroutine[Any, Any, Json]: ...
+
+    def notify(self, method: str, /) -> Coroutine[Any, Any, None]: ...
+
+
+async def agree(session: Negotiating, era: Era) -> None:
     """Identify the server and agree on a version; E3502 if there is none in common, or it takes too long."""
     try:
         async with asyncio.timeout(START_S):
@@ -43,7 +46,7 @@ async def agree(session: Session, era: Era) -> None:
         raise Failure("E3502", "the upstream did not agree on a version in time", details=UNSENT) from None
 
 
-async def _negotiate(session: Session, era: Era) -> None:
+async def _negotiate(session: Negotiating, era: Era) -> None:
     if era == "handshake":
         await _initialize(session)
         return
@@ -65,7 +68,7 @@ async def _negotiate(session: Session, era: Era) -> None:
     await _initialize(session)
 
 
-async def _greeted_before(session: Session, asking: asyncio.Future[Json]) -> bool:
+async def _greeted_before(session: Negotiating, asking: asyncio.Future[Json]) -> bool:
     """Greet a silent server in the old way too, because it may be old or slow to start: its answer decides."""
     session.server = Server("")
     greeting = asyncio.ensure_future(_initialize(session))
@@ -81,7 +84,7 @@ async def _greeted_before(session: Session, asking: asyncio.Future[Json]) -> boo
         await asyncio.gather(greeting, return_exceptions=True)
 
 
-def _modern(session: Session, asking: asyncio.Future[Json]) -> list[Any] | None:
+def _modern(session: Negotiating, asking: asyncio.Future[Json]) -> list[Any] | None:
     """Return None if the server speaks the modern era; else the versions it states."""
     if not asking.done():
         return []
@@ -98,7 +101,7 @@ def _modern(session: Session, asking: asyncio.Future[Json]) -> list[Any] | None:
     return None
 
 
-async def _initialize(session: Session) -> None:
+async def _initialize(session: Negotiating) -> None:
     able = session.declared(session.capabilities)
     offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": able, "clientInfo": ABOUT_US}
     try:
@@ -116,7 +119,7 @@ async def _initialize(session: Session) -> None:
     await session.notify("notifications/initialized")
 
 
-def _adopt(session: Session, protocol: str, answer: Json, info: Any) -> None:
+def _adopt(session: Negotiating, protocol: str, answer: Json, info: Any) -> None:
     instructions = answer.get("instructions")
     session.server = Server(
         protocol,

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from interlock.call.context import Caller
+from interlock.call.mcp import APPS
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
@@ -20,7 +21,7 @@ from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
-from interlock.upstreams.mcp.protocol import APPS, Era, Wire
+from interlock.upstreams.mcp.protocol import Era, Wire
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.response_limits import Allowance, Intake, in_thread
 

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, Protocol, cast
 
+from interlock.call.mcp import METHOD_NOT_FOUND
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.bounds import exactly
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 from interlock.net.connection import HttpConnection, Trouble
 from interlock.upstreams.mcp.events import Events, Meter
-from interlock.upstreams.mcp.protocol import METHOD_NOT_FOUND, members
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.response_limits import SMALL, in_thread
 from interlock.upstreams.wire import retry_after_ms

@@ -1,50 +1,28 @@
-"""The common parts of both eras of the protocol: versions, names, limits, and the interfaces of a conversation."""
+"""The common parts of both eras of the protocol for its client: errors, and the interfaces of a conversation.
+
+The names and constants of the protocol are in `call.mcp`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import field
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from interlock._version import __version__
-from interlock.call.connector import Interaction
+from interlock.call.mcp import MODERN
 from interlock.core.record import dataclass
 from interlock.data.schema import Json
+from interlock.data.untrusted import members
 
-MODERN = ("2026-07-28",)
-HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 ABOUT_US: Json = {"name": "interlock", "version": __version__}
-
-INVALID_PARAMS = -32602
-METHOD_NOT_FOUND = -32601
-UNSUPPORTED_VERSION = -32022
-META = "io.modelcontextprotocol/"
-LOG_LEVEL = f"{META}logLevel"
-LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-INPUT_REQUIRED = "input_required"
-# The extension with which a server answers a call with a task, and the type of such an answer.
-TASKS = f"{META}tasks"
-TASK = "task"
-# What a client declares that shows the interfaces of MCP Apps.
-APPS: Json = {f"{META}ui": {"mimeTypes": ["text/html;profile=mcp-app"]}}
-LONGEST_TEXT = 16_384
-
-# The questions that a server may ask a client during a call, and the capability that a client declares for each.
-QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
+UNSENT: Json = {"sent": False}
+# How long a server has to list something, and for requests that belong to no call.
+LIST_S = 30.0
 
 Era = Literal["auto", "modern", "handshake"]
 Progress = Callable[[Json], None]
-# Receives the log messages of a server during a call: level, data and, if there is one, logger.
-OnLog = Callable[[Json], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening(Interaction):
-    """A client that wants a server's log messages during its call, from this level on."""
-
-    level: str
-    on_log: OnLog
 
 
 class RpcError(Exception):
@@ -100,21 +78,3 @@ class Server:
 
     def announces(self, what: str) -> bool:
         return self.offers(what) and self.capabilities[what].get("listChanged") is True
-
-
-UNSENT: Json = {"sent": False}
-
-
-def strings(value: Any) -> list[str]:
-    """Return the texts of a list; empty for anything else."""
-    return [one for one in cast("list[Any]", value) if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def members(value: Any) -> Json:
-    """Return the members of an object; empty for anything else."""
-    return cast("Json", value) if isinstance(value, dict) else {}
-
-
-def text_in(value: Any) -> str:
-    """Return a text, cut first; empty for anything that is not a text."""
-    return value[:LONGEST_TEXT] if isinstance(value, str) else ""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from interlock.call.connector import ALONE, Interaction
+from interlock.call.mcp import INVALID_PARAMS, METHOD_NOT_FOUND, QUESTIONS
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.upstreams.mcp.protocol import INVALID_PARAMS, METHOD_NOT_FOUND, QUESTIONS, RpcError, Server
+from interlock.upstreams.mcp.protocol import RpcError, Server
 
 _INTERNAL_ERROR = -32603
 # The error of a client whose user refused a request for sampling: an answer, like `decline` of an elicitation.

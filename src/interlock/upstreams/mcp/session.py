@@ -17,29 +17,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast
 
+from interlock.call.mcp import INVALID_PARAMS, META, METHOD_NOT_FOUND, MODERN, QUESTIONS, OnLog
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.data.schema import Json
+from interlock.data.untrusted import members, strings, text_in
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.negotiation import agree
-from interlock.upstreams.mcp.protocol import (
-    ABOUT_US,
-    INVALID_PARAMS,
-    META,
-    METHOD_NOT_FOUND,
-    MODERN,
-    QUESTIONS,
-    UNSENT,
-    Era,
-    OnLog,
-    Progress,
-    RpcError,
-    Server,
-    Wire,
-    members,
-    strings,
-    text_in,
-)
+from interlock.upstreams.mcp.protocol import ABOUT_US, LIST_S, UNSENT, Era, Progress, RpcError, Server, Wire
 from interlock.upstreams.mcp.questions import Questions, unclear
 from interlock.upstreams.response_limits import addressee
 
@@ -48,7 +33,6 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 MAX_PAGES = 1000
 MAX_LISTED = 10_000
 MAX_QUESTIONS = 1000
-LIST_S = 30.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}

@@ -29,8 +29,8 @@ from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.opening import Conversation, Opener
-from interlock.upstreams.mcp.protocol import RpcError
-from interlock.upstreams.mcp.session import LIST_S, Session
+from interlock.upstreams.mcp.protocol import LIST_S, RpcError
+from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.supervisor import Restarts, Supervisor
 
 _log = logging.getLogger("interlock.upstreams.mcp")

@@ -20,10 +20,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from interlock.call.connector import RemoteCall
+from interlock.call.mcp import QUESTIONS
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.data.untrusted import members, text_in
 from interlock.upstreams import wire
-from interlock.upstreams.mcp.protocol import QUESTIONS, RpcError, members, text_in
+from interlock.upstreams.mcp.protocol import RpcError
 from interlock.upstreams.mcp.questions import Questions
 
 # How often a task is polled: no more often, by default, no less often.

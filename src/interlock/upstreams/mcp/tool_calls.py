@@ -8,25 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.call.connector import Interaction, RemoteCall
+from interlock.call.mcp import INPUT_REQUIRED, LOG_LEVEL, LOG_LEVELS, TASK, TASKS, Listening
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams import wire
-from interlock.upstreams.manifests import definition_digest
-from interlock.upstreams.mcp.answers import pass_on_log, refusal, rounds, stated_of_data, understood, value
+from interlock.upstreams.mcp.answers import pass_on_log, refusal, rounds, stated_of_data, value
 from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.mcp.definitions import listed_digest
 from interlock.upstreams.mcp.opening import SHARED, Conversation
-from interlock.upstreams.mcp.protocol import (
-    INPUT_REQUIRED,
-    LOG_LEVEL,
-    LOG_LEVELS,
-    TASK,
-    TASKS,
-    Listening,
-    RpcError,
-    members,
-)
+from interlock.upstreams.mcp.protocol import LIST_S, RpcError
 from interlock.upstreams.mcp.questions import Questions, answerable, refuse_answers
-from interlock.upstreams.mcp.session import LIST_S, Session
 from interlock.upstreams.mcp.sessions import Sessions
 from interlock.upstreams.mcp.tasks import follow
 from interlock.upstreams.sender import Sender
@@ -34,6 +25,7 @@ from interlock.upstreams.sender import Sender
 if TYPE_CHECKING:
     from interlock.core.clock import Clock
     from interlock.resilience.services import Services
+    from interlock.upstreams.mcp.session import Session
     from interlock.upstreams.supervisor import Supervisor
 
 
@@ -177,13 +169,7 @@ class ToolCalls:
         )  # fmt: skip
 
     async def _offered(self, session: Session, name: str, within_s: float) -> str:
-        """Return the digest of a tool as a conversation lists it now; empty if it does not."""
-        listed = await session.tools(within_s)
-        if name not in session.seen:
-            same = [one for one in listed if members(one).get("name") == name]
-            definitions, _ = understood(same, headers=self._config.url is not None)
-            session.seen[name] = definition_digest(definitions[0]) if definitions else ""
-        return session.seen[name]
+        return await listed_digest(session, name, within_s, headers=self._config.url is not None)
 
     def _request(
         self, session: Session, call: RemoteCall, params: Json, listens: Listening | None, questions: Questions

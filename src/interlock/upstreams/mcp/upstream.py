@@ -12,7 +12,7 @@ from interlock.data.schema import Json
 from interlock.upstreams.mcp.answers import understood
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.content import Content, asking, list_of
-from interlock.upstreams.mcp.session import LIST_S
+from interlock.upstreams.mcp.protocol import LIST_S
 from interlock.upstreams.mcp.sessions import Sessions
 from interlock.upstreams.mcp.tool_calls import ToolCalls
 from interlock.upstreams.supervisor import Restarts

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from interlock.api.providers import Provider
 from interlock.doors.rest.models.common import Answer, Body, Json, Name, Names, Query, Text, example, few
-from interlock.upstreams.formats import Provider
 
 ECHO: Json = {
     "tool_id": "echo_tool",

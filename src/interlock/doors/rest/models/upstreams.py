@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
+from interlock.api.upstreams import addable_kinds
 from interlock.doors.rest.models.common import Answer, Body, Json, Names, Text, example, few
-from interlock.upstreams.kinds import KINDS
 
-_KINDS = [name for name, kind in KINDS.items() if not kind.in_process]
+_KINDS = addable_kinds()
 
 
 def _known_kind(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
-from interlock.api.tools import Tools
+from interlock.api.tools import Tools, Version
 from interlock.contract.standard.export import shown
 from interlock.core.clock import iso
 from interlock.data.schema import Json
@@ -15,7 +15,6 @@ from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result
 from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
-from interlock.registry.catalog import Version
 
 router = APIRouter(prefix="/v1")
 

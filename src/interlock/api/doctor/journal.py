@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interlock.cli.doctor_findings import Finding, Status
+from interlock.api.doctor.findings import Finding, Status
 
 if TYPE_CHECKING:
     from interlock.store.home import Home

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from interlock.cli.doctor_findings import Finding
+from interlock.api.doctor.findings import Finding
 
 if TYPE_CHECKING:
     from interlock.store.home import Home
@@ -24,7 +24,7 @@ def check_python(_: Home) -> Iterator[Finding]:
 
 
 def check_packages(_: Home) -> Iterator[Finding]:
-    from interlock.cli.packages import REMEDY, misfits
+    from interlock.api.packages import REMEDY, misfits
 
     found = misfits()
     for one in found:

@@ -74,9 +74,9 @@ def _principals(home: Home) -> Checked:
 
 
 def _policy(home: Home) -> Checked:
+    from interlock.api.doctor.policy import rules_speak_of
     from interlock.authority.policy_check import check
     from interlock.authority.principals import Principals
-    from interlock.cli.doctor_policy import rules_speak_of
     from interlock.core.errors import Failure
 
     if not home.shared and home.policy.with_name("policy.toml").exists():

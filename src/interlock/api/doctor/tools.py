@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interlock.cli.doctor_findings import Finding, if_usable
+from interlock.api.doctor.findings import Finding, if_usable
 
 if TYPE_CHECKING:
     from interlock.core.errors import Failure

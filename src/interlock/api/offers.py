@@ -1,4 +1,4 @@
-"""Resources and prompts of MCP upstreams, for callers who may use one of the upstream's tools.
+"""Resources and prompts of upstreams that offer them (MCP), for callers who may use one of the upstream's tools.
 
 They are read, watched and filled in, never run, so they do not pass through the gateway; but a token that names
 resources must name these, and each of those acts is in the journal before the upstream is asked. An upstream's own
@@ -13,29 +13,32 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from interlock.api.service import Service
+from interlock.api.mcp_names import UI, served_uri
 from interlock.call.connector import Interaction
+from interlock.call.content import ContentConnector
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.data.schema import Json
-from interlock.doors.mcp.names import UI, served_uri
 from interlock.store import records
 from interlock.store.port import Transaction
+from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
-    from interlock.upstreams.mcp import McpUpstream
+    from interlock.api.parts import Parts
+    from interlock.api.tools import Tools
+    from interlock.call.content import Content
 
 _SCHEME = "upstream:"
 T = TypeVar("T")
 
 
 class Source(NamedTuple):
-    """An MCP upstream. One that is `bare` has its own names here."""
+    """An upstream with resources and prompts. One that is `bare` has its own names here."""
 
     name: str
     bare: bool
-    server: McpUpstream
+    content: Content
 
     def uri(self, own: str) -> str:
         return own if self.bare else served_uri(self.name, own)
@@ -72,8 +75,9 @@ class Source(NamedTuple):
 class Offers:
     """Resources and prompts, as one caller may have them. `changed` is told which kind of list may be another."""
 
-    def __init__(self, service: Service, changed: Callable[[str], None]) -> None:
-        self._service = service
+    def __init__(self, parts: Parts, tools: Tools, changed: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._tools = tools
         self._changed = changed
 
     async def attend(self, caller: Caller) -> None:
@@ -82,25 +86,25 @@ class Offers:
 
     async def resources(self, caller: Caller) -> list[Json]:
         """Every resource that is listed."""
-        found = await self._gather(caller, lambda source: source.server.content.list_resources())
+        found = await self._gather(caller, lambda source: source.content.list_resources())
         owned = [(source, str(one.get("uri")), one) for source, one in found]
         return [{**one, "uri": source.uri(own)} for source, own, one in owned if source.is_covered(own, caller)]
 
     async def templates(self, caller: Caller) -> list[Json]:
         """Forms of the addresses of further resources."""
-        found = await self._gather(caller, lambda source: source.server.content.list_resource_templates())
+        found = await self._gather(caller, lambda source: source.content.list_resource_templates())
         return [{**one, "uriTemplate": source.uri(str(one.get("uriTemplate")))} for source, one in found]
 
     async def prompts(self, caller: Caller) -> list[Json]:
         """Every prompt."""
-        found = await self._gather(caller, lambda source: source.server.content.list_prompts())
+        found = await self._gather(caller, lambda source: source.content.list_prompts())
         return [{**one, "name": source.prompt(str(one.get("name")))} for source, one in found]
 
     async def read(self, uri: str, caller: Caller, interaction: Interaction) -> Json:
         """A resource. To a caller who may not have it, it does not exist (E3702)."""
 
         async def ask(source: Source, own: str) -> Json:
-            answer = await source.server.content.read_resource(own, interaction, caller)
+            answer = await source.content.read_resource(own, interaction, caller)
             contents: list[Json] = answer.get("contents", [])
             return {**answer, "contents": [{**one, "uri": source.uri(str(one.get("uri", own)))} for one in contents]}
 
@@ -112,7 +116,7 @@ class Offers:
             name,
             caller,
             "prompt.read",
-            lambda source, own: source.server.content.get_prompt(own, arguments, interaction, caller),
+            lambda source, own: source.content.get_prompt(own, arguments, interaction, caller),
         )
 
     async def complete(self, ref: Json, argument: Json, context: Json | None, caller: Caller) -> Json:
@@ -122,13 +126,13 @@ class Offers:
                 ref["name"],
                 caller,
                 "prompt.complete",
-                lambda source, own: source.server.content.complete({**ref, "name": own}, argument, context),
+                lambda source, own: source.content.complete({**ref, "name": own}, argument, context),
             )
         return await self.of_resource(
             ref["uri"],
             caller,
             "resource.complete",
-            lambda source, own: source.server.content.complete({**ref, "uri": own}, argument, context),
+            lambda source, own: source.content.complete({**ref, "uri": own}, argument, context),
         )
 
     async def of_resource(self, uri: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
@@ -162,24 +166,26 @@ class Offers:
         raise failures[0] if failures else Failure("E3702", missing)
 
     async def _sources(self, caller: Caller) -> list[Source]:
-        """The MCP upstreams that are there and of which the caller may use a tool."""
-        from interlock.upstreams.mcp import McpUpstream
-
-        lock = self._service.lock
-        origins = {version.row.origin for version in await self._service.tools.visible(caller)}
+        """The upstreams that are there and of which the caller may use a tool."""
+        origins = {version.row.origin for version in await self._tools.visible(caller)}
         served = {origin.removeprefix("upstream:") for origin in origins if origin.startswith("upstream:")}
         sources: list[Source] = []
-        for one in await lock.upstreams.list():
-            if one.kind != "mcp" or one.name not in served or one.state != "available" or one.credentials:
+        for one in await self._parts.upstreams.list():
+            if not kind_of(one.kind).offers_content or one.name not in served:
+                continue
+            if one.state != "available" or one.credentials:
                 continue
             try:
-                server = lock.upstreams.connections.get(one.name)
+                server = _connector(self._parts, one.name)
             except Failure:
-                continue  # it went away just now
-            if isinstance(server, McpUpstream):
-                server.attend(self._changed)
-                sources.append(Source(one.name, one.config.get("prefix") is False, server))
+                continue  # it went away just now, or is another one now
+            server.attend(self._changed)
+            sources.append(Source(one.name, one.config.get("prefix") is False, server.content))
         return sources
+
+    def content_of(self, upstream: str) -> Content:
+        """The resources and prompts of an upstream. E3502 if it does not answer, E3109 if it offers none."""
+        return _connector(self._parts, upstream).content
 
     async def _gather(
         self, caller: Caller, ask: Callable[[Source], Awaitable[list[Json]]]
@@ -205,7 +211,14 @@ class Offers:
             )
             transaction.append("authority", ref, body)
 
-        await self._service.lock.journal.commit(unit)
+        await self._parts.journal.commit(unit)
+
+
+def _connector(parts: Parts, upstream: str) -> ContentConnector:
+    server = parts.upstreams.connections.get(upstream)
+    if isinstance(server, ContentConnector):
+        return server
+    raise Failure("E3109", f"`{upstream}` offers no resources")
 
 
 def _owners(sources: list[Source], own: Callable[[Source, str], str | None], name: str) -> list[tuple[Source, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.cli.doctor_findings import Finding, Status
+from interlock.api.doctor.findings import Finding, Status
 
 if TYPE_CHECKING:
     from interlock.store.home import Home
@@ -132,7 +132,7 @@ def check_backups(home: Home) -> Iterator[Finding]:
 
 
 def check_settings(home: Home) -> Iterator[Finding]:
-    from interlock.cli.config_check import mistyped_variables
+    from interlock.api.config_check import mistyped_variables
     from interlock.store.shared_config import settings_of
 
     settings = settings_of(home).settings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from interlock.cli.doctor_findings import Finding, if_usable
+from interlock.api.doctor.findings import Finding, if_usable
 
 if TYPE_CHECKING:
     from pathlib import Path

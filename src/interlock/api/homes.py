@@ -1,0 +1,85 @@
+"""Data directories that are not opened: found, read as they are, and what goes wrong with them.
+
+The command line uses these functions, which check no rights: who can read the files may read the database. Opening a
+data directory builds every part of the gateway, so what is not needed to read it is imported in the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from interlock.api.interlock import Interlock
+    from interlock.core.errors import Failure
+    from interlock.default_settings import Effective
+    from interlock.store.home import Home
+    from interlock.store.port import Reader
+
+
+def home_at(path: Path, store: str | None = None, store_admin: str | None = None) -> Home:
+    """The data directory of a path. `store` and `store_admin` are settings that the program was given."""
+    from interlock.store import homes
+
+    return homes.home_at(path, store, store_admin)
+
+
+def settings_of(home: Home) -> Effective:
+    """The settings in effect of a data directory, each with its source."""
+    from interlock.store import shared_config
+
+    return shared_config.settings_of(home)
+
+
+def reader_at_rest(path: Path, within: ExitStack) -> Reader | None:
+    """The database in one read transaction that `within` ends; None if the data directory has to be opened first."""
+    import time
+
+    from interlock.store import at_rest
+
+    return at_rest.reader_at_rest(home_at(path), time.time_ns() // 1_000_000, within)
+
+
+@contextmanager
+def reading(path: Path) -> Generator[Reader]:
+    """The database in one read transaction, whether the data directory is in order or not."""
+    from interlock.store.inspection import opened
+
+    with opened(home_at(path)) as reader:
+        yield reader
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure that an exception stands for: of the store, of the machine, or inside Interlock."""
+    from interlock.core.errors import Failure
+    from interlock.store.connection import StoreError
+    from interlock.store.home import no_room, store_failure
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, StoreError):
+        return store_failure(error)
+    if isinstance(error, OSError):
+        words = f"the data directory cannot be used: {error.strerror or type(error).__name__}"
+        return no_room(error) or Failure("E3801", words)
+    return Failure("E3000", f"something went wrong inside Interlock ({type(error).__name__})")
+
+
+class Left(NamedTuple):
+    """A write of a process that is being interrupted: it has ended, or whether it took effect is unknown."""
+
+    tool: str
+    call: str
+    unknown: bool
+
+
+async def left_behind(lock: Interlock) -> list[Left]:
+    """The writes of this process that ended while it was being interrupted."""
+    from interlock.store import idempotency
+
+    rows = await lock.journal.read(lambda reader: idempotency.ended(reader, lock.instance.id))
+    return [Left(tool, call, state == "unknown") for tool, call, state in rows]

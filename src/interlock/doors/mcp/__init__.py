@@ -32,11 +32,12 @@ from interlock.doors.mcp.modern import McpRoute
 from interlock.doors.mcp.names import Names
 from interlock.http.asgi import Receive, Scope, Send, answer, header
 from interlock.http.route import Application, Prepared, Reply, Route
-from interlock.store import epochs
+from interlock.store import epochs, secrets
 
 if TYPE_CHECKING:
     from interlock.doors.listening import Listening
     from interlock.doors.mcp.sdk import Sdk
+    from interlock.store.port import Reader
 
 __all__ = ["McpDoor", "open_door", "open_stdio"]
 
@@ -232,27 +233,36 @@ class McpDoor(Route):
 
     async def _watch(self) -> None:
         """Announce what changes lists: what any process does to the registry, upstreams that come and go, and
-        credentials and rules, without which a tool of a surface cannot be called.
+        credentials and rules, without which a tool cannot be called; also a credential that expires. What is loaded
+        with a token is announced to its clients alone.
         """
         lock = self._service.lock
         changed = asyncio.Event()
         stored: epochs.Epochs | None = None
+        expiries: Sequence[int] = ()
 
-        def note(now: epochs.Epochs) -> None:
-            nonlocal stored
-            stored = now
+        def load(reader: Reader) -> tuple[epochs.Epochs, Sequence[int]]:
+            return epochs.read(reader), secrets.expiries(reader)
+
+        def note(now: tuple[epochs.Epochs, Sequence[int]]) -> None:
+            nonlocal stored, expiries
+            stored, expiries = now
             changed.set()
 
+        def expired() -> int:
+            now_ms = lock.clock.now_ms()
+            return sum(at_ms <= now_ms for at_ms in expiries)
+
         def state() -> tuple[object, ...]:
-            own = () if stored is None else (stored.registry, stored.secrets)
+            own = () if stored is None else (stored.registry, stored.secrets, expired())
             return *own, lock.upstreams.connections.unanswered(), lock.policy.state(anew=True)
 
-        families = ("registry", "upstreams", "secrets", "config")
-        end = lock.journal.changes.watch(families, epochs.read, note, also=lock.policy.files)
+        families = ("registry", "upstreams", "secrets", "config", "surfaces")
+        end = lock.journal.changes.watch(families, load, note, also=lambda: (lock.policy.files(), expired()))
         try:
             lock.journal.changes.start()
             await lock.journal.changes.caught_up()
-            seen = state()
+            seen, loads = state(), None
             while True:
                 await changed.wait()
                 changed.clear()
@@ -260,6 +270,9 @@ class McpDoor(Route):
                 if now != seen:
                     await self.tools_changed()
                 seen = now
+                if stored is not None and stored.surfaces != loads:
+                    loads = stored.surfaces
+                    await self._sdk.changes.surfaces_changed()
         finally:
             end()
 

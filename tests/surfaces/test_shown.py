@@ -166,10 +166,7 @@ EXCLUDED = {
 }
 
 
-@pytest.mark.part_of(
-    "SURF-01",
-    rest="the index of affordances, which names tools that are blocked",
-)
+@pytest.mark.proves("SURF-01")
 async def test_each_reason_puts_a_tool_into_its_list_and_callers_see_none_that_they_must_not_know(wires: Wires) -> None:
     assert (await wires.http.get("/v1/tools")).status_code == 200
     own: Json = (await wires.http.get("/v1/surface")).json()
@@ -226,6 +223,50 @@ async def test_what_keeps_a_tool_from_being_called_is_read_from_where_it_is_in_f
     assert _reasons(told["blocked_tools"]) == {"office.post_letter": "policy_blocked"}
     assert BLOCKED.keys() - {"office.post_letter"} <= {one["tool_id"] for one in told["deferred_tools"]}
     assert told["runtime_refs"] == ["interlock", "upstream:far"]
+
+
+async def _afforded(wires: Wires, query: str = "") -> tuple[str, set[str]]:
+    """What affordances and the sizes of tools tell, and which tools they name."""
+    told = (await wires.http.get("/v1/tools/affordances", params={"budget": 20_000, "q": query})).json()
+    costs = (await wires.http.get("/v1/tools/cost")).json()
+    assert told["tools"] == costs["tools"] == len(costs["of"])
+    loaded = {one["name"] for one in told["loaded"]}
+    if not query:  # then every tool of the index is a candidate
+        assert loaded == {one["tool"] for one in costs["of"]}
+    return f"{told}{costs}", loaded
+
+
+@pytest.mark.proves("SURF-01")
+async def test_affordances_name_no_tool_that_is_blocked_for_whatever_reason(wires: Wires) -> None:
+    lock, policy = wires.lock, wires.lock.policy.path
+    usable = {"office.create_invoice", "office.forecast", "office.send_email", "office.translate"}
+    for query in ("", "read the mail, post a letter, guess a number, look something up"):
+        text, named = await _afforded(wires, query)
+        assert named <= usable
+        for tool in BLOCKED | FOR_OPERATORS | EXCLUDED:
+            assert tool not in text, tool
+            assert f"{tool.partition('.')[2]}?" not in text, tool
+    # Each comes back with what it lacked.
+    await lock.secrets.set("mail/key", "s3cret-value", by="test")
+    assert (await _afforded(wires))[1] == {*usable, "office.read_mail"}
+    await lock.journal.commit(lambda one: upstreams.mark_probed(one, "far", "available", "", 3))
+    await lock.journal.changes.look()
+    assert (await _afforded(wires))[1] == {*usable, "office.read_mail", "office.remote"}
+    await lock.journal.commit(quarantine.lift("office.guess@1.0.0", by=lock.caller, reason="looked at it"))
+    await lock.journal.changes.look()
+    assert (await _afforded(wires))[1] == {*usable, *BLOCKED} - {"office.post_letter"}
+    await use_policy(lock, policy.read_text().replace(FORBID, ""))
+    assert (await _afforded(wires))[1] == {*usable, *BLOCKED}
+    assert "post_letter" in (await _afforded(wires, "send a letter by post"))[0]
+    # And the reasons that lie in the caller: the scope, the token, and what was excluded for them.
+    grants = [ToolGrant("*")]
+    wires.bear(await lock.tokens.issue(subject=did_of("rain"), tools=grants, scopes=["wages"], by=lock.caller))
+    named = (await _afforded(wires))[1]
+    assert {*usable, *BLOCKED, *FOR_OPERATORS} <= named
+    assert not named & EXCLUDED.keys()
+    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="agent", trust=80), by="test")
+    wires.bear(await lock.tokens.issue(subject=did_of("eve"), tools=grants, by=lock.caller))
+    assert (await _afforded(wires))[1] & EXCLUDED.keys() == {"office.draw", "office.ask_bot"}
 
 
 @pytest.mark.proves("SURF-01", "SURF-03")

@@ -5,8 +5,9 @@ One answer for everything that shows tools: the list of a surface, its record in
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from interlock.call.connector import secret_of
 from interlock.contract.permissions import permissions_of
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from interlock.call.context import Caller
     from interlock.contract.standard.document import BlockReason
     from interlock.registry.catalog import Version
+
+# How many tools are looked at before other tasks get their turn.
+_AT_ONCE: Final = 100
 
 
 class Blocked:
@@ -70,6 +74,22 @@ class Blocked:
             return None
         names = (secret_of(name, self.caller) for name in credentials_of(version))
         return next((name for name in names if name not in self._credentials), None)
+
+
+async def callable_tools(parts: Parts, tools: Tools, caller: Caller) -> list[Version]:
+    """The newest version of every tool that a caller can call as things are, in order of name.
+
+    A tool that is blocked for any reason is left out, also one of an upstream that does not answer.
+    """
+    found: list[Version] = []
+    state = await Blocked.read(parts, tools, caller)
+    for place, one in enumerate(await tools.visible(caller), 1):
+        if place % _AT_ONCE == 0:
+            await asyncio.sleep(0)  # other tasks get their turn
+        denied = await tools.denials.remembered(caller, one)
+        if not denied and state.missing(one) is None and parts.availability(one.row) == "AVAILABLE":
+            found.append(one)
+    return found
 
 
 def credentials_of(version: Version) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What a caller's tools take in the context window of a model, and which of them to load.
 
-Only tools that the caller can see are counted, listed or loaded, by the same check as everywhere (`api.tools`).
+Only tools that the caller can call are counted, listed or loaded, by the same check as everywhere (`api.tools`): none
+that does not exist for them, and none that is blocked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 import orjson
 
 from interlock.api.apps import is_for_apps
+from interlock.api.blocked import callable_tools
 from interlock.api.tools import Tools
 from interlock.core.errors import Failure
 from interlock.core.threads import DEFINITIONS, WALKS
@@ -22,7 +24,7 @@ from interlock.window.affordances import Affordances, Offer, compile_affordances
 from interlock.window.reading import MOST_TOKENS, Part, asked, read_part, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from interlock.api.interlock import Interlock
     from interlock.api.model_window import ModelWindow, Summariser
@@ -88,7 +90,7 @@ class Windows:
         return await DEFINITIONS.run(await self.counter(), text)
 
     async def cost(self, caller: Caller) -> Json:
-        """The tokens of every tool the caller can see: of its line in the index, and of its full schema."""
+        """The tokens of every tool the caller can call: of its line in the index, and of its full schema."""
         offers = await self.offers(caller)
         lines: list[Json] = [
             {
@@ -114,11 +116,11 @@ class Windows:
         if not 0 <= budget <= MOST_TOKENS:
             raise Failure("E3004", f"a budget has between 0 and {MOST_TOKENS:,} tokens")
         # One look at the registry for the index, the ranking and the schemas: they are of one set of tools.
-        versions = [one for one in await self._tools.visible(caller) if not is_for_apps(one)]
+        versions = [one for one in await callable_tools(self._parts, self._tools, caller) if not is_for_apps(one)]
         visible = {one.row.address: one for one in versions}
         offers = list((await self.measured(versions)).values())
         if ranking is None:
-            ranking = await self._found(query, caller) if query.strip() else await self._used(visible, caller)
+            ranking = await self._found(query, visible, caller) if query.strip() else await self._used(visible, caller)
         best = dict(sorted(ranking.items(), key=lambda one: -one[1])[:MOST_CANDIDATES])
 
         def manifest_of(tool: str) -> Json:
@@ -126,9 +128,9 @@ class Windows:
 
         return await DEFINITIONS.run(compile_affordances, offers, best, budget, manifest_of, await self.counter())
 
-    async def _found(self, query: str, caller: Caller) -> dict[str, float]:
-        found = await self._tools.index.find(query, caller, MOST_CANDIDATES)
-        return {one.version.row.address: one.score for one in found}
+    async def _found(self, query: str, visible: Collection[str], caller: Caller) -> dict[str, float]:
+        found = await self._tools.search(query, caller, MOST_CANDIDATES)
+        return {one.version.row.address: one.score for one in found if one.version.row.address in visible}
 
     async def _used(self, visible: Iterable[str], caller: Caller) -> dict[str, float]:
         """The tools that the caller called most among the last records, and behind them all others in order."""
@@ -174,8 +176,8 @@ class Windows:
         return await WALKS.run(_read_part, body, part, await self.counter())
 
     async def offers(self, caller: Caller) -> list[Offer]:
-        """The sizes of every tool the caller can see, in order of name."""
-        visible = await self._tools.visible(caller)
+        """The sizes of every tool the caller can call, in order of name."""
+        visible = await callable_tools(self._parts, self._tools, caller)
         known = await self.measured(visible)
         if len(self._measured) > 2 * len(known) + 1000:
             self._measured = known  # versions that were replaced are forgotten

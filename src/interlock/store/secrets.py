@@ -51,6 +51,11 @@ def entries(reader: Reader) -> list[Entry]:
     return [Entry._make(row) for row in rows]
 
 
+def expiries(reader: Reader) -> list[int]:
+    """The times at which credentials expire."""
+    return [at_ms for (at_ms,) in reader.all("SELECT expires_ms FROM secret WHERE expires_ms IS NOT NULL")]
+
+
 def slots(reader: Reader, name: str) -> list[Slot]:
     """The slots of a credential, in order."""
     rows = reader.all(

@@ -7,7 +7,7 @@ the store knows both. The journal has a record of kind `surface` for each change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -19,6 +19,7 @@ from interlock.store.port import Reader, Transaction
 _COLUMNS = "holder, id, caller, agent, facts, offered, revision, created_ms, changed_ms"
 _SELECT = f"SELECT {_COLUMNS} FROM surface"  # noqa: S608 - constants
 _FORGOTTEN_AFTER_MS = 30 * 86_400_000
+_AT_ONCE = 500
 _LAST = "CASE WHEN used_ms > loaded_ms THEN used_ms ELSE loaded_ms END"
 
 
@@ -53,6 +54,18 @@ def loaded(reader: Reader, holder: str) -> list[Loaded]:
     """The tools that a holder has loaded; those that were used or loaded last come first."""
     statement = f"SELECT address, loaded_ms, used_ms FROM surface_tool WHERE holder = ? ORDER BY {_LAST} DESC, address"  # noqa: S608 - constant
     return [Loaded._make(row) for row in reader.all(statement, (holder,))]
+
+
+def names(reader: Reader, holders: Sequence[str]) -> dict[str, frozenset[str]]:
+    """The names of the tools that each of some holders has loaded."""
+    found: dict[str, set[str]] = {holder: set() for holder in holders}
+    for start in range(0, len(holders), _AT_ONCE):
+        some = tuple(holders[start : start + _AT_ONCE])
+        marks = ", ".join("?" * len(some))
+        statement = f"SELECT holder, address FROM surface_tool WHERE holder IN ({marks})"  # noqa: S608 - marks
+        for holder, address in reader.all(statement, some):
+            found[holder].add(address)
+    return {holder: frozenset(names) for holder, names in found.items()}
 
 
 def load(transaction: Transaction, holder: str, addresses: Iterable[str], most: int) -> None:

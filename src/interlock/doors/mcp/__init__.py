@@ -15,7 +15,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -224,7 +224,9 @@ class McpDoor(Route):
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncGenerator[None]:
         lock = self._service.lock
-        task = lock.supervisor.keep("announcing of changed tools", lambda: watch_lists(lock, self.tools_changed))
+        surfaces_changed = self._sdk.changes.surfaces_changed
+        watch = partial(watch_lists, lock, self.tools_changed, surfaces_changed)
+        task = lock.supervisor.keep("announcing of changed tools", watch)
         try:
             yield
         finally:

@@ -89,6 +89,7 @@ class Handlers:
         if not isinstance(expected, dict | None):
             raise MCPError(types.INVALID_PARAMS, f"_meta[{EXPECTS!r}] must be an object, a schema for each tool")
         caller, wanted = await self._caller(ctx), cast("Json | None", expected)
+        await self.changes.listed(ctx, caller)
         shows = _shows_apps(ctx)
         samples = self._calling.samples(interaction(ctx))
         described, cursor = await self._listing.page(caller, params.cursor, wanted, shows_apps=shows, samples=samples)

@@ -8,42 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import mcp_types as types
-from mcp.server.session import ServerSession
-from mcp.server.subscriptions import (
-    InMemorySubscriptionBus,
-    ListenHandler,
-    PromptsListChanged,
-    ResourcesListChanged,
-    ResourceUpdated,
-    ToolsListChanged,
-)
+from mcp.server.subscriptions import ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
+from interlock.api.list_changes import loaded_names
 from interlock.api.offers import Offers
 from interlock.api.service import Service
+from interlock.api.surfaces import holder_of
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
+from interlock.doors.mcp.audience import LISTS, Audience, sent
 from interlock.doors.mcp.context import CALLER, Context, connection, missing, named, state
 from interlock.doors.mcp.resource_subscriptions import Watching
-
-_log = logging.getLogger("interlock.doors.mcp")
 
 # Where a session of the handshake era remembers what it watches.
 _WATCHED = "interlock.watched"
 MAX_WATCHED = 100
-
-# How clients of either era are told that a list may be another.
-_LISTS = {
-    "tools": (ToolsListChanged, ServerSession.send_tool_list_changed),
-    "resources": (ResourcesListChanged, ServerSession.send_resource_list_changed),
-    "prompts": (PromptsListChanged, ServerSession.send_prompt_list_changed),
-}
 
 
 class Changes:
@@ -53,10 +39,9 @@ class Changes:
         self.offers = Offers(service.lock, service.tools, self._list_changed)
         self._caller = caller
         self._supervisor = service.lock.supervisor
-        self._bus = InMemorySubscriptionBus()
-        self._listen = ListenHandler(self._bus)
+        self._audience = Audience(partial(loaded_names, service.lock))
+        self._listen = ListenHandler(self._audience)
         self._watching = Watching(service, self.offers, self._resource_changed)
-        self._sessions: set[ServerSession] = set()
         self._untold: set[str] = set()
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -67,21 +52,34 @@ class Changes:
         session = ctx.session
         kept = connection(ctx)
         if kept.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready
-            await self.offers.attend(await self._caller(ctx))
-            self._sessions.add(session)
-            kept.exit_stack.callback(self._sessions.discard, session)
+            caller = await self._caller(ctx)
+            await self.offers.attend(caller)
+            await self._audience.enter(session, caller)
+            kept.exit_stack.callback(self._audience.leave, session)
 
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may be others: an upstream comes and goes with all that it has."""
-        for kind in _LISTS:
+        for kind in LISTS:
             await self._notify_all(kind)
 
+    async def surfaces_changed(self) -> None:
+        """Tell the clients whose tokens have loaded other tools, here or in another process."""
+        await self._audience.tell_of_loads()
+
     async def loaded(self, ctx: Context) -> None:
-        """Tell the session whose caller has loaded tools. A client of the modern era has the tools in its answer."""
+        """Tell the clients of a caller who has loaded tools, before the answer. One of the modern era has the tools
+        in its answer.
+        """
+        caller = await self._caller(ctx)
+        await self.listed(ctx, caller)
+        await self._audience.tell_of_loads(holder_of(caller))
+
+    async def listed(self, ctx: Context, caller: Caller) -> None:
+        """Note with which token a session lists tools: a client may renew its token."""
         # Each request has a session object of its own. Only the remembered one reaches the client's stream.
         session: Any = connection(ctx).state.get(CALLER)
-        if session in self._sessions:
-            await self._sent(ServerSession.send_tool_list_changed(session))
+        if session in self._audience:
+            await self._audience.enter(session, caller)
 
     def _list_changed(self, kind: str) -> None:
         """Tell clients of a list that an upstream changed. Tools change when the registry does, which tells itself."""
@@ -93,17 +91,7 @@ class Changes:
 
     async def _notify_all(self, kind: str) -> None:
         self._untold.discard(kind)
-        event, send = _LISTS[kind]
-        await self._bus.publish(event())
-        for session in list(self._sessions):
-            await self._sent(send(session))
-
-    @staticmethod
-    async def _sent(telling: Coroutine[Any, Any, None]) -> None:
-        try:
-            await telling
-        except Exception:  # noqa: BLE001 - a client that went away must not keep the others from hearing
-            _log.debug("a client could not be told of a change", exc_info=True)
+        await self._audience.tell_all(kind)
 
     # Changes of resources
 
@@ -148,13 +136,14 @@ class Changes:
                     continue  # the acknowledgement names the others only
                 granted.append(uri)
             honored = wanted.model_copy(update={"resource_subscriptions": granted or None})
+            await self._audience.open_stream(caller)
             return await self._listen(ctx, params.model_copy(update={"notifications": honored}))
 
     async def _resource_changed(self, uri: str) -> None:
-        await self._bus.publish(ResourceUpdated(uri))
-        for session in list(self._sessions):
+        await self._audience.publish(ResourceUpdated(uri))
+        for session in self._audience.sessions:
             if uri in state(session).get(_WATCHED, {}):
-                await self._sent(session.send_resource_updated(uri))
+                await sent(session.send_resource_updated(uri))
 
     def close(self) -> None:
         """Watch nothing any more, and end what listens."""

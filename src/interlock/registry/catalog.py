@@ -8,8 +8,8 @@ again. Where that is not known (`store.registry_changes`), everything is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +90,21 @@ class Content:
         """The permissions that calls need, in the same way."""
         return tuple(self.document.get("required_permissions") or ())
 
-    @property
-    def stated(self) -> dict[str, Any]:
+    @cached_property
+    def stated(self) -> Mapping[str, Any]:
         """Attributes for rules, as far as they are known without compiling the contract."""
         document = self.document
         # A compensation class implies the mutation class.
-        return {} if "compensation_class" in document else {"mutation_class": document.get("mutation_class")}
+        return _NOTHING if "compensation_class" in document else _stated(document.get("mutation_class"))
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@cache
+def _stated(mutation_class: str | None) -> Mapping[str, Any]:
+    """One object for all tools of a class."""
+    return {"mutation_class": mutation_class}
 
 
 class Version:

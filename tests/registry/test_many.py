@@ -49,7 +49,7 @@ async def _offer(lock: Interlock, *numbers: int, text: str = "") -> None:
     def unit(transaction: Transaction) -> None:
         for number in numbers:
             _offered(transaction, number, text)
-        bump_epoch(transaction)
+        bump_epoch(transaction, [f"many.add_{number:05}" for number in numbers])
 
     await lock.journal.commit(unit)
     await lock.catalog.forget()

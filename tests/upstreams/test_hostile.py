@@ -768,7 +768,7 @@ KILLED = """
             tool = {"description": "Gives the one thing there is.", "path": "/", "input_schema": {"type": "object"},
                     "output_schema": {"type": "object"}}
             tools = [{"name": f"thing_{n}", **tool} for n in range(20)]
-            book.bump_epoch = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            book.bump_epoch = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             config = {"urls": ["http://127.0.0.1:9"], "allow_private": True, "tools": tools}
             await lock.upstreams.add("far", "http", config, by=lock.caller)
 

@@ -83,7 +83,7 @@ class Admissions:
         new = await parts.journal.commit(unit)
         if new:
             parts.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by.acting)
-        await parts.catalog.forget()
+        await parts.catalog.look()
         parts.catalog.attach(tool)
         return Admission(ref, verdict, new, trial)
 

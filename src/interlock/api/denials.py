@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from interlock.authority.decisions import caller_facts
 from interlock.call.context import Caller
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
     from interlock.api.parts import Parts
     from interlock.contract.contract import Contract
 
-_MOST_REMEMBERED = 100_000
+_MOST_REMEMBERED: Final = 100_000
+# How many tools are looked at before other tasks get their turn, and how many that the policy is asked about.
+_AT_ONCE: Final = 500
+_ASKED_AT_ONCE: Final = 20
 
 
 class Denials:
@@ -36,9 +41,34 @@ class Denials:
         if known is None:
             remembered = self._remembered
             if not version.at_hand and self._judged(caller, version) is None:
-                await DEFINITIONS.run(lambda: version.contract)
+                await DEFINITIONS.run(_contract, version)
             known = remembered[key] = self.every_call(caller, version)
         return known
+
+    def rules(self) -> object:
+        """Return an object that stays the same while the answers do."""
+        policy = self._parts.policy
+        return policy.state() if self._parts.engine is policy else None
+
+    async def among(self, caller: Caller, versions: Mapping[str, Version]) -> frozenset[str]:
+        """Those of some tools that the policy denies a caller. It is asked once about all that it treats alike."""
+        if self._parts.engine is not self._parts.policy:
+            return frozenset()
+        denied: set[str] = set()
+        asked = 0
+        for number, (tool, version) in enumerate(versions.items(), 1):
+            known = self._judged(caller, version)
+            if known is None:
+                asked += 1
+                if not version.at_hand:
+                    await DEFINITIONS.run(_contract, version)
+                known = self.every_call(caller, version)
+            if known:
+                denied.add(tool)
+            if number % _AT_ONCE == 0 or asked == _ASKED_AT_ONCE:
+                asked = 0
+                await asyncio.sleep(0)
+        return frozenset(denied)
 
     def every_call(self, caller: Caller, version: Version) -> bool:
         """Whether the policy denies every call, whatever its arguments."""
@@ -54,3 +84,7 @@ class Denials:
             return policy.denies_every_call(caller, version.row.address, version.content.stated, contract)
         except Failure:
             return True  # a policy that cannot be used forbids everything
+
+
+def _contract(version: Version) -> Contract:
+    return version.contract

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from interlock.api.search import Search, entry_of
+from interlock.api.search import Search
 from interlock.core.threads import DEFINITIONS, WALKS
+from interlock.search.fields import entry_of
 from interlock.selection.stages import Stage
 
 if TYPE_CHECKING:

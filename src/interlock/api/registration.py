@@ -134,7 +134,7 @@ class Registration:
         said |= {} if days is None else {"grace_days": days}
         unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **said)
         notice = await self._parts.journal.commit(unit)
-        await self._parts.catalog.forget()
+        await self._parts.catalog.look()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
 
     async def quarantined(self, *, by: Caller) -> list[Json]:

@@ -1,40 +1,32 @@
-"""Finds tools by what they do, among those that a caller can see.
-
-The index is made with the first search and follows the registry: a change indexes what is new and nothing else.
-"""
+"""Finds tools by what they do, among those that a caller can see (`searchable`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import orjson
 
-from interlock.api.apps import is_for_apps
+from interlock.api.searchable import Searchable, Surface, Visible, entries_of
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS, WALKS
-from interlock.data.schema import Json, resolve_ref
+from interlock.data.schema import Json
 from interlock.registry.catalog import Version
 
 if TYPE_CHECKING:
+    from interlock.api.denials import Denials
     from interlock.api.parts import Parts
     from interlock.search.embedders import Embedder
-    from interlock.search.index import By, Entry, Floats, Hit, Index, Mask
+    from interlock.search.index import By, Floats, Hit, Index
     from interlock.search.remembered import Remembered
-
-Visible = Callable[[Caller], Awaitable[Iterable[Version]]]
 
 DEFAULT_LIMIT: Final = 10
 MOST_FOUND: Final = 1000
-# How many tools are indexed in one piece of work on a thread, and looked at before other tasks get their turn.
-_AT_ONCE: Final = 100
-_MOST_CALLERS: Final = 64
 # A search waits for the vectors of new tools if they are few, and no longer than this.
 _FEW: Final = 200
 _WAIT_S: Final = 5.0
@@ -87,36 +79,12 @@ class Answer(list[Found]):
         return {"by": self.by, "note": self.note, "outcome": self.outcome, "pending": pending}
 
 
-@dataclass(slots=True)
-class _Surface:
-    """The tools that a caller sees, as of a state of the registry and the quarantine.
-
-    `until_ms` is when a version reaches its removal date, so that it holds no longer; None if none does.
-    """
-
-    state: tuple[object, ...]
-    until_ms: int | None
-    versions: Mapping[str, Version]
-    mask: Mask
-    upstreams: frozenset[str]
-    # The ids by each name of a tool, with and without namespace or version.
-    names: Mapping[str, list[str]]
-
-    def only(self, tools: Collection[str], index: Index) -> _Surface:
-        """The same with some of the tools."""
-        some = {tool: self.versions[tool] for tool in tools if tool in self.versions}
-        return _Surface(self.state, self.until_ms, some, index.mask(some), self.upstreams, self.names)
-
-
 class Search:
     """Searches of one data directory."""
 
-    def __init__(self, parts: Parts, visible: Visible) -> None:
+    def __init__(self, parts: Parts, visible: Visible, denials: Denials) -> None:
         self._parts = parts
-        self._visible = visible
-        self._surfaces: OrderedDict[tuple[object, ...], _Surface] = OrderedDict()
-        self._filling = asyncio.Lock()
-        self._swept: object = None
+        self._tools = Searchable(parts, visible, denials)
         self._opening = asyncio.Lock()
         self._opened = False
         self._index: Index = cast("Index", None)
@@ -135,11 +103,13 @@ class Search:
         among: Collection[str] | None = None,
         *,
         apps: bool = False,
+        allowed: bool = False,
     ) -> Answer:
         """The tools that fit a request best, best first. A tool whose name is the request comes first.
 
-        `among` are ids of `surface`: others are not looked at. `apps` is true for clients that show interfaces. `by` is
-        words, meaning or both. Without vectors, a search for both goes on by words and says so, and a search by meaning
+        `among` are ids of `surface`: others are not looked at. `apps` is true for clients that show interfaces. With
+        `allowed`, tools that the policy denies the caller, whatever is sent, do not exist either. `by` is words,
+        meaning or both. Without vectors, a search for both goes on by words and says so, and a search by meaning
         alone is refused (E3106).
         """
         if not query.strip():
@@ -150,40 +120,37 @@ class Search:
             raise Failure("E3004", f"a search is by {', '.join(WAYS[:2])} or {WAYS[2]}")
         await self._ready()
         if by == "words":
-            surface, hits = await self._hits(query, limit, caller, "words", None, among, apps)
+            surface, hits = await self._hits(query, limit, caller, "words", None, among, apps, allowed)
             return self._answer(surface, hits, query, limit, "words", None, caller)
-        asked, note = await self._asked(query, caller)
+        asked, note = await self._asked(query, caller, apps)
         if note is not None and by == "meaning":
             raise Failure("E3106", f"a search by meaning alone is not possible: {note}")
         way: By = "words" if note is not None else "meaning" if by == "meaning" else "both"
-        surface, hits = await self._hits(query, limit, caller, way, asked, among, apps)
+        surface, hits = await self._hits(query, limit, caller, way, asked, among, apps, allowed)
         if note is None and (missing := self._missing(surface)):
-            note = (
-                f"{missing:,} of {len(surface.versions):,} tools are searched by words only, until their vectors exist"
-            )
+            note = f"{missing:,} of {len(surface):,} tools are searched by words only, until their vectors exist"
         return self._answer(surface, hits, query, limit, way, note, caller)
 
     async def surface(self, caller: Caller) -> Mapping[str, Version]:
         """The tools that a caller sees and a model may use, by the ids that they have in the index."""
         await self._ready()
-        return (await self._surface(caller, self._index)).versions
+        return (await self._tools.of(caller, self._index)).versions
 
     async def vectors(self, tools: Sequence[str]) -> Floats | None:
         """The vectors of tools by their ids; None where some have none."""
         return await DEFINITIONS.run(self._index.vectors, tools)
 
     def _answer(
-        self, surface: _Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
+        self, surface: Surface, hits: Iterable[Hit], query: str, limit: int, by: By, note: str | None, caller: Caller
     ) -> Answer:
-        found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface.versions]
-        ids = surface.names.get(query.strip(), ())
-        named = [surface.versions[one] for one in ids if one in surface.versions]
+        found = [Found(surface.versions[hit.id], round(hit.score, 4)) for hit in hits if hit.id in surface]
+        named = self._tools.named(query.strip(), surface)
         if named:
             rest = [one for one in found if one.version not in named]
             found = [*(Found(one, 1.0) for one in named), *rest][:limit]
         return Answer(found, by, note, self._pending(surface, caller))
 
-    def _pending(self, surface: _Surface, caller: Caller) -> dict[str, str]:
+    def _pending(self, surface: Surface, caller: Caller) -> dict[str, str]:
         """Upstreams that may have more tools for a caller later, each with its state.
 
         INVARIANT: an upstream is named to those who see a tool of it, or whose token covers all that it may offer.
@@ -207,12 +174,14 @@ class Search:
         asked: Floats | None,
         among: Collection[str] | None,
         apps: bool,
-    ) -> tuple[_Surface, list[Hit]]:
+        allowed: bool,
+    ) -> tuple[Surface, list[Hit]]:
         from interlock.search.index import Renumbered
 
         while True:
-            surface = await self._surface(caller, self._index, apps=apps)
             with suppress(Renumbered):
+                read = self._tools.allowed if allowed else self._tools.of
+                surface = await read(caller, self._index, apps=apps)
                 if among is not None:
                     surface = surface.only(among, self._index)
                 search = partial(self._index.search, query, limit, surface.mask, by=by, asked=asked)
@@ -240,7 +209,7 @@ class Search:
         if self._embedder is not None:
             self._remembered = Remembered(home / "search", self._embedder.model)
 
-    async def _asked(self, query: str, caller: Caller) -> tuple[Floats | None, str | None]:
+    async def _asked(self, query: str, caller: Caller, apps: bool) -> tuple[Floats | None, str | None]:
         """The vectors of a request where the index does not make them itself, or why there are none."""
         from interlock.search.embedders import Away
         from interlock.search.index import texts_of
@@ -256,19 +225,19 @@ class Search:
             self._away = (now + _RETRY_S, str(away))
             return None, str(away)
         self._away = None
-        await self._vectors_for(await self._surface(caller, self._index))
+        await self._vectors_for(await self._tools.of(caller, self._index, apps=apps))
         return asked, None
 
-    def _missing(self, surface: _Surface) -> int:
-        return 0 if self._embedder is None else len(self._index.without_vector(surface.versions))
+    def _missing(self, surface: Surface) -> int:
+        return 0 if self._embedder is None else len(self._index.without_vector(surface.mask))
 
-    async def _vectors_for(self, surface: _Surface) -> None:
+    async def _vectors_for(self, surface: Surface) -> None:
         """See that tools get their vectors; wait for them if they are few."""
-        missing = self._index.without_vector(surface.versions)
+        missing = self._index.without_vector(surface.mask)
         if not missing:
             return
         if self._embedding is None or self._embedding.done():
-            tools = [(tool, surface.versions[tool]) for tool in missing]
+            tools = [(tool, surface.versions[tool]) for tool in missing if tool in surface]
             self._embedding = self._parts.supervisor.spawn("vectors of tools", self._embed(tools))
         if len(missing) <= _FEW:
             await asyncio.wait({self._embedding}, timeout=_WAIT_S)
@@ -282,7 +251,7 @@ class Search:
         remembered = self._remembered
         for start in range(0, len(tools), BATCH):
             some = tools[start : start + BATCH]
-            texts = await DEFINITIONS.run(_texts_of_tools, some)
+            texts = await DEFINITIONS.run(_texts_of_tools, some, await self._tools.server_texts(some))
             known = await DEFINITIONS.run(remembered.get, texts)
             new = [text for text, vector in zip(texts, known, strict=True) if vector is None]
             if new:
@@ -294,65 +263,6 @@ class Search:
                 await DEFINITIONS.run(remembered.put, new, vectors)
             await DEFINITIONS.run(_place, self._index, [tool for tool, _ in some], remembered.get(texts))
 
-    async def _surface(self, caller: Caller, index: Index, *, apps: bool = False) -> _Surface:
-        """The tools that a caller sees, remembered until something changes, because every tool is looked at."""
-        state = (await self._parts.catalog.current(), self._parts.gateway.quarantine.held, index.numbering)
-        # What is excluded depends on who calls, and not only on their token.
-        who = (caller.id, caller.agent, caller.groups) if self._parts.settings.surface_excluded else None
-        key = (None if caller.capability is None else caller.capability.digest, caller.scopes, who, apps)
-        now_ms = self._parts.clock.now_ms()
-        known = self._surfaces.get(key)
-        if known is not None and known.state == state and (known.until_ms is None or now_ms < known.until_ms):
-            self._surfaces.move_to_end(key)
-            return known
-        versions = {_id(one): one for one in await self._visible(caller) if apps or not is_for_apps(one)}
-        await self._fill(index, versions, state[0])
-        origins = {one.row.origin for one in versions.values()}
-        upstreams = frozenset(one.removeprefix("upstream:") for one in origins if one.startswith("upstream:"))
-        made_of = (*state[:2], index.numbering)
-        surface = _Surface(
-            made_of,
-            _next_removal(await self._parts.catalog.everything(), now_ms),
-            versions,
-            index.mask(versions),
-            upstreams,
-            _names(versions),
-        )
-        self._surfaces[key] = surface
-        while len(self._surfaces) > _MOST_CALLERS:
-            self._surfaces.popitem(last=False)
-        return surface
-
-    async def _fill(self, index: Index, versions: Mapping[str, Version], revision: object) -> None:
-        """Index what is not there yet, and forget what is no longer registered."""
-        async with self._filling:
-            missing = [(tool, one) for tool, one in versions.items() if tool not in index]
-            for start in range(0, len(missing), _AT_ONCE):
-                await DEFINITIONS.run(_add, index, missing[start : start + _AT_ONCE])
-            if self._swept is not revision:
-                registered = {_id(one) for one in await self._parts.catalog.everything()}
-                index.remove(index.ids() - registered)
-                self._swept = revision
-
-
-def _id(version: Version) -> str:
-    return f"{version.row.address}@{version.row.version} {version.row.digest}"
-
-
-def _next_removal(versions: Iterable[Version], now_ms: int) -> int | None:
-    """When the next version reaches its removal date."""
-    notices = [one.row.notice for one in versions if one.row.notice is not None]
-    return min((one.removal_ms for one in notices if one.removal_ms > now_ms), default=None)
-
-
-def _names(versions: Mapping[str, Version]) -> dict[str, list[str]]:
-    names: dict[str, list[str]] = {}
-    for tool, version in versions.items():
-        address = version.row.address
-        for name in (address, f"{address}@{version.row.version}", address.partition(".")[2]):
-            names.setdefault(name, []).append(tool)
-    return names
-
 
 def _index(setting: str, embedder: Embedder | None) -> Index:
     from interlock.search.index import Index
@@ -363,8 +273,8 @@ def _index(setting: str, embedder: Embedder | None) -> Index:
     return Index() if setting == "none" else Index(shipped())
 
 
-def _texts_of_tools(tools: Sequence[tuple[str, Version]]) -> list[str]:
-    return [entry_of(tool, orjson.loads(one.row.manifest), one.row.origin).text() for tool, one in tools]
+def _texts_of_tools(tools: Sequence[tuple[str, Version]], server_texts: Mapping[str, str]) -> list[str]:
+    return [entry.text() for entry in entries_of(tools, server_texts)]
 
 
 def _place(index: Index, tools: Sequence[str], vectors: Sequence[Floats | None]) -> None:
@@ -373,49 +283,3 @@ def _place(index: Index, tools: Sequence[str], vectors: Sequence[Floats | None])
     found = [(tool, vector) for tool, vector in zip(tools, vectors, strict=True) if vector is not None]
     if found:
         index.place([tool for tool, _ in found], np.stack([vector for _, vector in found]))
-
-
-def _add(index: Index, versions: Sequence[tuple[str, Version]]) -> None:
-    index.add(entry_of(tool, orjson.loads(one.row.manifest), one.row.origin) for tool, one in versions)
-
-
-def entry_of(tool: str, manifest: Json, origin: str = "") -> Entry:
-    """What the index knows of a tool. Fields that are marked as internal are not among it."""
-    from interlock.search.index import Entry
-
-    schema: Any = manifest.get("parameters")
-    root: Json = cast("Json", schema) if isinstance(schema, dict) else {}
-    names: list[str] = []
-    texts: list[str] = []
-    properties: Any = root.get("properties")
-    for name, part in (cast("Json", properties) if isinstance(properties, dict) else {}).items():
-        plain: Json = cast("Json", part) if isinstance(part, dict) else {}
-        shown: Json = {**resolve_ref(root, plain), **plain}
-        if shown.get("x-internal") is True:
-            continue
-        names.append(name)
-        texts += _texts(shown)
-    name = str(manifest.get("tool_id") or "")
-    titles = [one for one in (manifest.get("name"), manifest.get("title")) if one and _plain(str(one)) != _plain(name)]
-    upstream = origin.removeprefix("upstream:") if origin.startswith("upstream:") else None
-    return Entry(
-        id=tool,
-        name=name,
-        description=str(manifest.get("description") or ""),
-        parameters=names,
-        parameter_texts=texts,
-        server=" ".join(dict.fromkeys(one for one in (upstream, str(manifest.get("namespace") or "")) if one)),
-        tags=[str(one) for one in (*titles, manifest.get("search_hint"), *(manifest.get("tags") or ())) if one],
-    )
-
-
-def _plain(name: str) -> str:
-    return "".join(one for one in name.lower() if one.isalnum())
-
-
-def _texts(part: Json) -> Iterable[str]:
-    if isinstance(part.get("description"), str):
-        yield part["description"]
-    choices: Any = part.get("enum")
-    if isinstance(choices, list):
-        yield " ".join(str(one) for one in cast("list[Any]", choices)[:50] if isinstance(one, str | int))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from interlock.api.blocked import Blocked, credentials_of
 from interlock.api.denials import Denials
 from interlock.api.exclusions import Exclusions
-from interlock.api.search import DEFAULT_LIMIT, MOST_FOUND, Answer, Search
+from interlock.api.search import DEFAULT_LIMIT, Answer, Search
 from interlock.call.context import Caller
 from interlock.contract.versions import bump_between
 from interlock.core.errors import Failure
@@ -75,8 +75,8 @@ class Tools:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.exclusions = Exclusions(parts.settings.surface_excluded, parts.settings.surface_models)
-        self.index = self._search = Search(parts, self.visible)
         self.denials = Denials(parts)
+        self.index = self._search = Search(parts, self._among, self.denials)
 
     async def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
         """The newest callable version of every tool that is the caller's to use, in order of name.
@@ -85,14 +85,23 @@ class Tools:
         """
         return list(await self.seen(caller, expected))
 
-    async def seen(self, caller: Caller, expected: Expected | None = None, after: str = "") -> Iterator[Version]:
-        """The same, one after the other; from behind a name on."""
+    async def _among(self, caller: Caller, addresses: Collection[str] | None) -> Iterator[Version]:
+        return await self.seen(caller, among=addresses)
+
+    async def seen(
+        self,
+        caller: Caller,
+        expected: Expected | None = None,
+        after: str = "",
+        among: Collection[str] | None = None,
+    ) -> Iterator[Version]:
+        """The same, one after the other; from behind a name on, or among some tools."""
         kept_out = self._parts.gateway.quarantine.holds
         address = self._parts.catalog.address
         wanted = {await address(name): schema for name, schema in _checked(expected or {}).items()}
         return (
             one
-            for one in await self._parts.catalog.newest(caller.capability, after)
+            for one in await self._parts.catalog.newest(caller.capability, after, among)
             if self.sees(caller, one)
             and not kept_out(one.row.digest)
             and (one.row.address not in wanted or _match(one, wanted[one.row.address]).usable)
@@ -201,16 +210,10 @@ class Tools:
     ) -> Answer:
         """The tools that fit a request best, best first; by words, meaning or both.
 
-        Tools that the policy denies the caller, whatever they send, are left out, and those for the interfaces of MCP
-        Apps alone, unless the client shows interfaces (`apps`).
+        Tools that the policy denies the caller, whatever they send, do not exist for a search. Nor do those for the
+        interfaces of MCP Apps alone, unless the client shows interfaces (`apps`).
         """
-        asked = limit
-        while True:
-            answer = await self._search.find(query, caller, asked, by, apps=apps)
-            kept = [one for one in answer if not await self.denials.remembered(caller, one.version)]
-            if len(kept) == len(answer) or len(kept) >= limit or len(answer) < asked or asked == MOST_FOUND:
-                return Answer(kept[:limit], answer.by, answer.note, answer.pending)
-            asked = min(2 * asked, MOST_FOUND)
+        return await self._search.find(query, caller, limit, by, apps=apps, allowed=True)
 
 
 def compare_versions(before: Version, after: Version) -> Json:

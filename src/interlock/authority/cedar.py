@@ -223,12 +223,20 @@ class Rules:
         self.version = f"local:{self.digest[:16]}"
         self.rules = parse(text)
         self._slices: dict[tuple[str, ...], Slice] = {}
+        # The tools and namespaces that some rule is about.
+        self._about = frozenset(named for rule in self.rules for part in rule.scope[1:] for named in part or ())
         # Each rule under the entities that one part of its scope names, or under None.
         self._index: dict[Uid | None, list[Rule]] = {}
         for rule in self.rules:
             principal, action, resource = rule.scope
             for named in action or resource or principal or (None,):
                 self._index.setdefault(named, []).append(rule)
+
+    def kind(self, address: str) -> tuple[str, str]:
+        """Equal for tools about which the same rules are, whoever calls them."""
+        namespace = address.partition(".")[0]
+        alone = ("Action", address) in self._about or ("Tool", address) in self._about
+        return address if alone else "", namespace if ("Namespace", namespace) in self._about else ""
 
     def slice(self, principal: Uid, groups: Iterable[Uid], address: str) -> Slice:
         """The rules that can apply when a principal calls a tool."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.authority.cedar import DEFAULT, Rule, Rules
+from interlock.authority.cedar import DEFAULT, Rule, Rules, Slice
 from interlock.authority.decisions import MOST_DECISIONS, Engine, Memory, Question, caller_facts, expiry
 from interlock.authority.policy_question import (
     NOTHING,
@@ -78,6 +78,8 @@ class _Loaded:
         self.memory = Memory(monotonic)
         # Whether every call is denied, by the caller, the rules and the attributes of the tool that they mention.
         self.denied: dict[tuple[object, ...], bool] = {}
+        # The rules that can apply at best, by the caller and what tells a tool apart from others.
+        self.at_best: dict[tuple[object, ...], Slice] = {}
 
 
 Seen = tuple[object, ...]
@@ -187,11 +189,16 @@ class Policies:
         `stated` are attributes of the tool. If the rules mention no others, the answer for one tool is that for all
         with the same ones, and does not take their contracts. None without a contract where it takes one.
         """
-        loaded = self._current()
-        rules = rules_near(caller, address, loaded.rules).at_best
+        loaded, who = self._current(), caller_facts(caller)
+        kind = who, loaded.rules.kind(address)
+        rules = loaded.at_best.get(kind)
+        if rules is None:
+            if len(loaded.at_best) >= MOST_DECISIONS:
+                loaded.at_best.clear()
+            rules = loaded.at_best[kind] = rules_near(caller, address, loaded.rules).at_best
         shared = None
         if rules.mentions is not None and rules.mentions <= stated.keys():
-            shared = caller_facts(caller), rules, *(stated[name] for name in sorted(rules.mentions))
+            shared = who, rules, *(stated[name] for name in sorted(rules.mentions))
             known = loaded.denied.get(shared)
             if known is not None:
                 return known

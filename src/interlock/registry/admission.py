@@ -245,7 +245,7 @@ def publish(
         if published is not None:
             if published == digest:
                 if code is not None and allow_code(transaction, digest, code):
-                    tools.bump_epoch(transaction)
+                    tools.bump_epoch(transaction, (address,))
                     facts = {"event": "tool.code", "tool": ref, "digest": digest, "by": by, "code": code}
                     transaction.append("registry", ref, records.plain("registry", ref, transaction.now_ms, **facts))
                 return False
@@ -262,7 +262,7 @@ def publish(
             remember_source(transaction, digest, source)
         if code is not None:
             allow_code(transaction, digest, code)
-        tools.bump_epoch(transaction)
+        tools.bump_epoch(transaction, (address,))
         body = records.plain(
             "registry", ref, transaction.now_ms, event="tool.declared", tool=ref, digest=digest, by=by,
             permissionProfile=profile,

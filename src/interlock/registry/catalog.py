@@ -1,24 +1,24 @@
 """The catalog: every admitted version, found by name and range.
 
 Versions are in the store; those that a process has used are cached in memory, compiled. Other processes may publish,
-deprecate or remove at any time: the store's reader of changes then invalidates the cache.
+deprecate or remove at any time: the store's reader of changes then tells which tools have changed, and these are read
+again. Where that is not known (`store.registry_changes`), everything is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.contract.versions import common, resolve
+from interlock.contract.versions import resolve
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.record import dataclass
+from interlock.core.record import NamedTuple, dataclass
 from interlock.core.shared_work import SharedWork
 from interlock.data.bounds import check_unicode
 from interlock.registry.tool_code import (
@@ -30,7 +30,8 @@ from interlock.registry.tool_code import (
     reload_admitted,
     stored_tool,
 )
-from interlock.store import epochs, facts, tools
+from interlock.registry.whole import Changelog, Whole, alive, deprecated, is_exact, within
+from interlock.store import registry_changes, tools
 from interlock.store.port import Reader, Store
 
 # The models of contracts are loaded when a version is used. A version is found and shown without them.
@@ -89,12 +90,21 @@ class Content:
         """The permissions that calls need, in the same way."""
         return tuple(self.document.get("required_permissions") or ())
 
-    @property
-    def stated(self) -> dict[str, Any]:
+    @cached_property
+    def stated(self) -> Mapping[str, Any]:
         """Attributes for rules, as far as they are known without compiling the contract."""
         document = self.document
         # A compensation class implies the mutation class.
-        return {} if "compensation_class" in document else {"mutation_class": document.get("mutation_class")}
+        return _NOTHING if "compensation_class" in document else _stated(document.get("mutation_class"))
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@cache
+def _stated(mutation_class: str | None) -> Mapping[str, Any]:
+    """One object for all tools of a class."""
+    return {"mutation_class": mutation_class}
 
 
 class Version:
@@ -143,6 +153,10 @@ class Version:
             _ = self.contract.input.fits
         self._compiled = True
 
+    def unbind(self) -> None:
+        """Bind the version anew with its next use: another function serves it."""
+        self._bound = self._prepared = None
+
     def _with(self, bound: Tool[..., Any]) -> Prepared:
         from interlock.call.prepared import Prepared
 
@@ -185,10 +199,6 @@ class Stranded(Failure):
         return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing
 
 
-# Every tool that has an available version: that version, and all of them.
-_Whole = list[tuple[Version, dict[str, Version]]]
-
-
 # many methods: one cache, filled and dropped as a whole; every look-up goes through the same freshness check
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
@@ -200,7 +210,9 @@ class Catalog:
         self._clock = clock
         self._manifests = manifests
         self._versions: dict[str, dict[str, Version]] = {}
-        self._whole: _Whole | None = None
+        self._whole: Whole | None = None
+        # The tools that have changed since the whole was read.
+        self._pending: frozenset[str] = frozenset()
         self._contents: dict[str, Content] = {}
         self._resolved: dict[tuple[str, str | None], Version] = {}
         self._finding = SharedWork[Version]()
@@ -209,10 +221,10 @@ class Catalog:
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._codes: dict[str, str] = {}
         self._epoch = -1
-        # Another one after each change. A read that was under way while it changed is not cached.
-        self._revision = object()
+        # Has another number after each change. A read that was under way while it changed is not cached.
+        self._log = Changelog()
         self._changes = journal.changes
-        self._changes.watch(("registry",), _revision, self._changed)
+        self._changes.watch(("registry",), self._look, self._changed)
         # Finds the draft for a caller, a name and a range, while this process holds drafts (`registry.drafts`).
         self.find_draft: Callable[[object, str, str | None], Version | None] | None = None
         # Called with the new revision when the registry has changed, in whichever process.
@@ -234,7 +246,7 @@ class Catalog:
         version = await self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
             return version
-        return _within(version, spec, await self.versions(version.row.address), capability, self._clock.now_ms())
+        return within(version, spec, await self.versions(version.row.address), capability, self._clock.now_ms())
 
     async def _resolve(self, name: str, spec: str | None, capability: Capability | None) -> Version:
         await self._refresh()
@@ -242,79 +254,115 @@ class Catalog:
         if version is None:
             find = partial(self._found, name, spec, capability)
             # What a failure tells depends on the token. A file is read at once, also where there is no event loop.
-            key = name, spec, "" if capability is None else capability.digest, self._revision
+            key = name, spec, "" if capability is None else capability.digest, self._log.number
             version = await (find() if self._journal.near else self._finding.do(key, find))
         if version.row.notice is None and version.row.state == "active":
             return version
         now_ms = self._clock.now_ms()
         if version.gone(now_ms):
             # Its removal date has passed since it was chosen: a range may still match another version.
-            version = _alive(spec, await self.versions(await self.address(name)), now_ms) or version
+            version = alive(spec, await self.versions(await self.address(name)), now_ms) or version
             version.refuse_if_gone(now_ms)
         return version
 
     async def _found(self, name: str, spec: str | None, capability: Capability | None) -> Version:
-        revision = self._revision
+        revision = self._log.number
         version = await self._find(name, spec, capability)
-        if revision is self._revision:
+        if revision == self._log.number:
             if len(self._resolved) > 10_000:
                 self._resolved.clear()
                 self._ready.clear()
             self._resolved[(name, spec)] = version
         return version
 
-    async def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
-        """Iterate over the default version of every tool, in order of name, starting behind a name.
+    async def newest(
+        self, capability: Capability | None = None, after: str = "", among: Collection[str] | None = None
+    ) -> Iterator[Version]:
+        """Iterate over the default version of every tool, in order of name, starting behind a name; or of some tools.
 
         INVARIANT: all are as they were at one moment. Of a change to many tools, a reader sees everything or nothing.
         """
         await self._refresh()
-        return self._newest(await self._all(), capability, after)
+        return self._newest(await self._all(), capability, after, among)
 
-    def _newest(self, whole: _Whole, capability: Capability | None, after: str) -> Iterator[Version]:
+    def _newest(
+        self, whole: Whole, capability: Capability | None, after: str, among: Collection[str] | None
+    ) -> Iterator[Version]:
         now_ms = self._clock.now_ms()
-        for at in range(bisect_right(whole, after, key=_address) if after else 0, len(whole)):
-            chosen, versions = whole[at]
-            version = chosen if chosen.row.notice is None else _alive(None, versions, now_ms)
+        for chosen, versions in whole.entries(after) if among is None else whole.some(among):
+            version = chosen if chosen.row.notice is None else alive(None, versions, now_ms)
             if version is None:
                 continue  # its removal date has passed
             if capability is not None and capability.narrows:
                 try:
-                    version = _within(version, None, versions, capability, now_ms)
+                    version = within(version, None, versions, capability, now_ms)
                 except Failure:
                     continue  # the token allows none of its versions
             yield version
 
-    async def current(self) -> object:
-        """Return what stands for the present state of the registry: another object after each change."""
+    async def current(self) -> int:
+        """Return the number of the present state of the registry: another one after each change."""
         await self._refresh()
-        return self._revision
+        return self._log.number
 
-    async def everything(self) -> list[Version]:
-        """Return every version of every tool, whatever its state."""
+    def changed_since(self, state: int) -> frozenset[str] | None:
+        """The tools that changed since a state that `current` has returned; None if that is not known."""
+        return self._log.since(state)
+
+    async def everything(self, among: Collection[str] | None = None) -> list[Version]:
+        """Return every version of every tool, whatever its state; or of some tools."""
         await self._refresh()
-        await self._all()
-        return [version for versions in self._versions.values() for version in versions.values()]
+        known = (await self._all()).tools
+        found = known.values() if among is None else (known.get(one, {}) for one in among)
+        return [version for versions in found for version in versions.values()]
 
-    async def _all(self) -> _Whole:
-        """Return every tool that has an available version: that version, and all of them."""
-        if self._whole is not None:
-            return self._whole
-        revision = self._revision
-        stored, sources = await self._journal.read(self._read_all)
-        whole: dict[str, dict[str, Version]] = {}
-        for one in stored:
-            version = self._version(one, sources.get(one.digest))
-            if version is not None:
-                whole.setdefault(version.row.address, {})[version.row.version] = version
-        now_ms = self._clock.now_ms()
-        defaults = ((_chosen(versions, now_ms), versions) for versions in whole.values())
-        available = [(chosen, versions) for chosen, versions in defaults if chosen is not None]
-        self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
-        if revision is self._revision:
-            self._versions.update(whole)
-            self._whole = available
-        return available
+    async def ending(self) -> frozenset[str]:
+        """Return the tools of which a version reaches its removal date at some time."""
+        await self._refresh()
+        return (await self._all()).noticed
+
+    async def _all(self) -> Whole:
+        """Return every version of every tool. Of one that was read before, what has changed is read."""
+        whole, pending = self._whole, self._pending
+        if whole is not None and not pending:
+            return whole
+        revision, now_ms = self._log.number, self._clock.now_ms()
+        some = None
+        if whole is not None and len(pending) <= registry_changes.MOST:
+            some = await self._journal.read(partial(self._read_some, epoch=self._epoch, pending=pending))
+        if whole is None or some is None:
+            stored, sources = await self._journal.read(self._read_all)
+            versions = [one for row in stored if (one := self._version(row, sources.get(row.digest))) is not None]
+            fresh = Whole.of(versions, now_ms)
+            self._contents = {one.row.digest: one.content for one in versions}
+            changed = fresh.tools
+        else:
+            addresses, read = some
+            changed = {address: dict[str, Version]() for address in addresses}
+            for row, source in read:
+                if (version := self._version(row, source)) is not None:
+                    changed[row.address][row.version] = version
+            fresh = whole.patched(changed, now_ms)
+        if revision == self._log.number:
+            self._versions.update({address: found for address, found in changed.items() if found})
+            self._whole, self._pending = fresh, frozenset()
+        return fresh
+
+    def _read_some(self, reader: Reader, *, epoch: int, pending: frozenset[str]) -> _Some | None:
+        """Read some tools, and others that change meanwhile, so that all are as they were at one moment.
+
+        None if it is not known which those are.
+        """
+        for _ in range(_MOST_TRIES):
+            since = registry_changes.since(reader, epoch)
+            if since.addresses is None or len(pending | since.addresses) > registry_changes.MOST:
+                return None
+            addresses = pending | since.addresses
+            stored = self._with_manifests(reader, tools.versions_of(reader, addresses)) if addresses else []
+            read = [(one, admitted_source(reader, one.digest)) for one in stored]
+            if registry_changes.epoch(reader) == since.epoch:
+                return _Some(addresses, read)
+        return None
 
     def _read_all(self, reader: Reader) -> tuple[list[tools.Row], dict[str, str]]:
         """Read every version in one statement, and the digests of the texts that loading them executes."""
@@ -323,11 +371,15 @@ class Catalog:
         if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
             stored = tools.all_versions(reader)
         else:
-            stored = [
-                one if one.digest in self._contents else one._replace(manifest=tools.manifest(reader, *one[:3]))
-                for one in stored
-            ]
+            stored = self._with_manifests(reader, stored)
         return stored, all_sources(reader)
+
+    def _with_manifests(self, reader: Reader, stored: list[tools.Row]) -> list[tools.Row]:
+        """The same rows, with the manifests of those that were not read before."""
+        return [
+            one if one.digest in self._contents else one._replace(manifest=tools.manifest(reader, *one[:3]))
+            for one in stored
+        ]
 
     def _version(self, stored: tools.Row, source: str | None) -> Version | None:
         """Return a version as it was read; None if it was removed since."""
@@ -378,7 +430,7 @@ class Catalog:
             versions = self._versions.get(version.row.address)
             if versions is None:
                 return None
-            version = _within(version, spec, versions, narrowing, self._clock.now_ms())
+            version = within(version, spec, versions, narrowing, self._clock.now_ms())
         if not version.at_hand:
             return None
         prepared = version.prepared
@@ -396,7 +448,7 @@ class Catalog:
         if not versions:
             raise await self.unknown(name, capability)
         selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
-        pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
+        pool = selectable if spec is None or not is_exact(spec, versions) else versions.keys()
         if not pool:
             states = ", ".join(f"{v} is {version.row.state}" for v, version in versions.items())
             raise Failure(
@@ -404,7 +456,7 @@ class Catalog:
                 f"no version of `{name}` is in use any more: {states}",
                 resolution="use what has taken its place; if an upstream was removed, add it again",
             )
-        return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
+        return versions[resolve(spec, pool, deprecated=deprecated(versions))]
 
     async def unknown(self, name: str, capability: Capability | None = None) -> Failure:
         """The failure for an unknown tool (E3101), with similar names that exist.
@@ -466,11 +518,11 @@ class Catalog:
         await self._refresh()
         known = self._versions.get(address)
         if known is None:
-            revision = self._revision
+            revision = self._log.number
             stored = await self._journal.read(lambda reader: _versions_of(reader, address))
             versions = (self._version(one, source) for one, source in stored)
             known = {one.row.version: one for one in versions if one is not None}
-            if known and revision is self._revision:
+            if known and revision == self._log.number:
                 self._versions[address] = known
         return known
 
@@ -485,6 +537,16 @@ class Catalog:
         """Serve this version with a function of this process."""
         manifest = tool.manifest
         self._attached[(manifest.address, manifest.version)] = tool
+        for known in (self._versions, {} if self._whole is None else self._whole.tools):
+            version = known.get(manifest.address, {}).get(manifest.version)
+            if version is not None:
+                version.unbind()
+        self._resolved.clear()
+        self._ready.clear()
+
+    async def look(self) -> None:
+        """Read what has changed, so that what this process has just committed counts."""
+        await self._changes.look()
 
     async def forget(self) -> None:
         """Drop the cache; the store is read again."""
@@ -500,15 +562,33 @@ class Catalog:
         if self._clock.monotonic() >= self._changes.fresh_until:
             await self._changes.caught_up()
 
-    def _changed(self, revision: int) -> None:
-        self._drop()
-        known, self._epoch = self._epoch, revision
-        if known >= 0 and known != revision:
-            self.on_change(revision)
+    def _look(self, reader: Reader) -> _Looked:
+        """What has changed since the epoch that is known. Runs on any thread."""
+        known = self._epoch
+        return _Looked(known, registry_changes.since(reader, known))
+
+    def _changed(self, looked: _Looked) -> None:
+        (epoch, addresses), known = looked.since, self._epoch
+        if epoch == known:
+            return
+        self._epoch = epoch
+        # More than one read may begin before the first is taken over: each tells of all that came before it.
+        if addresses is None or looked.known > known:
+            self._drop()
+        else:
+            self._log.add(addresses)
+            self._resolved.clear()
+            self._ready.clear()
+            self._pending |= addresses
+            for address in addresses:
+                self._versions.pop(address, None)
+        if known >= 0:
+            self.on_change(epoch)
 
     def _drop(self) -> None:
-        self._revision = object()
+        self._log.add(None)
         self._whole = None
+        self._pending = frozenset()
         self._versions.clear()
         self._resolved.clear()
         self._ready.clear()
@@ -560,10 +640,6 @@ def _changed(row: Row) -> Failure:
     return Failure("E3103", words)
 
 
-def _revision(reader: Reader) -> int:
-    return int(facts.get(reader, epochs.REGISTRY) or 0)
-
-
 def contract_digest(tool: Tool[..., Any]) -> str:
     """The digest of a declared tool's content, without compiling its schemas. Admission needs it several times."""
     manifest = tool.manifest
@@ -577,6 +653,21 @@ def contract_digest(tool: Tool[..., Any]) -> str:
 _MOST_ADDRESSES = 20_000
 _LARGE = 16_384  # characters of a manifest that take some milliseconds to compile
 _ONE_BY_ONE = 100  # above this number of manifests, all are read in one statement
+_MOST_TRIES = 4  # of reading what has changed, while other processes change more
+
+
+class _Looked(NamedTuple):
+    """What has changed in the registry since an epoch."""
+
+    known: int
+    since: registry_changes.Changed
+
+
+class _Some(NamedTuple):
+    """The versions of some tools, each with the digest of the text that loading it executes."""
+
+    addresses: frozenset[str]
+    versions: list[tuple[tools.Row, str | None]]
 
 
 def _versions_of(reader: Reader, address: str) -> list[tuple[tools.Row, str | None]]:
@@ -584,59 +675,8 @@ def _versions_of(reader: Reader, address: str) -> list[tuple[tools.Row, str | No
     return [(one, admitted_source(reader, one.digest)) for one in tools.versions(reader, address)]
 
 
-def _address(entry: tuple[Version, Mapping[str, Version]]) -> str:
-    return entry[0].row.address
-
-
-def _chosen(versions: Mapping[str, Version], now_ms: int) -> Version | None:
-    """Return the default version. Most tools have one version, and then there is nothing to compare."""
-    if len(versions) == 1:
-        (only,) = versions.values()
-        if only.row.state == "active" and only.row.notice is None and "-" not in only.row.version:
-            return only
-    return _alive(None, versions, now_ms)
-
-
 def _name(tool: Tool[..., Any]) -> str:
     return f"{tool.manifest.address}@{tool.manifest.version}"
-
-
-def _alive(spec: str | None, versions: Mapping[str, Version], now_ms: int) -> Version | None:
-    """Return the version that a range selects among those whose removal date has not passed; None if an exactly named
-    version is gone, or if none is left.
-    """
-    if spec is not None and _is_exact(spec, versions):
-        return None
-    pool = {v for v, version in versions.items() if not version.gone(now_ms)}
-    try:
-        return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
-    except Failure:
-        return None
-
-
-def _within(
-    selected: Version, spec: str | None, versions: Mapping[str, Version], capability: Capability, now_ms: int
-) -> Version:
-    """Return the selected version if a token covers it, else the highest that both the range and the token admit."""
-    address = selected.row.address
-    if capability.covers(address, selected.row.version):
-        return selected
-    if not capability.names(address) or (spec is not None and _is_exact(spec, versions)):
-        return selected  # the token is not for this tool, which authorization reports
-    allowed = {v for v, one in versions.items() if not one.gone(now_ms) and capability.covers(address, v)}
-    try:
-        return versions[common((spec,), allowed, _deprecated(versions))]
-    except Failure as failure:
-        words = f"the token allows no version of {address} that was asked for: {failure.message}"
-        raise Failure(failure.code, words, details=failure.details) from None
-
-
-def _deprecated(versions: Mapping[str, Version]) -> set[str]:
-    return {v for v, version in versions.items() if version.row.state != "active"}
-
-
-def _is_exact(spec: str, versions: Iterable[str]) -> bool:
-    return spec.lstrip("=v ") in versions
 
 
 def _row(stored: tools.Row, manifest: str) -> Row:

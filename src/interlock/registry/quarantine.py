@@ -61,7 +61,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
 
     def unit(transaction: Transaction) -> None:
         table.impose(transaction, digest, tool, call, reason, transaction.now_ms)
-        bump_epoch(transaction)
+        bump_epoch(transaction, ())  # what is in quarantine is no part of the versions
         body = records.plain(
             "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
         )  # fmt: skip
@@ -85,7 +85,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
             raise Failure("E3101", f"`{tool}` is not in quarantine")
         entry = Quarantined._make(row)
         table.lift(transaction, entry.digest, transaction.now_ms)
-        bump_epoch(transaction)
+        bump_epoch(transaction, ())  # what is in quarantine is no part of the versions
         body = records.plain(
             "registry", entry.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=entry.tool,
             digest=entry.digest, by=by.acting, reason=reason,

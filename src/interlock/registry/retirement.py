@@ -372,7 +372,7 @@ def _require_move(transaction: Transaction, address: str, version: str, to: Life
 def _set(transaction: Transaction, address: str, version: str, state: LifecycleState, notice: Notice | None) -> None:
     text = None if notice is None else orjson.dumps(notice).decode()
     tools.set_lifecycle(transaction, address, version, state, text)
-    bump_epoch(transaction)
+    bump_epoch(transaction, (address,))
 
 
 def _record(transaction: Transaction, address: str, version: str, at_ms: int, **facts: Any) -> None:

@@ -1,7 +1,10 @@
 """The index of a catalog: BM25F over the fields of each tool, joined with vectors where there are any.
 
 What a search returns depends on the visible tools alone: how rare a term is, the highest score and the scale of the
-vectors are all taken from them. So nothing about other tools can be learned from results or scores.
+vectors are all taken from them. So nothing about other tools can be learned from results or scores. Nor does its work
+grow with them: for each term at most `_PER_TOOL` entries are looked at for each visible tool, and for all together at
+most twice as many vectors as there are visible tools. Finding a tool in the list of a term takes steps as the logarithm
+of the length of the list.
 """
 
 from __future__ import annotations
@@ -34,11 +37,14 @@ LEAST_SPREAD: Final = 0.3
 CANDIDATES: Final = 300
 MOST_REQUEST: Final = 4000
 _LEAST_REMOVED: Final = 1000
+# A list that is longer than this for each visible tool is searched for the visible tools, and not read.
+_PER_TOOL: Final = 4
 
 By = Literal["words", "meaning", "both"]
 Floats = NDArray[np.float32]
 _Bits = NDArray[np.bool_]
-_Postings = tuple[NDArray[np.int32], Floats]
+_Slots = NDArray[np.int32]
+_Postings = tuple[_Slots, Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,22 @@ class Hit:
     score: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """The tools that a search is about, by their numbers in the index."""
+    """The tools that a search is about, by their numbers in the index, and the place of each among them."""
 
-    bits: _Bits
-    numbering: int
+    __slots__ = ("numbering", "places", "removals", "slots")
+
+    def __init__(self, bits: _Bits, numbering: int, removals: int) -> None:
+        self.slots: _Slots = np.flatnonzero(bits).astype(np.int32)
+        # -1 for tools that are not visible.
+        self.places: _Slots = np.full(len(bits), -1, np.int32)
+        self.places[self.slots] = np.arange(len(self.slots), dtype=np.int32)
+        self.numbering = numbering
+        # How many tools had been removed when it was made.
+        self.removals = removals
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
 
 class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made anew
@@ -128,8 +144,10 @@ class Index:
         self._vectors: Floats = np.zeros((0, 0), np.float32)
         self._placed: _Bits = np.zeros(0, np.bool_)
         self._gone: _Bits = np.zeros(0, np.bool_)
-        self._removed = 0
+        self._removed = self._removals = 0
         self.numbering = 0
+        # How many entries of lists and how many vectors all searches have looked at.
+        self.looked_at = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -175,11 +193,13 @@ class Index:
                     self._vectors[slot] = vector
                     self._placed[slot] = True
 
-    def without_vector(self, tools: Iterable[str]) -> list[str]:
-        """Return those of the tools that are in the index and have no vector."""
+    def without_vector(self, mask: Mask) -> list[str]:
+        """Return those of some tools that have no vector."""
         with self._lock:
-            slots = self._slots
-            return [tool for tool in tools if (slot := slots.get(tool)) is not None and not self._placed[slot]]
+            if mask.numbering != self.numbering:
+                return []  # it is made anew with the next search
+            slots: list[int] = mask.slots[~self._placed[mask.slots]].tolist()
+            return [tool for slot in slots if (tool := self._ids[slot]) is not None]
 
     def vectors(self, tools: Sequence[str]) -> Floats | None:
         """The vectors of tools, one row each; None if one of them has none."""
@@ -199,9 +219,22 @@ class Index:
     def mask(self, tools: Iterable[str]) -> Mask:
         """The tools that a search is about. Those that are not in the index are left out."""
         with self._lock:
+            return self._mask(np.zeros(len(self._ids), np.bool_), tools)
+
+    def changed(self, mask: Mask, *, less: Iterable[str], more: Iterable[str]) -> Mask:
+        """A mask without some tools and with others."""
+        with self._lock:
             bits = np.zeros(len(self._ids), np.bool_)
-            bits[[slot for tool in tools if (slot := self._slots.get(tool)) is not None]] = True
-            return Mask(bits, self.numbering)
+            if mask.numbering != self.numbering:
+                raise Renumbered
+            bits[mask.slots] = True
+            bits[[slot for tool in less if (slot := self._slots.get(tool)) is not None]] = False
+            return self._mask(bits, more)
+
+    def _mask(self, bits: _Bits, more: Iterable[str]) -> Mask:
+        bits[[slot for tool in more if (slot := self._slots.get(tool)) is not None]] = True
+        bits &= ~self._gone[: len(bits)]
+        return Mask(bits, self.numbering, self._removals)
 
     def search(self, query: str, limit: int, mask: Mask, *, by: By = "both", asked: Floats | None = None) -> list[Hit]:
         """Return the best of the visible tools for a request, best first; raise Renumbered if the mask is void.
@@ -217,64 +250,84 @@ class Index:
         with self._lock:
             if mask.numbering != self.numbering:
                 raise Renumbered
-            seen = mask.bits & ~self._gone[: len(mask.bits)]
-            if not seen.any():
+            if mask.removals != self._removals and self._gone[mask.slots].any():
+                mask = self._mask(mask.places >= 0, ())
+            if not len(mask):
                 return []
-            scores = np.zeros(len(seen), np.float32) if by == "meaning" else self._lexical(query, parts, seen)
+            scores = np.zeros(len(mask), np.float32) if by == "meaning" else self._lexical(query, parts, mask)
             found = scores > 0
             if self._counts is not None and asked is not None:
-                scores, near = self._joined(scores, asked, seen, self._counts, alone=by == "meaning")
+                scores, near = self._joined(scores, asked, mask, self._counts, alone=by == "meaning")
                 found |= near
             # Equal scores are in the order of the names, whatever the order in which tools were added.
-            slots: list[int] = _best(np.flatnonzero(found), scores, limit).tolist()
-            best = sorted((-float(scores[slot]), str(self._ids[slot])) for slot in slots)[:limit]
-        return [Hit(tool, min(1.0, max(0.0, -score))) for score, tool in best]
+            best: list[int] = _best(np.flatnonzero(found), scores, limit).tolist()
+            named = sorted((-float(scores[one]), str(self._ids[int(mask.slots[one])])) for one in best)[:limit]
+        return [Hit(tool, min(1.0, max(0.0, -score))) for score, tool in named]
 
-    def _lexical(self, query: str, parts: Sequence[str], seen: _Bits) -> Floats:
-        """Scores by words, at most 1. Tools that are not visible have 0."""
-        total = int(np.count_nonzero(seen))
+    def _lexical(self, query: str, parts: Sequence[str], mask: Mask) -> Floats:
+        """Scores of the visible tools by words, at most 1."""
+        total = len(mask)
         found: dict[str, _Postings] = {}
         rarity: dict[str, int] = {}
         for term in words.terms(query):
             if term in found or term not in self._documents:
                 continue
-            documents = np.frombuffer(self._documents[term], np.int32)
-            weights = np.frombuffer(self._weights[term], np.float32)
-            visible = seen[documents] if documents[-1] < len(seen) else _within(documents, seen)
-            documents, weights = documents[visible], weights[visible]
-            if len(documents):
-                idf = np.float32(np.log(1 + (total - len(documents) + 0.5) / (len(documents) + 0.5)))
-                found[term] = documents, (idf * weights * (K1 + 1) / (weights + K1)).astype(np.float32, copy=False)
-                rarity[term] = len(documents)
+            places, weights = self._visible(term, mask)
+            if len(places):
+                idf = np.float32(np.log(1 + (total - len(places) + 0.5) / (len(places) + 0.5)))
+                found[term] = places, (idf * weights * (K1 + 1) / (weights + K1)).astype(np.float32, copy=False)
+                rarity[term] = len(places)
         rarest = sorted(found, key=rarity.__getitem__)[:MOST_TERMS]
-        scores = _sum(found, rarest, len(seen))
+        scores = _sum(found, rarest, total)
         if not parts:
             return scores
         best = np.zeros_like(scores)
         for part in parts:
-            best = np.maximum(best, _sum(found, [t for t in dict.fromkeys(words.terms(part)) if t in found], len(seen)))
+            best = np.maximum(best, _sum(found, [t for t in dict.fromkeys(words.terms(part)) if t in found], total))
         return WHOLE_WORDS * scores + (1 - WHOLE_WORDS) * best
 
+    def _visible(self, term: str, mask: Mask) -> _Postings:
+        """The visible tools that have a term, and its weights in them."""
+        documents = np.frombuffer(self._documents[term], np.int32)
+        weights = np.frombuffer(self._weights[term], np.float32)
+        if len(documents) > _PER_TOOL * len(mask):
+            self.looked_at += len(mask)
+            at = np.searchsorted(documents, mask.slots)
+            at[at == len(documents)] = 0
+            there = np.flatnonzero(documents[at] == mask.slots)
+            return there.astype(np.int32), weights[at[there]]
+        self.looked_at += len(documents)
+        if documents[-1] >= len(mask.places):  # some were added after the mask was made
+            known = int(np.searchsorted(documents, len(mask.places)))
+            documents, weights = documents[:known], weights[:known]
+        places = mask.places[documents]
+        visible = places >= 0
+        return places[visible], weights[visible]
+
     def _joined(
-        self, lexical: Floats, asked: Floats, seen: _Bits, counts: Counts, *, alone: bool
+        self, lexical: Floats, asked: Floats, mask: Mask, counts: Counts, *, alone: bool
     ) -> tuple[Floats, _Bits]:
         """Scores by words and vectors together, or by vectors alone, and which tools are near to the request."""
-        seen = seen & self._placed[: len(seen)]
-        if not seen.any():
-            return lexical, seen
-        known = self._vectors[: len(seen)]
+        placed = self._placed[mask.slots]
+        if not placed.any():
+            return lexical, placed
         # Not `@`: BLAS would use threads for it, which wait busily for 20 ms afterwards. This takes 1 to 2 ms of one.
-        cosine = np.einsum("ij,j->i", known, asked[0])
-        low, high = cosine[seen].min(), cosine[seen].max()
+        if len(mask.places) <= 2 * len(mask):  # reading them in a row costs less than gathering most of them
+            self.looked_at += len(mask.places)
+            cosine = np.einsum("ij,j->i", self._vectors[: len(mask.places)], asked[0])[mask.slots]
+        else:
+            self.looked_at += len(mask)
+            cosine = np.einsum("ij,j->i", self._vectors[mask.slots], asked[0])
+        low, high = cosine[placed].min(), cosine[placed].max()
         # By vectors alone the score is the cosine itself.
         share, low = (np.float32(1), np.float32(0)) if alone else (np.float32(counts.share), low)
         scale = np.float32(1 if alone else 1 / max(high - low, LEAST_SPREAD))
-        scores = np.where(seen, (1 - share) * lexical + share * (cosine - low) * scale, lexical)
-        near = seen & (cosine >= counts.near)
+        scores = np.where(placed, (1 - share) * lexical + share * (cosine - low) * scale, lexical)
+        near = placed & (cosine >= counts.near)
         if len(asked) > 1:
             # A sentence is compared with the candidates only: with all tools it would take most of the time.
-            candidates = _best(np.flatnonzero(seen), scores, CANDIDATES)
-            best = (known[candidates] @ asked[1:].T).max(axis=1)
+            candidates = _best(np.flatnonzero(placed), scores, CANDIDATES)
+            best = (self._vectors[mask.slots[candidates]] @ asked[1:].T).max(axis=1)
             scores[candidates] += share * (1 - WHOLE_VECTOR) * (best - cosine[candidates]) * scale
             near[candidates] |= best >= counts.near
         return scores, near
@@ -298,6 +351,7 @@ class Index:
             self._ids[slot] = None
             self._gone[slot] = True
             self._removed += 1
+            self._removals += 1
 
     def _renumber(self) -> None:
         """Number the tools anew, without those that were removed."""
@@ -337,13 +391,6 @@ def weigh(entry: Entry) -> dict[str, float]:
         for term in found:
             weights[term] = weights.get(term, 0.0) + each
     return weights
-
-
-def _within(documents: NDArray[np.int32], seen: _Bits) -> _Bits:
-    """Which documents are visible, where some were added after the mask was made."""
-    known = documents < len(seen)
-    known[known] = seen[documents[known]]
-    return known
 
 
 def _sum(found: Mapping[str, _Postings], terms: Iterable[str], size: int) -> Floats:

@@ -17,6 +17,12 @@ def get(reader: Reader, name: str) -> str | None:
     return None if row is None else row[0]
 
 
+def some(reader: Reader, names: Sequence[str]) -> dict[str, str]:
+    """The facts of these names that there are, by name."""
+    statement = f"SELECT name, value FROM fact WHERE name IN ({_marks(names)})"  # noqa: S608 - marks
+    return dict(reader.all(statement, names))
+
+
 def put(transaction: Transaction, name: str, value: str) -> None:
     """Set a fact, whether it is there already or not."""
     transaction.execute(

@@ -2,16 +2,18 @@
 
 A row of `tool_version` is one published version. Its content never changes; its state and its notice of deprecation do.
 Rows stay when a version is removed. A row of `tool_alias` is another full name of a tool, and a row of `evidence` the
-result of the contract tests on one exact content. Every change raises the registry's epoch (`store.epochs`).
+result of the contract tests on one exact content. Every change raises the registry's epoch (`store.epochs`) and notes
+which tools it was about (`store.registry_changes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.clock import iso
 from interlock.core.record import NamedTuple, dataclass
-from interlock.store import epochs
+from interlock.store import epochs, registry_changes
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
 
@@ -70,9 +72,14 @@ class Notice:
         }
 
 
-def bump_epoch(transaction: Transaction) -> None:
-    """Make every process on this store notice a change of the registry."""
+def bump_epoch(transaction: Transaction, addresses: Collection[str] | None) -> None:
+    """Make every process on this store notice a change of the registry.
+
+    `addresses` are the tools whose versions, aliases or code have changed: these are read again, and no others. None
+    stands for any tool.
+    """
     epochs.advance(transaction, epochs.REGISTRY)
+    registry_changes.note(transaction, addresses)
 
 
 # Versions
@@ -91,6 +98,13 @@ def all_without_manifests(reader: Reader) -> list[Row]:
 def versions(reader: Reader, address: str) -> list[Row]:
     """Every version of a tool."""
     return [Row._make(row) for row in reader.all(f"{_SELECT} WHERE address = ?", (address,))]
+
+
+def versions_of(reader: Reader, addresses: Collection[str]) -> list[Row]:
+    """Every version of some tools without its manifest, by address and time of publication."""
+    marks = ", ".join("?" * len(addresses))
+    rows = reader.all(f"{_WITHOUT_MANIFEST} WHERE address IN ({marks}) ORDER BY address, published_ms", [*addresses])
+    return [Row._make(row) for row in rows]
 
 
 def manifest(reader: Reader, address: str, version: str, digest: str) -> str | None:
@@ -163,18 +177,17 @@ def activate(transaction: Transaction, address: str, version: str) -> None:
     )
 
 
-def sunset(transaction: Transaction, address: str) -> None:
-    """Sunset every version of a tool."""
-    transaction.execute("UPDATE tool_version SET state = 'sunset' WHERE address = ?", (address,))
+def sunset(transaction: Transaction, address: str) -> bool:
+    """Sunset every version of a tool. Returns whether there was one that was not."""
+    statement = "UPDATE tool_version SET state = 'sunset' WHERE address = ? AND state <> 'sunset'"
+    return transaction.execute(statement, (address,)).rowcount > 0
 
 
-def sunset_of_upstream(transaction: Transaction, upstream: str) -> None:
-    """Sunset every version of the tools that were admitted from an upstream."""
-    transaction.execute(
-        "UPDATE tool_version SET state = 'sunset' WHERE address IN"
-        " (SELECT address FROM upstream_tool WHERE upstream = ? AND version IS NOT NULL)",
-        (upstream,),
-    )
+def sunset_of_upstream(transaction: Transaction, upstream: str) -> list[str]:
+    """Sunset every version of the tools that were admitted from an upstream. Returns the addresses of these tools."""
+    admitted = "SELECT address FROM upstream_tool WHERE upstream = ? AND version IS NOT NULL"
+    transaction.execute(f"UPDATE tool_version SET state = 'sunset' WHERE address IN ({admitted})", (upstream,))  # noqa: S608 - constant
+    return [address for (address,) in transaction.all(admitted, (upstream,))]
 
 
 # Names

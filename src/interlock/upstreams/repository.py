@@ -292,21 +292,23 @@ def settle(
             if stored_tools.digest(transaction, one.address, one.version or "") is not None:
                 raise Outdated(known.name)
         _store(transaction, known, new=new)
+        changed: set[str] = set()
         for one in looked:
             before = judged_by.tools.get(one.name)
             if one.name in publications:
                 publications[one.name](transaction)
                 if before is not None and before.address != one.address:
                     stored_tools.sunset(transaction, before.address)  # it has another name now
-            elif before is not None:
-                _follow(transaction, known.name, one, before, by, lift=one.name in lift)
+                    changed.add(before.address)
+            elif before is not None and _follow(transaction, known.name, one, before, by, lift=one.name in lift):
+                changed.add(before.address)
         for one in looked:
             _store_tool(transaction, known, one)
         if publications or any(_differs(one, judged_by.tools.get(one.name)) for one in looked):
             store.mark_changed(transaction, known.name)
         counts = {state: sum(one.state == state for one in looked) for state in _COUNTED}
         note(transaction, known.name, "upstream.added" if new else "upstream.refreshed", by=by, **counts)
-        bump_epoch(transaction)
+        bump_epoch(transaction, changed)  # what was published has been noted
 
     return unit
 
@@ -352,10 +354,10 @@ def removal(name: str, by: str) -> Unit[None]:
     """Unit that removes an upstream and sunsets its tools."""
 
     def unit(transaction: Transaction) -> None:
-        stored_tools.sunset_of_upstream(transaction, name)
+        changed = stored_tools.sunset_of_upstream(transaction, name)
         store.delete(transaction, name)
         note(transaction, name, "upstream.removed", by=by)
-        bump_epoch(transaction)
+        bump_epoch(transaction, changed)
 
     return unit
 
@@ -376,20 +378,25 @@ def note(transaction: Transaction, ref: str, event: str, **facts: Any) -> None:
     transaction.append("registry", ref, body)
 
 
-def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinned, by: str, *, lift: bool) -> None:
-    """Apply a look to a version that is published already: available again, changed, or unavailable."""
+def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinned, by: str, *, lift: bool) -> bool:
+    """Apply a look to a version that is published already: available again, changed, or unavailable.
+
+    Returns whether the state of the version is another now.
+    """
     ref = f"{before.address}@{before.version}"
     if one.state == "admitted":
         if lift:
             _lift(transaction, ref, by)
         if not before.served:
             stored_tools.activate(transaction, before.address, before.version)
+            return True
     elif one.state != "changed":
-        stored_tools.sunset(transaction, before.address)
+        return stored_tools.sunset(transaction, before.address)
     elif not before.held:
         digest = stored_tools.digest(transaction, before.address, before.version)
         if digest is not None:
             quarantine.impose(digest, ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
+    return False
 
 
 def _differs(one: Offered, before: Pinned | None) -> bool:

@@ -96,8 +96,8 @@ class Settlement:
                     if new or tries == _TRIES:
                         raise
                 tries += 1
-                await self._catalog.forget()
-            await self._catalog.forget()
+                await self._catalog.look()
+            await self._catalog.look()
             await self._look()
             self._connections.set_state(known.name, "available")
             await self._changes.look()
@@ -114,7 +114,7 @@ class Settlement:
         """Store that an upstream was removed; its tools are sunset."""
         async with self._busy.setdefault(name, asyncio.Lock()):
             await self._journal.commit(repository.removal(name, by))
-        await self._catalog.forget()
+        await self._catalog.look()
 
     async def prove_if_due(self, name: str) -> None:
         """Try the unproven tools of an upstream again, if they were not tried just now."""
@@ -136,7 +136,7 @@ class Settlement:
             tried = await try_again(self._catalog, self._try_out, waiting)
             refs = {digest: f"{address}@{version}" for address, version, digest in waiting}
             await self._journal.commit(repository.proving(name, tried, refs))
-            await self._catalog.forget()
+            await self._catalog.look()
             await self._look()
             await self._changes.look()
         finally:

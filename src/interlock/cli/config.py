@@ -49,6 +49,7 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
     interlock config show
     interlock config show store approval
     """
+    from interlock.default_settings import Defaults
     from interlock.privacy.configured import masked
     from interlock.settings import Settings, nearest, variable
     from interlock.store.homes import home_at
@@ -61,6 +62,8 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
             raise click.UsageError(f"there is no setting `{name}`" + (f"; did you mean `{meant}`?" if meant else ""))
     home = home_at(out.session.path)
     settings, sources = settings_of(home)
+    if isinstance(settings, Defaults):
+        settings = Settings.model_validate({})  # with all members of its parts
     rows = [
         {
             "name": name,

@@ -1192,6 +1192,32 @@ async def test_a_standing_approval_for_a_group_covers_its_members_but_not_the_pe
 
 
 @pytest.mark.proves("HITL-09")
+async def test_a_person_who_is_alone_agrees_in_advance_to_their_own_calls_and_no_agent_does(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    bounds: Json = {"arguments": {"to": "carl"}, "uses": 5, "expires_ms": clock.now_ms + 60_000}
+    bot = "did:web:example.org:bot"
+    assert (await refusal(lock.standing_approvals.grant("demo.send", by=BEN, caller=BEN.id, **bounds))).code == "E3206"
+    await lock.approvals.state_alone(by=BEN, alone=True, reason="my own laptop")
+    own = await lock.standing_approvals.grant("demo.send", by=BEN, caller=BEN.id, **bounds)
+    other = await lock.standing_approvals.grant("demo.send", by=BEN, caller=ANN, **bounds)
+    for agent in (replace(BEN, agent=bot), replace(BEN, id=bot, kind="agent")):
+        for caller in (agent.id, bot):
+            attempt = lock.standing_approvals.grant("demo.send", by=agent, caller=caller, **bounds)
+            assert (await refusal(attempt)).code == "E3206"
+        assert (await lock.call("demo.send", to="carl", key=f"no-{agent.id}", caller=agent)).pending
+    assert (await lock.call("demo.send", to="carl", key="1", caller=BEN)).ok
+    assert (await lock.call("demo.send", to="somebody else", key="2", caller=BEN)).pending
+    # The statement of one person says nothing about another.
+    eva = replace(BEN, id="local:eva")
+    assert (await refusal(lock.standing_approvals.grant("demo.send", by=eva, caller=eva.id, **bounds))).code == "E3206"
+    assert await lock.approvals.state_alone(by=BEN, alone=False, reason="") == [own.id]
+    assert (await lock.call("demo.send", to="carl", key="3", caller=BEN)).pending
+    listed = {one.id: one.revoked_ms is None for one in await lock.standing_approvals.list()}
+    assert listed == {own.id: False, other.id: True}
+
+
+@pytest.mark.proves("HITL-09")
 async def test_what_is_taken_back_while_a_call_is_on_its_way_is_not_used(lock: Interlock, clock: FakeClock) -> None:
     standing = await lock.standing_approvals.grant(
         "demo.send", by=BEN, caller=ANN, arguments={"to": "carl"}, uses=5, expires_ms=clock.now_ms + 60_000

@@ -307,7 +307,9 @@ def test_the_environment_does_not_make_anybody_somebody_else(desk: Cli) -> None:
 
 def test_a_person_who_states_on_record_that_they_are_alone_decides_on_their_own_calls(desk: Cli, cast: Cast) -> None:
     mine = desk.ask(*MAIL)["pending"]["ticketId"]
-    assert refusal(desk("approvals", "approve", mine, "--json"))[0] == "E3206"
+    refused = desk("approvals", "approve", mine, "--json")
+    assert refusal(refused)[0] == "E3206"
+    assert "interlock approvals alone" in refused.json["error"]["resolution"]
     assert refusal(holding(desk, cast.bob)("approvals", "alone", "--json"))[0] == "E3206"
     assert desk.ask("approvals", "alone", "--reason", "my own laptop")["alone"] is True
     assert "may decide on their own calls" in desk("doctor").out

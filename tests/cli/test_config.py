@@ -229,6 +229,15 @@ def test_the_settings_of_a_data_directory_that_states_none_are_shown(fresh: Cli)
     assert rows == {name: masked(value) for name, value in Settings.model_construct()}
 
 
+def test_a_new_data_directory_shows_the_defaults_as_an_empty_settings_file_does(fresh: Cli) -> None:
+    new, page = fresh("config", "show", "--json"), fresh("config", "show")
+    assert (new.code, page.code) == (0, 0), page.err
+    fresh.home.mkdir(exist_ok=True)
+    (fresh.home / "settings.toml").touch()
+    assert new.json == fresh.ask("config", "show")
+    assert '"timeout_seconds"' in page.out
+
+
 def test_every_file_is_checked_at_once_and_nothing_is_started(fresh: Cli) -> None:
     fresh.home.mkdir()
     assert fresh("config", "check").code == 0

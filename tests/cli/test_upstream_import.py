@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from interlock.demo_server import answer
 from interlock.upstreams.client_config import is_setting
 from tests.cli.conftest import Cli, Ended
 from tests.support.calls import code
+from tests.support.stores import bodies
 from tests.upstreams.mcp_servers.real import node_server
 from tests.upstreams.servers import Answer, Got, HttpServer, json_answer
 
@@ -139,6 +141,45 @@ async def test_a_write_of_an_imported_server_is_described_tried_called_once_and_
         assert (done.ok, again.replayed, note.read_text()) == (True, True, "after")
         assert (await lock.undo(done.invocation_id, key="undo-three")).ok
         assert note.read_text() == "before"
+
+
+async def test_a_person_who_is_alone_agrees_in_advance_to_what_their_own_client_writes(fresh: Cli) -> None:
+    notes = fresh.path / "notes.txt"
+    path = write(fresh, {"mcpServers": {"notes": {**NOTES, "env": {"INTERLOCK_DEMO_NOTES": str(notes)}}}})
+    imported = await asyncio.to_thread(fresh, "upstream", "import", str(path))
+    assert "interlock approvals alone" in imported.out
+    entry = json.loads((fresh.path / "config.interlock.json").read_text())["mcpServers"]["interlock"]
+    client = StdioServerParameters(command=entry["command"], args=entry["args"], env=fresh.environment)
+    async with Client(client) as session:
+
+        async def note(key: str) -> Any:
+            return await session.call_tool("notes-note", {"text": "milk", "idempotency_key": key})
+
+        async def typed(words: list[str]) -> Ended:
+            return await asyncio.to_thread(fresh, *words, "--json")
+
+        waits = await note("one")
+        pending: Json = waits.meta["interlock/pending"]
+        assert "`interlock approvals alone`" in waits.content[0].text
+        command = shlex.split(pending["agreeInAdvance"])[1:]
+        assert command[command.index("--caller") + 1].startswith("local:")
+        refused = (await typed(command)).json["error"]
+        assert (refused["error_code"], "interlock approvals alone" in refused["resolution"]) == ("E3206", True)
+        assert (await typed(["approvals", "alone"])).code == 0
+        granted = await typed(command)
+        assert granted.code == 0, granted.out
+        assert not notes.exists()
+        for key in ("one", "two"):
+            assert (await note(key)).meta.get("interlock/pending") is None
+        assert notes.read_text() == "milk\n" * 2
+        (record,) = [one for one in bodies(fresh.store, "approval") if one["act"] == "standing.granted"]
+        assert record["alone"] is True
+        # Whoever is not alone any more has not agreed in advance any more.
+        ended = await typed(["approvals", "alone", "--end"])
+        assert ended.json["revoked"] == [granted.json["id"]]
+        assert (await note("three")).meta["interlock/pending"]["status"] == "PENDING"
+        assert notes.read_text() == "milk\n" * 2
+    assert (await typed(["audit", "verify"])).code == 0
 
 
 def test_a_plan_starts_stores_and_writes_nothing(fresh: Cli) -> None:

@@ -6,7 +6,8 @@ the tenant `local` operate the server and decide for all tenants.
 
 Nobody decides on their own requests. With four eyes, neither does anybody else on whose behalf the call was requested:
 the caller, and everybody above the requesting agent in the delegation chain. A person who is alone on a machine can
-state that once, on record, and may then decide on their own calls. The journal's record counts, not a table.
+state that once, on record, and may then decide on their own calls, one by one or in advance. The journal's record
+counts, not a table.
 """
 
 from __future__ import annotations
@@ -58,9 +59,21 @@ def state_alone(by: Caller, *, alone: bool, reason: str) -> Unit[None]:
     return unit
 
 
+def can_be_alone(by: Caller) -> bool:
+    """Whether somebody is a person at the command line of this machine, who can state that they are alone there."""
+    return by.capability is None and is_person(by) and by.id.startswith("local:")
+
+
+def instead_of(by: Caller) -> str:
+    """What a person can do who may not decide on their own call."""
+    if not can_be_alone(by):
+        return "ask another approver"
+    return "ask another approver; if you are the only person here, say so once: interlock approvals alone"
+
+
 def is_alone(reader: Reader, by: Caller) -> bool:
     """Whether a local person has stated that they are alone on this machine, and has not revoked it."""
-    if by.capability is not None or not by.id.startswith("local:"):
+    if not can_be_alone(by):
         return False
     last = ledger.newest_of_kind(reader, f"alone:{by.id}", "authority")
     return last is not None and orjson.loads(last).get("act") == "alone.stated"

@@ -4,6 +4,9 @@ A standing approval names one tool and a range of its versions, one caller or on
 pattern for every argument, a number of uses and an end. A matching call uses it once, in the transaction that makes its
 intent durable, and cites its id. A call that does not match requests a ticket like any other.
 
+Nobody agrees in advance to their own calls, unless they have stated that they are alone on the machine. When they take
+that statement back, such approvals end.
+
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
 "maximum": 100}`, a set of values, `{"enum": ["cash", "giro"]}`, any text, `{"type": "string"}`, or any other value
 literally. A path, URL or host is
@@ -23,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from interlock.approvals.reviewers import is_person, signature, speaks_for
+from interlock.approvals.reviewers import instead_of, is_alone, is_person, signature, speaks_for
 from interlock.contract.versions import resolve
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
@@ -213,14 +216,17 @@ def grant(
         raise Failure("E3206", "only a person can agree in advance; an agent never can")
     if not speaks_for(by, wish.tenant):
         raise Failure("E3206", f"{wish.caller} belongs to {wish.tenant}, and {by.id} does not")
-    if wish.caller in (by.id, by.acting):
-        raise Failure("E3206", "nobody can agree in advance to their own calls")
     if not by.groups & approvers:
         raise Failure("E3206", f"{by.id} does not approve calls of {wish.tool}; {' or '.join(sorted(approvers))} do")
     for fault in _unbounded(wish, now_ms):
         raise Failure("E3004", f"a standing approval needs its bounds: {fault}")
 
     def unit(transaction: Transaction) -> Standing:
+        is_own = wish.caller in (by.id, by.acting)
+        # INVARIANT: nobody agrees in advance to their own calls while somebody else could decide on them.
+        if is_own and not is_alone(transaction, by):
+            words = "nobody can agree in advance to their own calls while others can decide on them"
+            raise Failure("E3206", words, resolution=instead_of(by))
         for use in uses:
             use(transaction)
         row = StandingRow(
@@ -228,7 +234,8 @@ def grant(
             wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,
         )  # fmt: skip
         stored.insert(transaction, row)
-        _record(transaction, wish, "standing.granted", **signature(by), **_facts(wish))
+        alone = {"alone": True} if is_own else {}  # nobody else was there to agree, by their own statement
+        _record(transaction, wish, "standing.granted", **signature(by), **alone, **_facts(wish))
         return _load(transaction, wish.id)
 
     return unit
@@ -296,6 +303,15 @@ def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
         return _load(transaction, standing.id)
 
     return unit
+
+
+def end_own(transaction: Transaction, by: Caller) -> list[str]:
+    """End the approvals by which a person agreed to their own calls, inside a transaction. Returns their ids."""
+    own = [one for one in listing(transaction) if one.caller == one.granted_by == by.id and one.revoked_ms is None]
+    for one in own:
+        stored.revoke(transaction, one.id, transaction.now_ms)
+        _record(transaction, one, "standing.revoked", **signature(by))
+    return [one.id for one in own]
 
 
 def listing(reader: Reader) -> list[Standing]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from interlock.approvals.reviewers import behind, is_alone, is_person, signature, speaks_for
+from interlock.approvals.reviewers import behind, instead_of, is_alone, is_person, signature, speaks_for
 from interlock.approvals.ticket import Sealed, from_row
 from interlock.core.clock import iso
 from interlock.core.errors import CODES, Failure
@@ -329,7 +329,7 @@ def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEy
     return Failure(
         "E3206",
         f"{by.id} {why}, so somebody else must decide on it",
-        resolution="ask another approver; if you are the only person here, say so once: interlock approvals alone",
+        resolution=instead_of(by),
     )
 
 

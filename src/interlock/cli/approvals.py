@@ -406,7 +406,8 @@ async def grant(
 ) -> int:
     """Agree in advance to calls of one tool by one caller or group, within bounds. The rest is still asked.
 
-    Members of a group share the uses. Your own calls and those of your agents are not covered.
+    Members of a group share the uses. Your own calls and those of your agents are not covered. If you are the only
+    person on this machine (approvals alone), name yourself as the caller to cover your own.
 
     \b
     interlock approvals grant demo.mail_statement --caller research-7 \\
@@ -469,15 +470,24 @@ def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
 async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
     """State, on record, that you are the only person on this machine: then you may decide on your own calls.
 
+    You may then agree to them in advance too (approvals grant). With --end, what you agreed to in advance for your own
+    calls ends as well.
+
     \b
     interlock approvals alone --reason 'my own laptop'
     interlock approvals alone --end
     """
     refuse_token("stating that you are alone")
     by = lock.caller
-    await lock.approvals.state_alone(by=by, alone=not end, reason=reason)
+    ended = await lock.approvals.state_alone(by=by, alone=not end, reason=reason)
     words = "must leave their own calls to others" if end else "may decide on their own calls, by their own statement"
-    out.answer({"caller": by.id, "alone": not end}, lambda page: page.line(f"{by.id} {words}"))
+
+    def show(page: Page) -> None:
+        page.line(f"{by.id} {words}")
+        for one in ended:
+            page.line(f"{one} is taken back")
+
+    out.answer({"caller": by.id, "alone": not end, "revoked": ended}, show)
     return 0
 
 

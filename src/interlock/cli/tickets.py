@@ -54,10 +54,13 @@ def show_waiting(viewer: Viewer, page: Page, ticket: Ticket) -> None:
     if ticket.state == "PENDING":
         but = " other than you" if viewer.must_leave(ticket) else ""
         facts += [("next", f"somebody in {groups}{but}: interlock approvals approve {ticket.id}")]
+        if but and ticket.requester.startswith("local:"):
+            facts += [("alone", "if you are the only person on this machine, say so once: interlock approvals alone")]
     facts.append(("then", f"send the same call again, or: interlock calls resume {ticket.id}"))
     command = advance_command(ticket, viewer.name_of(ticket.requester)) if ticket.state == "PENDING" else None
     if command is not None:
-        facts.append(("ahead", f"to agree to such calls in advance: {command}"))
+        who = "they agree" if viewer.must_leave(ticket) else "to agree"
+        facts.append(("ahead", f"{who} to such calls in advance: {command}"))
     page.facts(facts)
 
 
@@ -222,7 +225,8 @@ async def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by
 
     listed = {group: await _members(lock, group, by) for group in groups}
     members = "; ".join(f"in {group}: {', '.join(found) or 'nobody yet'}" for group, found in listed.items())
-    return Failure(failure.code, f"{failure.in_full} ({members})", details=failure.details)
+    resolution = failure.resolution
+    return Failure(failure.code, f"{failure.in_full} ({members})", details=failure.details, resolution=resolution)
 
 
 async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:

@@ -55,7 +55,7 @@ def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
                     report = await add_it(asked.name, kind, asked.config, by=lock.caller, overlay=asked.overlay)
             except Failure as failure:
                 raise explained(failure, last_output(log, logged)) from None
-            return answer_report(out, report, dry_run=asked.dry_run)
+            return answer_report(out, report, dry_run=asked.dry_run, must_leave=await must_leave(lock))
 
         async def ask(server: Server, out: Output, /, **given: Any) -> int:
             asked = _Asked.of(kind, configure, **given)
@@ -369,14 +369,27 @@ def trying_out(lock: Interlock, out: Output, words: str) -> Generator[None]:
         yield
 
 
-def answer_report(out: Output, report: Json, *, dry_run: bool = False) -> int:
+async def must_leave(lock: Interlock) -> bool:
+    """Whether the caller is the user of this machine and has not stated that nobody else decides there."""
+    from interlock.approvals.reviewers import can_be_alone
+
+    return can_be_alone(lock.caller) and not await lock.approvals.is_alone(lock.caller)
+
+
+def show_alone(page: Page) -> None:
+    """Tell the user of this machine that the calls of their own clients wait for somebody else."""
+    advice = "If you are the only person here, say so once: interlock approvals alone"
+    page.line(f"Your own calls, also by a client on this machine, wait for somebody else. {advice}")
+
+
+def answer_report(out: Output, report: Json, *, dry_run: bool = False, must_leave: bool = False) -> int:
     """Show the result of one look at an upstream."""
     hints: bool = report.pop("accept_hints")
-    out.answer(report, lambda page: _show_report(page, report, hints=hints, dry_run=dry_run))
+    out.answer(report, lambda page: _show_report(page, report, hints=hints, dry_run=dry_run, must_leave=must_leave))
     return 0
 
 
-def _show_report(page: Page, report: Json, *, hints: bool, dry_run: bool) -> None:
+def _show_report(page: Page, report: Json, *, hints: bool, dry_run: bool, must_leave: bool) -> None:
     tools: list[Json] = report["tools"]
     rows = [
         (one["name"], one["tool_id"] or "-", one["mutation_class"] or "-", one["state"], one["reason"] or one["why"])
@@ -400,3 +413,5 @@ def _show_report(page: Page, report: Json, *, hints: bool, dry_run: bool) -> Non
         which = "all of them" if unsure == len(tools) else f"{unsure} of them"
         better = "an overlay" if hints else "an overlay, or --accept-hints,"
         page.line(f"A person is asked for every call of {which}, until {better} states otherwise.")
+        if must_leave:
+            show_alone(page)

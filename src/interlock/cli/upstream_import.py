@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, over_home
-from interlock.cli.upstream_add import counts, explained, last_output, trying_out
+from interlock.cli.upstream_add import counts, explained, last_output, must_leave, show_alone, trying_out
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -83,7 +83,7 @@ async def import_(
     if governed:
         command = [*_command(), "--home", str(lock.home.path.absolute()), "serve", "--stdio", "--bare"]
         _write(target, found.replaced(command))
-    return _answer(out, told, target if governed else None)
+    return _answer(out, told, target if governed else None, must_leave=await must_leave(lock))
 
 
 def _raw(file: Path) -> bytes:
@@ -139,13 +139,15 @@ def _write(target: Path, document: Json) -> None:
         raise Failure("E3801", words, resolution="import again, with --output FILE") from None
 
 
-def _answer(out: Output, told: list[Json], target: Path | None, *, dry_run: bool = False) -> int:
+def _answer(
+    out: Output, told: list[Json], target: Path | None, *, dry_run: bool = False, must_leave: bool = False
+) -> int:
     document = {"servers": told, "dry_run": dry_run, "written": None if dry_run or target is None else str(target)}
-    out.answer(document, lambda page: _show(page, told, target, dry_run=dry_run))
+    out.answer(document, lambda page: _show(page, told, target, dry_run=dry_run, must_leave=must_leave))
     return 1 if any(one["state"] == "refused" for one in told) else 0
 
 
-def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool) -> None:
+def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
     from interlock.cli.render import BAD, GOOD, MAYBE, show_message
 
     marks = {"added": GOOD, "known": GOOD, "planned": GOOD, "skipped": MAYBE, "refused": BAD}
@@ -170,10 +172,10 @@ def _show(page: Page, told: list[Json], target: Path | None, *, dry_run: bool) -
         if one["state"] in ("planned", "added"):
             page.facts(facts)
     page.line("")
-    _advise(page, told, target, dry_run=dry_run)
+    _advise(page, told, target, dry_run=dry_run, must_leave=must_leave)
 
 
-def _advise(page: Page, told: list[Json], target: Path | None, *, dry_run: bool) -> None:
+def _advise(page: Page, told: list[Json], target: Path | None, *, dry_run: bool, must_leave: bool) -> None:
     governed = [one for one in told if one["state"] in ("added", "known")]
     left = [one["name"] for one in told if one["state"] == "refused"]
     if dry_run:
@@ -190,3 +192,5 @@ def _advise(page: Page, told: list[Json], target: Path | None, *, dry_run: bool)
     if asked:
         page.line(f"A person is asked for every call of {asked} tools: interlock approvals watch. To change that for a")
         page.line("server, describe its tools: interlock upstream refresh NAME --overlay FILE")
+        if must_leave:
+            show_alone(page)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.approvals import tickets
-from interlock.approvals.reviewers import is_alone, is_person, state_alone
+from interlock.approvals.reviewers import can_be_alone, is_alone, state_alone
+from interlock.approvals.standing import end_own
 from interlock.approvals.tickets import Channels, Edit, Happening, Refused
 from interlock.authority.facts import resources_of
 from interlock.call.phases import Call, Request
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from interlock.gateway.invoke import Gateway
     from interlock.registry.catalog import Catalog
     from interlock.settings import Settings
-    from interlock.store.port import Store
+    from interlock.store.port import Store, Transaction
 
 
 class Reviews:
@@ -98,11 +99,19 @@ class Reviews:
         """Whether a local person has stated that nobody else decides on this machine."""
         return await self._journal.read(lambda reader: is_alone(reader, by))
 
-    async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> None:
-        """Record that a local person decides alone on this machine, or no longer does."""
-        if by.capability is not None or not is_person(by) or not by.id.startswith("local:"):
+    async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> list[str]:
+        """Record that a local person decides alone on this machine, or no longer does.
+
+        Returns the standing approvals of their own calls that end with that.
+        """
+        if not can_be_alone(by):
             raise Failure("E3206", "only a person at the command line of this machine can state that they are alone")
-        await self._journal.commit(state_alone(by, alone=alone, reason=reason))
+
+        def unit(transaction: Transaction) -> list[str]:
+            state_alone(by, alone=alone, reason=reason)(transaction)
+            return [] if alone else end_own(transaction, by)
+
+        return await self._journal.commit(unit)
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **decision: Any) -> Ticket:
         uses = uses_of(by.capability) if approve and by.capability is not None else ()

@@ -251,14 +251,12 @@ def _without_token(given: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _reader(session: Session) -> Generator[Reader | None]:
     """The database of a data directory that need not be opened to be read; None if it has to be."""
-    import time
-
     from interlock.store.at_rest import reader_at_rest
     from interlock.store.homes import home_at
 
     _without_plugins()
     with contextlib.ExitStack() as within:
-        yield reader_at_rest(home_at(session.path), time.time_ns() // 1_000_000, within)
+        yield reader_at_rest(home_at(session.path), within)
 
 
 async def _left_behind(lock: Interlock) -> Failure | None:

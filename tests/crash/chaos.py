@@ -46,9 +46,8 @@ ACCOUNTS = 8
 # How long one answer is awaited, and how long after the last fault all calls have to be settled.
 ANSWER_S = 20.0
 PATIENCE_S = 600.0
-# Answers after which a caller sends the call again: the store cannot be used, the call is running, or the clock of the
-# node is behind, so that the token is one of its future.
-AGAIN = {"E3801", "E3803", "E3408", "E3201"}
+# Answers after which a caller sends the call again: the store cannot be used, or the call is running.
+AGAIN = {"E3801", "E3803", "E3408"}
 UNKNOWN = "E3409"
 KILL = "nodes killed"
 

@@ -203,9 +203,7 @@ async def test_an_unforeseen_failure_of_a_write_is_definite_because_it_may_have_
     assert not first.error.retryable
 
 
-@pytest.mark.part_of(
-    "IDEM-04", rest="nodes on several machines with clocks of their own, which need a store with a clock of its own"
-)
+@pytest.mark.proves("IDEM-04")
 async def test_the_window_is_kept_by_the_stores_clock_whatever_the_nodes_think(home: Path) -> None:
     store, early, late = FakeClock(), FakeClock(seed="early"), FakeClock(seed="late")
     early.advance(-6 * 3600)

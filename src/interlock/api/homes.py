@@ -37,11 +37,9 @@ def settings_of(home: Home) -> Effective:
 
 def reader_at_rest(path: Path, within: ExitStack) -> Reader | None:
     """The database in one read transaction that `within` ends; None if the data directory has to be opened first."""
-    import time
-
     from interlock.store import at_rest
 
-    return at_rest.reader_at_rest(home_at(path), time.time_ns() // 1_000_000, within)
+    return at_rest.reader_at_rest(home_at(path), within)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class Opening(Generic[T]):
         hooks = [_hook(one, self._home) for one in settings.hooks]
         parts = self._make(
             self._home,
-            clock=self._clock,
+            clock=self._home.node_clock(self._clock),
             store_clock=self._store_clock,
             settings=settings,
             caller=self._caller,

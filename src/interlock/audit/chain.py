@@ -213,8 +213,7 @@ def _examine(
             note(0, what)
         for seq, what in agreement.disagreements(reader, examined.purged_through):
             note(seq, what)
-        now_ms = time.time_ns() // 1_000_000
-        for seq, what in outcomes.disagreements(reader, examined.purged_through, now_ms, open_sealed):
+        for seq, what in outcomes.disagreements(reader, examined.purged_through, home.now_ms(reader), open_sealed):
             note(seq, what)
     return examined
 

@@ -68,12 +68,14 @@ def unsigned_tail(home: Home) -> Tail:
     return tail
 
 
-def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
+def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int | None = None) -> int:
     """Sign a tail with a record of who accepted it and why. Returns the place of that record.
 
     E3804 without the home's own signing key, E3410 if the journal has changed since the tail was examined. Blocks.
+    The record is of the time `now_ms`, by default that of the store.
     """
     with administered(home) as connection:
+        now_ms = home.now_ms(connection) if now_ms is None else now_ms
         signer = _signer(home, connection)
         with writing(connection, now_ms) as transaction:
             if transaction.head != (tail.last, tail.hash):

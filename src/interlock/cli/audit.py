@@ -344,7 +344,6 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     from interlock.api.authority import local_user
     from interlock.api.homes import home_at
     from interlock.audit.tail import accept, unsigned_tail
-    from interlock.core.clock import Clock
 
     reason = (reason or "").strip()
     if yes and not reason:
@@ -354,7 +353,7 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     tail = unsigned_tail(home)
     accepted = None
     if yes and tail.fault is not None:
-        accepted = accept(home, tail, reason=reason, by=f"local:{local_user()}", now_ms=Clock().now_ms())
+        accepted = accept(home, tail, reason=reason, by=f"local:{local_user()}")
 
     def show(page: Page) -> None:
         if tail.fault is None:

@@ -231,10 +231,9 @@ def copy_progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Ca
 
 def _open_calls(home: Home) -> tuple[int, int]:
     """The number of calls that were running when a data directory was copied, and of calls that it had scheduled."""
-    from interlock.core.clock import Clock
     from interlock.store.inspection import open_calls
 
-    return open_calls(home, Clock().now_ms())
+    return open_calls(home)
 
 
 def _document(copy: Copy, verdict: Verdict) -> dict[str, Any]:

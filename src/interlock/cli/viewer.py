@@ -117,7 +117,9 @@ class AtRest:
         return self._names.get(who, who)
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        from interlock.store.homes import home_at
+
+        return home_at(self._path).now_ms(self._reader)
 
     def must_leave(self, ticket: Ticket) -> bool:
         from interlock.api.authority import local_user

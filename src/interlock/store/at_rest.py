@@ -29,7 +29,7 @@ from interlock.store.tickets import any_due
 T = TypeVar("T")
 
 
-def reader_at_rest(home: Home, now_ms: int, within: ExitStack) -> Reader | None:
+def reader_at_rest(home: Home, within: ExitStack) -> Reader | None:
     """The database in one read transaction that `within` ends; None if the data directory has to be opened first."""
     try:
         anchored, last = home.last_anchor(), last_head.read(home)
@@ -46,7 +46,7 @@ def reader_at_rest(home: Home, now_ms: int, within: ExitStack) -> Reader | None:
         signer.check(None if ends.signed is None else ends.signed.key_id)
         last_head.refuse_forged(signer.public, ends)
         last_head.refuse_rewritten(reader, ends)
-        in_order = all(map(home.runs, _owners(reader))) and not any_due(reader, now_ms)
+        in_order = all(map(home.runs, _owners(reader))) and not any_due(reader, home.now_ms(reader))
         return reader if in_order else None
     except (Failure, StoreError, OSError):
         return None  # opening it says what is wrong

@@ -32,7 +32,6 @@ from typing import Any, Generic, TypeVar
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.threads import DISK
-from interlock.store import epochs
 from interlock.store.connection import Connection, StoreError
 from interlock.store.epochs import Epochs
 from interlock.store.home import Home, store_failure
@@ -282,7 +281,7 @@ class ChangeReader:
             reader = self._connection
             if reader is None:
                 reader = self._connection = self._home.reading(0)
-            now = epochs.read(reader)
+            now = self._home.epochs(reader)
             changed = [(watch, seen) for watch in self._watches if (seen := watch.of(now)) != watch.seen]
             try:
                 loaded = [(watch, seen, watch.load(reader)) for watch, seen in changed]

@@ -35,7 +35,7 @@ class Epochs(NamedTuple):
     secrets: str | None
 
 
-_READ = (
+READ = (
     "SELECT (SELECT max(seq) FROM revocation), (SELECT max(epoch) FROM quarantine),"
     " (SELECT value FROM fact WHERE name = 'registry_epoch'), (SELECT value FROM fact WHERE name = 'identity_epoch'),"
     " (SELECT value FROM fact WHERE name = 'service_epoch'), (SELECT value FROM fact WHERE name = 'upstream_epoch'),"
@@ -46,7 +46,7 @@ _READ = (
 
 def read(reader: Reader) -> Epochs:
     """All epochs, in one statement."""
-    return Epochs._make(reader.one(_READ))
+    return Epochs._make(reader.one(READ))
 
 
 def advance(transaction: Transaction, name: str) -> None:

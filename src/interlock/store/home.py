@@ -25,12 +25,14 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
+from interlock.store import epochs
 from interlock.store.connection import Connection
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
 from interlock.store.turns import Turns
 
 if TYPE_CHECKING:
+    from interlock.store.epochs import Epochs
     from interlock.store.shared_config import SharedConfig
 
 SCHEMA_HEAD = "0018"
@@ -188,6 +190,18 @@ class Home:
     def clock(self, clock: Clock) -> Clock:
         """The clock from which the time of the store comes: that of the machine."""
         return clock
+
+    def node_clock(self, clock: Clock) -> Clock:
+        """The clock that a process goes by outside transactions. Where machines share a store, it is the store's."""
+        return clock
+
+    def now_ms(self, reader: Reader) -> int:
+        """The time now, by the clock that processes go by. `reader` is a connection to the store."""
+        return Clock().now_ms()
+
+    def epochs(self, reader: Reader) -> Epochs:
+        """All epochs at this moment."""
+        return epochs.read(reader)
 
     def instance(self, instance_id: str) -> Instance:
         """Show that this process lives."""

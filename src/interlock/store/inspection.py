@@ -135,13 +135,13 @@ def open_breakers(reader: Reader) -> list[tuple[str, str, str]]:
     ]
 
 
-def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
+def open_calls(home: Home) -> tuple[int, int]:
     """Return how many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
     with closing(home.reading(alone=True)) as connection:
         return connection.one(
             "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
             " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)",
-            (now_ms,),
+            (home.now_ms(connection),),
         )
 
 

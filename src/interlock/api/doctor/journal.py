@@ -39,7 +39,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
         yield from _rewritten(reader, last)
         yield from _layout(reader, rows)
         yield from _unsigned(home, reader)
-        yield _clock(reader)
+        yield _clock(home, reader)
         yield from _open_calls(reader)
         if known:
             yield from _tickets(reader)
@@ -121,7 +121,7 @@ def _unsigned(home: Home, reader: Reader) -> Iterator[Finding]:
     """The end of the journal that nobody has signed, where that is not because it was written just now."""
     import orjson
 
-    from interlock.core.clock import Clock, iso
+    from interlock.core.clock import iso
     from interlock.store import inspection
 
     through = inspection.anchored_through(reader)
@@ -132,12 +132,12 @@ def _unsigned(home: Home, reader: Reader) -> Iterator[Finding]:
     if first is None:
         return
     body = inspection.record(reader, first)
-    if str(orjson.loads(body).get("timestamp", "")) < iso(Clock().now_ms() - UNSIGNED_MS):
+    if str(orjson.loads(body).get("timestamp", "")) < iso(home.now_ms(reader) - UNSIGNED_MS):
         advice = "the next process signs what is there: run interlock tools list, then interlock audit verify"
         yield Finding("journal", "attention", f"not signed from record {first} on, {count:,} in all", advice)
 
 
-def _clock(reader: Reader) -> Finding:
+def _clock(home: Home, reader: Reader) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
     from interlock.audit.chain import END_MS
     from interlock.core.clock import Clock, iso
@@ -145,7 +145,11 @@ def _clock(reader: Reader) -> Finding:
     from interlock.store import inspection
     from interlock.store.timekeeping import steps
 
-    now = Clock().now_ms()
+    now, own = home.now_ms(reader), Clock().now_ms()
+    if abs(own - now) > BEHIND_MS:  # where machines share a store
+        how = "ahead of" if own > now else "behind"
+        advice = "let a time server set it. Calls, keys and approvals go by the clock of the server, but logs do not"
+        return Finding("clock", "attention", f"{span(abs(own - now))} {how} the clock of the database server", advice)
     signed, body = inspection.signed_ms(reader, END_MS), inspection.newest_record(reader)
     newest, what = max((signed or 0, "signed head"), (_made_ms(body or b""), "record"))
     stepped = [step for step in steps(reader) if step.after_ms > now - STEPS_SHOWN_MS]

@@ -20,6 +20,7 @@ from interlock.core.clock import Clock, boot_id
 from interlock.core.errors import Failure
 from interlock.core.expressions import expression
 from interlock.store import connection as sqlite
+from interlock.store import epochs
 from interlock.store.connection import StoreError
 from interlock.store.home import RESTORE, Home, is_known, refuse_behind, refuse_running, store_failure
 from interlock.store.port import Reader
@@ -27,19 +28,24 @@ from interlock.store.postgres import schema
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
+from interlock.store.postgres.server_time import ServerTime
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    from interlock.store.epochs import Epochs
     from interlock.store.home import Instance
     from interlock.store.lock_board import Board
     from interlock.store.turns import Turns
 
 # How long a process that ends waits for a server that is to tell what became of the last transaction.
 GIVE_UP_S = 5.0
+_MACHINE = Clock()
 _LOCK_TIMEOUT = expression(r"database is locked")
-_NOW = "SELECT greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+_TIME = "greatest((SELECT ms FROM store_clock), floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
+_NOW = f"SELECT {_TIME}"
+_EPOCHS = f"{epochs.READ}, {_TIME}"
 
 
 class Queue:
@@ -74,7 +80,9 @@ class PostgresHome(Home):
         self.admin_address = admin_address or address
         # The id of the lease that this process has. Without one it may write, as it does when it opens the store.
         self.lease = ""
+        # The time of the transaction that is open, and the server's time at any moment.
         self._now_ms = 0
+        self._time = ServerTime(_MACHINE)
         # The connection of the writer that was opened last, which asks for its queue next.
         self._writer: Connection | None = None
         self._give_up_at = math.inf
@@ -153,7 +161,7 @@ class PostgresHome(Home):
             connection = self._connect(self.address)
             try:
                 refuse_behind(connection, anchored)
-                self._now_ms = connection.one(_NOW)[0]
+                self._now_ms = self.now_ms(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -172,7 +180,9 @@ class PostgresHome(Home):
             writer.reopen()
         try:
             writer.execute("BEGIN")
+            asked_at = self._time.uptime()
             self._now_ms, writer.xid = writer.one("SELECT now_ms, xid FROM interlock_begin(?)", (self.lease,))
+            self._time.learn(self._now_ms, asked_at)
         except StoreError as error:
             if not writer.lost:
                 writer.execute("ROLLBACK")
@@ -186,7 +196,22 @@ class PostgresHome(Home):
 
     def clock(self, clock: Clock) -> Clock:
         """The clock of the database, unless the caller has brought another one than the machine's."""
-        return replace(clock, now_ms=lambda: self._now_ms) if clock.now_ms is Clock().now_ms else clock
+        return replace(clock, now_ms=lambda: self._now_ms) if clock.now_ms is _MACHINE.now_ms else clock
+
+    def node_clock(self, clock: Clock) -> Clock:
+        return replace(clock, now_ms=self._time.now_ms) if clock.now_ms is _MACHINE.now_ms else clock
+
+    def now_ms(self, reader: Reader) -> int:
+        asked_at = self._time.uptime()
+        now_ms: int = reader.one(_NOW)[0]
+        self._time.learn(now_ms, asked_at)
+        return now_ms
+
+    def epochs(self, reader: Reader) -> Epochs:
+        asked_at = self._time.uptime()
+        *found, now_ms = reader.one(_EPOCHS)
+        self._time.learn(now_ms, asked_at)
+        return epochs.Epochs._make(found)
 
     def stop_waiting(self) -> None:
         self._give_up_at = min(self._give_up_at, time.monotonic() + GIVE_UP_S)

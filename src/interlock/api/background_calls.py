@@ -36,7 +36,7 @@ class BackgroundCalls:
 
     @property
     def running(self) -> int:
-        """How many run now."""
+        """The number of calls that run now."""
         return len(self._running)
 
     def add(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:

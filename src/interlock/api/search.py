@@ -380,7 +380,7 @@ def _add(index: Index, versions: Sequence[tuple[str, Version]]) -> None:
 
 
 def entry_of(tool: str, manifest: Json, origin: str = "") -> Entry:
-    """What the index knows of a tool. Fields that are marked as internal are not among it."""
+    """The entry of a tool in the index, without the fields that are marked as internal."""
     from interlock.search.index import Entry
 
     schema: Any = manifest.get("parameters")

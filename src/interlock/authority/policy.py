@@ -319,7 +319,7 @@ class Policies:
     def _load(self, *, former: bool) -> None:
         self._loaded = self._principals = self._broken = None
         if former:
-            self._reason_for_callers = "the home has a policy.toml: move its rules to policy.cedar and remove it"
+            self._reason_for_callers = "there is a policy.toml: move its rules to policy.cedar and remove it"
             self._broken = Failure("E3205", self._reason_for_callers)
             return
         # People keep their rights while the rules are broken: somebody must be able to repair them.
@@ -366,8 +366,8 @@ def _fault_in(name: str, failure: Failure) -> str:
 
 
 _PUT_BACK = {
-    ".cedar": "put it back with `interlock policy apply FILE`; `interlock policy default` prints what a new home has",
-    ".toml": "put it back from a backup; `interlock policy default --principals` prints what a new home has",
+    ".cedar": "put it back with `interlock policy apply FILE`; `interlock policy default` prints the default policy",
+    ".toml": "put it back from a backup; `interlock policy default --principals` prints the default file",
 }
 
 

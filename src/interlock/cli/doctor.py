@@ -1,4 +1,4 @@
-"""`interlock doctor`: is this machine, this home and this journal in order, and what to do where they are not.
+"""`interlock doctor`: checks machine, data directory and journal, and says what to do about faults.
 
 A check is a function in one of the modules `doctor_…`, and a row in one of the tables here.
 """
@@ -47,7 +47,7 @@ ISOLATION: Final[Mapping[str, Check]] = {"sandbox": doctor_machine.check_sandbox
 @click.command()
 @without_home
 def doctor(out: Output, /) -> int:
-    """Look at Python, SQLite, the home, the journal, what waits, the policy, the tools and the keys; change nothing.
+    """Check Python, SQLite, data directory, journal, waiting calls, policy, tools and keys. Changes nothing.
 
     Tools are loaded as for a call, which runs their modules, and are not called. Every line says what was found and,
     where something is wrong, what to do. Exits 1 if something is broken.
@@ -88,7 +88,7 @@ def doctor(out: Output, /) -> int:
 def examine(
     home: Home, *, machine: bool = True, begin: Callable[[str, float], None] = lambda words, percent: None
 ) -> list[Finding]:
-    """Everything that was found, in order; without `machine`, of the home alone. `begin` is told of each check."""
+    """Return all findings in order; without `machine`, only those of the data directory. `begin` gets each check."""
     _follow(home)
     checks = {**MACHINE, **CHECKS, **ISOLATION} if machine else CHECKS
     found: list[Finding] = []
@@ -99,7 +99,7 @@ def examine(
 
 
 def _follow(home: Home) -> None:
-    """Find out whether policy, principals and settings of a home are in the store. What is wrong, a check reports."""
+    """Find out whether policy, principals and settings are in the store. The checks report faults."""
     from interlock.core.errors import Failure
     from interlock.store.connection import StoreError
     from interlock.store.shared_config import settings_of

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @click.group()
 def surface() -> None:
-    """What callers are offered of the catalog: which tools are loaded, deferred or blocked, and why."""
+    """Show which tools of the catalog callers are offered: loaded, deferred or blocked, and why."""
 
 
 async def _show_at_server(server: Server, out: Output, /, caller: str | None) -> int:

@@ -1,4 +1,4 @@
-"""How often Python's garbage collector runs in a process that serves, and over what."""
+"""Settings of Python's garbage collector in a server: how often it runs, and over which objects."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Toolkit:
 
 
 def _action(asked: ToolCall) -> tuple[str, bytes]:
-    """What a call does, by which an equal one is known again."""
+    """The identity of a call: calls with an equal one do the same."""
     try:
         return asked.name, encode(asked.arguments)
     except Failure:  # it is not going to wait for anybody

@@ -193,7 +193,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """What changes when a file is saved; None where it is missing, as for a moment while an editor replaces it."""
+    """A stamp that changes when a file is saved; None while it is missing, as when an editor replaces it."""
     try:
         found = os.stat(path)
     except OSError:

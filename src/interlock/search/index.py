@@ -43,7 +43,7 @@ _Postings = tuple[NDArray[np.int32], Floats]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a tool for the search."""
+    """The texts of a tool that are searched."""
 
     id: str
     name: str
@@ -72,7 +72,7 @@ class Entry:
 
 
 class Counts(Protocol):
-    """How vectors count.
+    """The weight of vectors in a score.
 
     `share` is the part of a score that comes from them; a tool without a common term is found if its vector is at least
     `near` to the request's.

@@ -154,7 +154,7 @@ def refuse_forged(public: bytes, ends_: Ends) -> None:
     """Refuse (E3804) a signed head whose signature the key of the data directory did not make."""
     for one, where in ((ends_.last, "keys/journal.head"), (ends_.anchor, "the newest anchor")):
         if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
-            advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
+            advice = "keep a copy of the data directory as evidence and examine it: interlock audit verify"
             raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
 

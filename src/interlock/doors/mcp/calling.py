@@ -107,7 +107,7 @@ class Wanted:
 
     @property
     def key_place(self) -> str:
-        """Where the client sent a key, besides the arguments."""
+        """The place, besides the arguments, in which the client sent a key."""
         return f"_meta[{_KEY!r}]" if self.meta.get(_KEY) else "the Idempotency-Key header"
 
 

@@ -110,7 +110,7 @@ class Interlock(Parts):
         return Opening(cls, home, clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
     def act_as(self, caller: Caller) -> None:
-        """Make somebody else the caller where none is named."""
+        """Make another caller the default, where none is named."""
         self.authority.act_as(caller)
 
     async def caller_of(self, token: str) -> Caller:

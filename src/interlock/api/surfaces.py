@@ -164,7 +164,7 @@ class Surfaces:
         return known.until_ms is not None and self._parts.clock.now_ms() >= known.until_ms
 
     async def _with_surface(self, caller: Caller, door: str) -> tuple[Caller, int | None]:
-        """The same anew, and until when it holds."""
+        """Return the caller with their current surface, and the time until which it holds."""
         exclusions = self._tools.exclusions
         hidden = partial(exclusions.reason, caller) if exclusions.concern(caller) else None
         defers = await self.defers(caller, door)

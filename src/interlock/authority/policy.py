@@ -1,4 +1,4 @@
-"""The policy of a home: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
+"""The policy of a data directory: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
 
 Decisions are cached under each part of the context that the rules read, and never past a change of the files. If the
 rules read nothing of a call but its caller and tool, a cached decision costs one lookup.
@@ -206,7 +206,7 @@ class Policies:
         return denied
 
     def state(self, *, anew: bool = False) -> object:
-        """Return an object that stays the same until the rules change. With `anew`, the files are read now."""
+        """Return an object that stays the same until the rules change. With `anew`, the files are read again now."""
         if anew:
             self._looked_at = float("-inf")
         self._refresh()

@@ -10,7 +10,7 @@ _THRESHOLDS = (4_000, 50, 100)
 
 
 def collect_seldom() -> None:
-    """Collect seldom."""
+    """Make the collector run rarely."""
     gc.set_threshold(*_THRESHOLDS)
 
 

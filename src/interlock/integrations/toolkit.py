@@ -80,7 +80,7 @@ class Toolkit:
         return [governed(self, name, contract) for name, contract in await self.named()]
 
     def pydantic_ai(self, *, defer: bool = False) -> AbstractToolset[Any]:
-        """The tools as a pydantic-ai toolset, listed anew for every step of a run.
+        """The tools as a pydantic-ai toolset, listed again for every step of a run.
 
         With `defer`, a call that waits for a person ends the run with DeferredToolRequests, which the agent must have
         among its output types; otherwise the model is told.

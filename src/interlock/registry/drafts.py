@@ -125,7 +125,7 @@ class DraftSource:
         self.files: dict[Path, Stamp | None] = {self.path: None}
 
     def load(self) -> Survey:
-        """Load the file anew. Every refused declaration is reported, not only the first."""
+        """Load the file again. Every refused declaration is reported, not only the first."""
         # Loaded here: a call knows drafts by their origin, and needs no declarations.
         from interlock.contract.declare import tools_in
         from interlock.registry.source import load_file

@@ -104,7 +104,7 @@ class Mask:
     numbering: int
 
 
-class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made anew
+class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made again
     """The tools of the index have other numbers than when the mask was made."""
 
 
@@ -300,7 +300,7 @@ class Index:
             self._removed += 1
 
     def _renumber(self) -> None:
-        """Number the tools anew, without those that were removed."""
+        """Renumber the tools, without those that were removed."""
         kept = np.array([one is not None for one in self._ids], np.bool_)
         numbers = np.cumsum(kept, dtype=np.int32) - 1
         for term in list(self._documents):

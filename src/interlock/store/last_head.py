@@ -56,7 +56,7 @@ class SignedHead:
 
 
 def anchor_line(seq: int, head: bytes, at_ms: int, key_id: str, signature: bytes) -> bytes:
-    """A signed head as files hold it. By this form a line that was cut off is told from a changed one."""
+    """A signed head as files hold it. This form distinguishes a line that was cut off from a changed one."""
     line = {"seq": seq, "hash": head.hex(), "at_ms": at_ms, "key_id": key_id, "signature": signature.hex()}
     return orjson.dumps(line)
 

@@ -1,10 +1,10 @@
-"""The MCP door: governed tools for any MCP client.
+"""The MCP endpoint: governed tools for any MCP client.
 
     HTTP ──► route: who calls? ──► modern tools/call and tools/list
                               └──► SDK: everything else of both eras, streamable HTTP
     stdio ───────────────────────► SDK: both eras, one client
 
-The door translates: names and descriptions (listing.py, names.py), calls and their answers (calling.py). What may be
+It translates names and descriptions (listing.py, names.py), calls and their answers (calling.py). What may be
 seen and done is decided behind it, for the caller of each single request.
 """
 

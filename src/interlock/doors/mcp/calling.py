@@ -342,7 +342,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def no_trace() -> str:
-    """The id under which a failure is told that no call came about for."""
+    """The trace id of a failure that happened before there was a call."""
     return os.urandom(16).hex()
 
 

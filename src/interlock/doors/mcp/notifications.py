@@ -38,7 +38,7 @@ _log = logging.getLogger("interlock.doors.mcp")
 _WATCHED = "interlock.watched"
 MAX_WATCHED = 100
 
-# How clients of either era are told that a list may be another.
+# The messages to clients of either era that a list may have changed.
 _LISTS = {
     "tools": (ToolsListChanged, ServerSession.send_tool_list_changed),
     "resources": (ResourcesListChanged, ServerSession.send_resource_list_changed),
@@ -63,7 +63,7 @@ class Changes:
     # Lists
 
     async def remember(self, ctx: Context, _: types.NotificationParams) -> None:
-        """Sessions of the handshake era are told of changes by name, for as long as they last."""
+        """Notify sessions of the handshake era of changes by name, for as long as they last."""
         session = ctx.session
         kept = connection(ctx)
         if kept.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready

@@ -344,7 +344,7 @@ has the closest one that is.
 
 @dataclass(slots=True)
 class Proof:
-    """What the tests say of one clause: the tests that name it, and what some of them leave open."""
+    """The tests that name one clause, and the rests that some of them leave open."""
 
     proven_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     supported_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -438,7 +438,7 @@ def _tests(names: list[str]) -> str:
 
 
 def differences(root: Path = ROOT) -> list[str]:
-    """What on disk is not as it would be written."""
+    """The files on disk that differ from what would be written."""
     wanted = pages(root)
     there = {
         path.relative_to(root)

@@ -1,1 +1,1 @@
-"""What a governed call costs, beside the peers' ungoverned ones: `python -m bench --help`."""
+"""Measures the cost of a governed call beside ungoverned calls of peers: `python -m bench --help`."""

@@ -23,7 +23,7 @@ DURABLE_MANY = f"Interlock, durable, {ours.MANY} callers"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """How many times cheaper than a peer one of our ways to call must be."""
+    """The factor by which one of our ways to call must be cheaper than a peer."""
 
     ours: str
     peer: str

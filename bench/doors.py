@@ -64,7 +64,7 @@ OUR_ORDINARY = (MCP, ASYNC, DEF, TRACED, CONTEXT, KEYED, MCP_HTTP, MCP_STDIO, QU
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """How many times a peer's requests per second ours must reach at the most connections."""
+    """The multiple of a peer's requests per second that ours must reach at the most connections."""
 
     ours: str
     peer: str
@@ -92,7 +92,7 @@ CHEAPER = Goal(LISTING, SDK_LISTING, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the rounds found of one subject at one number of connections."""
+    """The findings of the rounds about one subject at one number of connections."""
 
     rates: list[float] = field(default_factory=list[float])
     cpu_us: list[float] = field(default_factory=list[float])
@@ -109,7 +109,7 @@ class Found:
 
     @property
     def share(self) -> float:
-        """How much of its core the server had."""
+        """The share of its core that the server had."""
         return statistics.median(self.shares)
 
     def percentile(self, percentile: int) -> float:
@@ -169,7 +169,7 @@ def _callers(stack: ExitStack, place: Path) -> list[Subject]:
 
 
 def start_backend(stack: ExitStack) -> str:
-    """What is proxied to, on the load's core; its address."""
+    """Start the server behind the proxy, on the load's core; its address."""
     return f"http://127.0.0.1:{start_peer(stack, 'backend', core=cores()[1]).port}"
 
 

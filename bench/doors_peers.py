@@ -173,7 +173,7 @@ def starlette(_: str) -> Any:
 
 
 def backend(_: str) -> Any:
-    """What is proxied to: it answers, and no more."""
+    """The server behind the proxy: it only answers."""
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 

@@ -1,4 +1,4 @@
-"""What the tools are called with. One function per payload, declared to every contender with the same types."""
+"""The payloads of the calls. One function per payload, declared to every contender with the same types."""
 
 from __future__ import annotations
 

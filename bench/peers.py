@@ -76,6 +76,6 @@ def mcp(payload: Payload) -> Contender:
 
 
 def _structured(result: Any) -> Any:
-    """What an MCP result holds; a value that is not an object comes wrapped."""
+    """The value of an MCP result; a value that is not an object comes wrapped."""
     content = result.structured_content
     return content["result"] if set(content) == {"result"} else content

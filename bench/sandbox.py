@@ -100,7 +100,7 @@ async def _throughput(sandbox: Sandbox, rounds: int) -> Table:
 
 
 async def _memory(sandbox: Sandbox) -> Table:
-    """What a spare child holds that nobody shares with it."""
+    """The memory of a spare child that it shares with no other process."""
     await asyncio.sleep(0.5)
     assert sandbox.backend is not None
     own = [_private_kib(pid) for pid in _below(os.getpid())]

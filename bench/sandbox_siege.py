@@ -1,4 +1,4 @@
-"""How long a good call takes while hostile ones burn what they can get: one of each kind alone, and twenty at once."""
+"""Measures a good call while hostile ones burn what they can get: one of each kind alone, and twenty at once."""
 
 from __future__ import annotations
 

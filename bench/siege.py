@@ -119,7 +119,7 @@ asyncio.run(main())
 
 
 class Target(NamedTuple):
-    """Where a server is."""
+    """The address of a server."""
 
     port: int
     grpc_port: int
@@ -364,7 +364,7 @@ def _attack(name: str, target: Target, token: str, ready: Any) -> None:
 
 
 async def _honest(caller: Siege, seconds: float) -> list[float]:
-    """How long small reads take, in ms."""
+    """The times of small reads, in ms."""
     body = orjson.dumps({"tool_id": "siege.count", "parameters": {"values": [1]}})
     found: list[float] = []
     end = time.perf_counter() + seconds

@@ -46,7 +46,7 @@ class Served:
     token: str
 
     def rss_kib(self) -> int:
-        """How much memory it has now."""
+        """The memory that it has now."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 

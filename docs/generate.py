@@ -112,8 +112,8 @@ def errors_page() -> str:
     return f"""{_MADE_BY.format(source="`core/errors.py`")}
 # Errors
 
-Every failure that leaves Interlock carries one of these {len(CODES)} codes, in one envelope, whatever door it leaves
-by, with the status that belongs to it there: HTTP, JSON-RPC or gRPC.
+Every failure that leaves Interlock carries one of these {len(CODES)} codes, in one envelope, at every endpoint,
+with the status that belongs to it there: HTTP, JSON-RPC or gRPC.
 
 `retryable` says whether sending the same call again can help. Where it reads "the failure says", a tool marks its own
 failure with `Failure(…, retryable=True)`; the default is no.
@@ -163,10 +163,10 @@ def settings_page() -> str:
     return f"""{_MADE_BY.format(source="`settings.py`")}
 # Settings
 
-Settings live in `settings.toml` of a home. A variable `INTERLOCK_<NAME>` (in capitals: `INTERLOCK_PAYLOAD_DAYS`)
-overrides the file, and an argument of `Interlock.open(path, name=value)` overrides both. In a variable, a list of texts
-is written with commas (`iban,passport_no`), a list of objects and an object as JSON. A setting in a variable replaces
-the whole value of the file.
+Settings live in `settings.toml` of the data directory. A variable `INTERLOCK_<NAME>` (in capitals:
+`INTERLOCK_PAYLOAD_DAYS`) overrides the file, and an argument of `Interlock.open(path, name=value)` overrides both. In a
+variable, a list of texts is written with commas (`iban,passport_no`), a list of objects and an object as JSON. A
+variable replaces the whole value of the file.
 
 A name that is not listed here is refused with its line, as is a value of another type: a misspelt safety setting must
 not be ignored. A value that holds a credential itself, such as an address with a password, is refused too: name a file
@@ -344,7 +344,7 @@ has the closest one that is.
 
 @dataclass(slots=True)
 class Proof:
-    """What the tests say of one clause: the tests that name it, and what some of them leave open."""
+    """The tests that name one clause, and the rests that some of them leave open."""
 
     proven_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     supported_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -438,7 +438,7 @@ def _tests(names: list[str]) -> str:
 
 
 def differences(root: Path = ROOT) -> list[str]:
-    """What on disk is not as it would be written."""
+    """The files on disk that differ from what would be written."""
     wanted = pages(root)
     there = {
         path.relative_to(root)

@@ -187,6 +187,52 @@ def sentences_with(words: Iterable[str]) -> list[str]:
     ]
 
 
+def texts_with(words: Iterable[str]) -> list[str]:
+    """The texts for people that have one of these words as a word, and not as part of a name: `--home`, `"home"`.
+
+    These are strings with a space in them, and the docstrings of the command line, which are its help texts.
+    """
+    odd = re.compile(
+        rf"(?<![-\w./`'\"])(?:{'|'.join(map(re.escape, words))})(?! directory)(?![-\w/`'\"(=]|\.\w)", re.IGNORECASE
+    )
+    return [
+        f"{module.path.relative_to(ROOT)}:{node.lineno}: {node.value.strip()}"
+        for module in modules().values()
+        for node in _texts(module)
+        if isinstance(node.value, str) and " " in node.value.strip() and odd.search(node.value)
+    ]
+
+
+def _texts(module: Module) -> Iterator[ast.Constant]:
+    """The constants of a module, with docstrings only where they are help texts."""
+    docstrings = {id(node) for _, node in docstrings_of(module)}
+    helps = module.name.startswith(f"{PACKAGE}.cli")
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and (helps or id(node) not in docstrings):
+            yield node
+
+
+def docstrings_of(module: Module) -> Iterator[tuple[str, ast.Constant]]:
+    """The docstrings of a module, its classes and functions."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+            continue
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            yield first.value.value, first.value
+
+
+def docstrings_that_begin_with(words: Iterable[str]) -> list[str]:
+    """The docstrings of the source whose first word is one of these, each with its place."""
+    begins = re.compile(rf"\s*(?:{'|'.join(map(re.escape, words))})\b")
+    return [
+        f"{module.path.relative_to(ROOT)}:{node.lineno}: {text.strip().splitlines()[0]}"
+        for module in modules().values()
+        for text, node in docstrings_of(module)
+        if begins.match(text)
+    ]
+
+
 def table() -> list[tuple[str, str, str]]:
     """The table: what is measured, what it was before the source was put in order, and what it is now."""
     sizes = [one.lines for one in modules().values() if one.lines > 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from itertools import count, takewhile
 
 from tests import house
 
@@ -16,6 +18,10 @@ WIDE: dict[str, int] = {}
 ODD_WORDS = (
     "whoever", "mend", "mends", "mended", "unsaid", "says better", "for want of", "the whole place's", "in local needs",
 )  # fmt: skip
+# No docstring begins with one of these.
+RIDDLES = ("What", "Who", "Whose", "Whom", "How", "Where")
+# The code's own words for the data directory and the endpoints, which people do not meet.
+INTERNAL_WORDS = ("home", "homes", "door", "doors")
 # Modules above `store` that read the store synchronously, how often, and why. A number here may only fall.
 SYNCHRONOUS = {
     "interlock.gateway.persistence.sessions": (
@@ -71,6 +77,33 @@ def test_modules_keep_no_mutable_state():
 def test_sentences_use_no_odd_words():
     """Comments, messages and pages are plain technical English: these words were found odd by readers."""
     assert house.sentences_with(ODD_WORDS) == []
+
+
+def test_docstrings_are_plain_statements():
+    """A docstring that begins with a question word names a thing by a riddle: "What a model sees of a catalog"."""
+    assert house.docstrings_that_begin_with(RIDDLES) == []
+
+
+def test_texts_for_people_say_data_directory_and_endpoint():
+    """The option `--home`, the field `door` and the like are names; in words they are data directory and endpoint."""
+    assert house.texts_with(INTERNAL_WORDS) == []
+
+
+def test_numbers_of_migrations_are_unique_and_in_a_documented_range():
+    """The page on upgrades has the ranges of subjects and the numbers that stay unused; later numbers have no gaps."""
+    page = (house.ROOT / "docs" / "how-to" / "upgrade.md").read_text()
+    rows = re.findall(r"^\| (\d{4}) to (\d{4}) \|", page, re.MULTILINE)
+    ranges = [range(int(first), int(last) + 1) for first, last in rows]
+    unused = re.search(r"unused numbers stay unused: ([\d, and]+)\.", page)
+    files = (house.SOURCE / "store" / "migrations" / "versions").glob("[0-9]*.py")
+    used = sorted(int(one.name.partition("_")[0]) for one in files)
+    assert unused is not None
+    assert len(used) == len(set(used))
+    documented = [number for one in ranges for number in one]
+    assert documented == list(range(1, documented[-1] + 1)), "the ranges do not overlap and leave nothing out"
+    gaps = {int(number) for number in re.findall(r"\d{4}", unused[1])}
+    later = takewhile(lambda number: number <= used[-1], count(documented[-1] + 1))
+    assert used == [*sorted(set(documented) - gaps), *later]
 
 
 def test_reads_of_the_store_are_awaited():

@@ -38,7 +38,7 @@ TOOLS: list[Json] = [
 
 
 def call(name: str, given: Json) -> str:
-    """What a tool says, once it has done what it does."""
+    """Run a tool and return its text."""
     if name == "search":
         lines = FILE.read_text().splitlines() if FILE.exists() else []
         return "\n".join(line for line in lines if given["word"] in line)

@@ -1,7 +1,7 @@
 """The tools of the guided tour: a ledger in a file, so that what they do can be seen from outside.
 
-The file's place is INTERLOCK_DEMO_LEDGER, which an open home sets to a file of its own; outside of any home it is among
-the user's data. It holds one JSON line per entry, and only ever grows.
+INTERLOCK_DEMO_LEDGER names the file. An open data directory sets it to a file of its own; otherwise the file is among
+the user's data. It holds one JSON line per entry, and only grows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For tests of your own tools: `from interlock.testing import lock` gives a fixture with an Interlock in a fresh home.
+"""For tests of your own tools: `from interlock.testing import lock` gives a fixture with an empty Interlock.
 
     from interlock.testing import lock
 
@@ -24,7 +24,7 @@ from interlock.core.clock import Clock
 
 @pytest_asyncio.fixture
 async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
-    """An Interlock over a home of this test's own."""
+    """An Interlock over a data directory of this test's own."""
     async with Interlock.open(tmp_path / "home") as opened:
         yield opened
 

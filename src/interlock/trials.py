@@ -83,7 +83,7 @@ class Trial:
 
 
 def mode_of(contract: Contract, *, live: bool) -> Mode:
-    """How a tool can be tried without an unasked effect."""
+    """The way in which a tool can be tried without an unwanted effect."""
     if contract.mutation.mutation_class == "read_only":
         return "examples"
     if live:

@@ -137,7 +137,7 @@ async def test_whoever_agrees_while_others_run_on_the_home_hears_that_a_server_g
         approved = await asyncio.to_thread(holding(desk, cast.bob), "approvals", "approve", ticket)
         shown = await asyncio.to_thread(desk, "approvals", "show", ticket)
     for said in (approved, shown):
-        assert "a server on this home goes on with it by itself" in said.out
+        assert "a server on this data directory continues it" in said.out
         assert f"interlock calls resume {ticket}" in said.out
 
 
@@ -381,7 +381,7 @@ async def test_to_somebody_of_another_tenant_a_ticket_is_like_none_and_nobody_is
     # Of a ticket of their own they hear who can decide, and not who else there is.
     theirs = holding(desk, tokens["mallory"]).ask(*MAIL)["pending"]["ticketId"]
     code, message = refusal(holding(desk, tokens["dave"])("approvals", "approve", theirs, "--json"))
-    assert (code, "in approvers: eve, operators of this home" in message) == ("E3206", True), message
+    assert (code, "in approvers: eve, local operators" in message) == ("E3206", True), message
     _, message = refusal(holding(desk, cast.carol)("approvals", "deny", theirs, "--json"))
     assert "in approvers: local:*, bob, eve" in message
 

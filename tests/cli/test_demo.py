@@ -68,7 +68,7 @@ def test_the_tour_runs_to_its_end_and_its_journal_proves_that_it_happened(tmp_pa
     cli = Cli(tmp_path)
     ended = tour(cli, "-m", "tests.cli.warm_tour", "demo", "--keep")
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    place = re.search(r"its home is (\S+?)\. ", ended.stdout)
+    place = re.search(r"its data directory is (\S+?)\. ", ended.stdout)
     assert place is not None
     directory = Path(place.group(1))
     try:

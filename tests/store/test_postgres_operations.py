@@ -158,6 +158,20 @@ def test_the_commands_back_up_drill_and_restore(tmp_path: Path, address: str, po
     assert "demo.increment" in empty("calls", "list").out
 
 
+def test_a_migration_of_a_store_on_a_server_says_that_it_makes_no_backup(tmp_path: Path, address: str) -> None:
+    asyncio.run(lived(tmp_path / "home", address))
+    (tmp_path / "home" / "settings.toml").write_text(f'store = "{address}"\n')
+    cli = Cli(tmp_path)
+    assert "backup" not in cli("migrate", "down", "--dry-run").out
+    undone = cli("migrate", "down")
+    said = " ".join(undone.out.split())
+    assert (undone.code, "backup none: the backups of a PostgreSQL server are its own" in said) == (0, True)
+    assert cli.ask("migrate", "up")["backup"] is None
+    for command in ("up", "down"):
+        shown = " ".join(cli("migrate", command, "--help").out.split())
+        assert "Of a store on PostgreSQL no backup is made" in shown
+
+
 @pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_of_the_servers_on_one_store_one_makes_the_scheduled_backup(tmp_path: Path, address: str) -> None:
     first, folder = tmp_path / "home", tmp_path / "backups"

@@ -1,4 +1,4 @@
-"""The journal, as an auditor reads it through a door. INVARIANT: that it was read is on record before it is shown."""
+"""The journal, as an auditor reads it at an endpoint. INVARIANT: the reading is on record before anything is shown."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Authority:
         return self._acting or self.policy.principal(self._caller_id)
 
     def act_as(self, caller: Caller) -> None:
-        """Make somebody else the caller where none is named."""
+        """Make another caller the default, where none is named."""
         self._acting = caller
 
     async def caller_of(self, token: str) -> Caller:

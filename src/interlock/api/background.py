@@ -101,7 +101,7 @@ class BackgroundTasks:
         if self._settings.backup_to is not None and self._settings.resume_approved:  # in a server, not in a command
             supervisor.every("backups", BACKUP_EVERY_S, self._back_up_if_due)
         supervisor.every("signing of the journal", TICKETS_EVERY_S, self._sign_journal)
-        supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
+        supervisor.every("condition of the data directory", CONDITION_EVERY_S, self._condition.look, at_once=False)
         supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._probe_upstreams, at_once=False)
 
     async def maintain(self) -> list[Milestone]:

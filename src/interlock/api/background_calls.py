@@ -36,7 +36,7 @@ class BackgroundCalls:
 
     @property
     def running(self) -> int:
-        """How many run now."""
+        """The number of calls that run now."""
         return len(self._running)
 
     def add(self, call_id: str, ask: Ask, caller: Caller, task: asyncio.Task[Result]) -> None:
@@ -108,7 +108,7 @@ class BackgroundCalls:
         return await self._reaches(call_id, by, caller, facts)
 
     async def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
-        """Whether a call that `by` made in the background lies within the token of somebody else of the same owner."""
+        """Whether a call that `by` made in the background lies within the token of another caller of the same owner."""
         if by is caller or by.capability == caller.capability:
             return True
         if caller.capability is not None and caller.capability.bound:

@@ -1,4 +1,4 @@
-"""Budgets, as doors show them: what is spent of each, what is set aside for calls that run, and what is left."""
+"""Budgets, as endpoints show them: spent, reserved for running calls, and left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Budgets", "charge", "overview", "shown", "task_cost"]
 
-# How many are told of each budget: those that have used the most.
+# The number of callers listed for each budget: those that have used the most.
 MOST = 100
 # What those whom a budget counts together are named by, in the order of `Use.subject`.
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Calls, as doors make and follow them: at once or in the background, with progress, status and an end."""
+"""Calls, as endpoints make and follow them: in the foreground or background, with progress and status."""
 
 from __future__ import annotations
 

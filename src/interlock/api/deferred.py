@@ -14,7 +14,7 @@ _MOST_WORDS: Final = 10
 
 
 def deferred_ref(version: Version, surface_id: str, pending: str | None = None) -> Json:
-    """What a caller may know of a tool before its schema is loaded.
+    """Describe a tool for a caller who has not loaded its schema.
 
     `pending` is the upstream that serves it, while that does not answer.
     """

@@ -1,8 +1,8 @@
 """The ledger of the demonstration's tools, in the open data directory.
 
-Tools are functions; what they keep and where is their own affair, and no home is theirs to know. Those of the
-demonstration are tried in many homes, and what they did in one must not show in the next. So they are told a place, by
-the environment, unless somebody has told them another. Of several homes in one process it is the one opened first.
+Tools are functions and do not know the data directory. The demo tools are tried in many data directories, and their
+effects in one must not show in the next. So a variable of the environment names the place of their ledger, unless it is
+set already. If a process opens several data directories, the first one counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _open: list[str] = []
 
 
 def keep_in(home: Path) -> Callable[[], None]:
-    """Let the demonstration keep its ledger in a home. Returns the way to end that."""
+    """Put the ledger of the demo tools into a data directory. Returns a function that ends that."""
     place = str(home.absolute() / "demo-ledger.jsonl")
     told = os.environ.get(PLACE)
     if told is not None and told not in _open:

@@ -1,8 +1,8 @@
-"""Requests whose sender could not be told: each is counted, and now and then they are told of together.
+"""Counts requests with failed authentication, and raises rate-limited alerts about them.
 
-They leave no record: a journal that strangers can write to is one that they can fill. So that somebody who tries tokens
-is seen all the same, `IDENTITY_REFUSED` is fired at the first of them, and then for all that came within the next ten
-seconds, as often as a log can bear. Who came without any token, as every browser does, is only counted.
+They are not journalled, because strangers could then fill the journal. So that attempts to guess tokens are noticed,
+`IDENTITY_REFUSED` is fired at the first of them, and then once for all that came within the next ten seconds. Requests
+without any token, which every browser sends, are only counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TELL_EVERY_S = 10.0
 
 
 class Refusals:
-    """The requests that were turned away at the doors of one process."""
+    """The requests that the endpoints of one process refused."""
 
     def __init__(self, telemetry: Telemetry, tell_every_s: float = TELL_EVERY_S) -> None:
         self._telemetry = telemetry

@@ -1,4 +1,4 @@
-"""Files of the home that a door may write."""
+"""Files of the data directory that an endpoint may write."""
 
 from __future__ import annotations
 

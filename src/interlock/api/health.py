@@ -1,4 +1,4 @@
-"""Whether calls can be served, and by which part they cannot."""
+"""Readiness: whether calls can be served, and which part prevents it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Condition = Literal["healthy", "degraded", "down"]
 
 
 class Health:
-    """How this place is. Says nothing but that, and seldom: anybody may ask."""
+    """The readiness of the server. Anybody may ask, so the answer has no details and is cached."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -36,7 +36,7 @@ class Health:
         self.ending = False
 
     async def ready(self) -> tuple[Condition, dict[str, Condition]]:
-        """How this place is, and each part that it depends on. Says nothing but that, and seldom: anybody may ask."""
+        """The readiness of the server and of each part that it depends on. Cached, because anybody may ask."""
         if self.ending:
             return "down", {"server": "down"}
         now = self._parts.clock.monotonic()
@@ -76,7 +76,7 @@ class Health:
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:
-        """What cannot be recorded cannot be run. A full disk is found only by a write, so now and then there is one."""
+        """Check that the store answers. Every `WRITE_EVERY_S` it is written, because only a write finds a full disk."""
         now = self._parts.clock.monotonic()
         if now >= self._write_due:
             self._write_due, self._wrote = now + WRITE_EVERY_S, False

@@ -1,4 +1,4 @@
-"""The condition of a home while a process runs on it: room on its disk, and keys that only their owner can read.
+"""Checks a data directory while a process runs on it: free disk space, and key files that others can read.
 
 Both can change at any time by somebody else's hand, and the next start is too late to notice: a full disk stops every
 call, and a key that others could read for a week is theirs.
@@ -20,7 +20,7 @@ COUNTED_BYTES = 25 * 2**30
 
 
 class Condition:
-    """Looks at one home. `announce` is told of keys that others can read, once for each until it is put right."""
+    """Checks one data directory. `announce` gets keys that others can read, once for each until it is corrected."""
 
     def __init__(self, home: Home, alerts: Alerts, announce: Callable[..., None]) -> None:
         self._home = home
@@ -56,7 +56,7 @@ def _used(path: Path) -> float | None:
 
 
 def _exposed(keys: Path) -> list[str]:
-    """The key files that somebody else than their owner can read or write. Public halves are for everybody."""
+    """The key files that others than their owner can read or write. Public halves are for everybody."""
     found: list[str] = []
     for directory, _, names in os.walk(keys):
         for name in names:

@@ -102,15 +102,15 @@ class Interlock(Parts):
         registry: DidRegistry | None = None,
         **settings: Any,
     ) -> Opening[Interlock]:
-        """Open a home, making it if need be. Use it in `async with`.
+        """Open a data directory, making it if it does not exist. Use it in `async with`.
 
         `clock` is this process's time, `store_clock` the store's; tests set them. `registry` says which identities are
-        known, instead of the home itself. Further arguments override settings.
+        known, instead of the data directory itself. Further arguments override settings.
         """
         return Opening(cls, home, clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
     def act_as(self, caller: Caller) -> None:
-        """Make somebody else the caller where none is named."""
+        """Make another caller the default, where none is named."""
         self.authority.act_as(caller)
 
     async def caller_of(self, token: str) -> Caller:
@@ -406,7 +406,7 @@ class Interlock(Parts):
 
     @cached_property
     def windows(self) -> Windows:
-        """What the context window of a model holds. Most programs never ask, so it is made on first use."""
+        """The content of models' context windows. Made on first use, because most programs need none."""
         from interlock.api.window import Windows
 
         return Windows(self, self.tools)

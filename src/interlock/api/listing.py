@@ -108,7 +108,7 @@ def top_of_all(reader: Reader, lead: Lead, *, now_ms: int, since: str | None, un
 
 
 class Listing:
-    """The calls of one home that a caller may see."""
+    """The calls of one data directory that a caller may see."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

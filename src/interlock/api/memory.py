@@ -67,7 +67,7 @@ class Memory:
         return await self._parts.journal.commit(unit)
 
     async def recall(self, layer: Layer | None = None) -> list[MemoryRecord]:
-        """What is remembered and has not expired, oldest first; of more than 1,000 records, the newest."""
+        """Return the records that have not expired, oldest first; of more than 1,000, the newest."""
         layers: tuple[Layer, ...] = ("working", "session", "episodic") if layer is None else (layer,)
         now_ms = self._parts.clock.now_ms()
 

@@ -183,7 +183,7 @@ class Messages:
             self._sender = self._supervisor.spawn("sending of messages", self._send())
 
     async def _send(self) -> None:
-        """Send what waits, over a connection of its own: there is seldom anything to send."""
+        """Send what waits, over a connection of its own: there is rarely anything to send."""
         connection: Connection | None = None
         try:
             connection = await self._connect()

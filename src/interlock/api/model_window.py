@@ -45,7 +45,7 @@ Summariser = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Where a result went. `context` is the block for the model; None if it is not for the context or has no room."""
+    """The destination of a result. `context` is the block for the model; None if it is for elsewhere or has no room."""
 
     destinations: tuple[Destination, ...]
     context: str | None
@@ -162,7 +162,7 @@ class ModelWindow:
         return self.account.admit(result.invocation_id, shown, pointer, weight)
 
     async def _pointer(self, result: Result) -> View:
-        """What is shown of a result that has no room: its structure, its size, and the handle to read parts of it."""
+        """The block shown for a result that has no room: its structure, its size, and a handle to read parts of it."""
         handle = result.persistence.ref or f"call:{result.invocation_id}"
         if result.persistence.ref is None:
             self._kept[handle] = result.value

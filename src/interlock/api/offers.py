@@ -73,7 +73,7 @@ class Source(NamedTuple):
 
 
 class Offers:
-    """Resources and prompts, as one caller may have them. `changed` is told which kind of list may be another."""
+    """Resources and prompts, as one caller may have them. `changed` gets the kind of list that may have changed."""
 
     def __init__(self, parts: Parts, tools: Tools, changed: Callable[[str], None]) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""`Interlock.open(…)`: prepares a home, opens it, and puts in order what processes before it left."""
+"""`Interlock.open(…)`: prepares and opens a data directory, and cleans up after earlier processes."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def _agree_on_keys(parts: Parts) -> None:
 
 
 def _with_key_secret(secret: str) -> Unit[None]:
-    """A unit that gives a new home the secret its idempotency keys are derived under."""
+    """A unit that gives a new data directory the secret its idempotency keys are derived under."""
 
     def unit(transaction: Transaction) -> None:
         facts.put_once(transaction, "key_secret", secret)

@@ -1,4 +1,4 @@
-"""Trying tools out: contract tests in a scratch home, where everything is allowed and all of it is thrown away."""
+"""Contract tests in a temporary data directory, in which every call is allowed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def store(parts: Parts, transaction: Transaction, made: Selection, caller: Calle
 
 
 def said(answer: Any, offered: Sequence[str]) -> Json:
-    """What a model answered, as the record of a selection has it.
+    """The answer of a model, as the record of a selection has it.
 
     That is the tool, if it was offered, and the digest of the parameters, as a call with them has it in `inputHash`.
     Made-up names and parameters may hold words of the request: they are stored encrypted, as the request is.
@@ -71,7 +71,7 @@ def written(answer: Any) -> bytes | None:
 
 
 async def answer_of(parts: Parts, selection: str, by: Caller) -> Json | None:
-    """What a model answered in a selection; None where nothing is stored, or no longer. Operators and the same tenant.
+    """The answer of a model in a selection; None if none is stored. For operators and the same tenant.
 
     It may hold words of the request, so it needs `audit:read`, and reading it is on record.
     """

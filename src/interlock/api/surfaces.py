@@ -1,4 +1,4 @@
-"""What a model sees of a catalog that is too large to list.
+"""Surfaces: the part of a large catalog that a model sees.
 
     tools/list ──► search_tools, load_tools, the pinned tools, the tools that were loaded
                    all others are deferred: found by a search, and called once their schemas are loaded
@@ -164,7 +164,7 @@ class Surfaces:
         return known.until_ms is not None and self._parts.clock.now_ms() >= known.until_ms
 
     async def _with_surface(self, caller: Caller, door: str) -> tuple[Caller, int | None]:
-        """The same anew, and until when it holds."""
+        """Return the caller with their current surface, and the time until which it holds."""
         exclusions = self._tools.exclusions
         hidden = partial(exclusions.reason, caller) if exclusions.concern(caller) else None
         defers = await self.defers(caller, door)
@@ -196,7 +196,7 @@ class Surfaces:
         return bool(self._doors) and await self.defers(caller, next(iter(self._doors)))
 
     async def offered(self, caller: Caller) -> dict[str, Reason]:
-        """What a surface offers a caller: pinned tools, then loaded ones, those that were used last first."""
+        """The tools that a surface offers: pinned ones, then loaded ones, the most recently used first."""
         holder = holder_of(caller)
         loaded = await self._parts.journal.read(lambda reader: surfaces.loaded(reader, holder))
         return self._reasons(caller, loaded)
@@ -364,7 +364,7 @@ class Surfaces:
 
 
 def holder_of(caller: Caller) -> str:
-    """Whose surface it is: that of a token, or of a local caller."""
+    """The holder of a caller's surface: their token, or the local caller."""
     return f"local:{caller.id}" if caller.capability is None else caller.capability.digest
 
 

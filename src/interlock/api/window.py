@@ -1,4 +1,4 @@
-"""What a caller's tools take in the context window of a model, and which of them to load.
+"""The size of a caller's tools in the context window of a model, and which of them to load.
 
 Only tools that the caller can call are counted, listed or loaded, by the same check as everywhere (`api.tools`): none
 that does not exist for them, and none that is blocked.
@@ -45,7 +45,7 @@ _LOOKED_THROUGH: Final = 5000
 
 
 class WindowOptions(TypedDict, total=False):
-    """What is in a window from the start, in tokens, and how results are shown in it.
+    """The tokens that a window contains from the start, and how results are shown in it.
 
     `reserve` is for the answer of the model, 2048 to 4096. `summarise` is a second model, which summarises a result;
     `summarise_history` gets the tokens that the history should have, and returns how many it has then. Windows of one

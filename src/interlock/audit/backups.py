@@ -265,7 +265,7 @@ def _named(folder: Path) -> list[Backup]:
 
 
 class Drill(NamedTuple):
-    """What a trial of a backup found."""
+    """The findings of a backup drill."""
 
     copy: Copy
     verdict: Verdict

@@ -36,8 +36,8 @@ _OF_HOLDERS = frozenset({"proof"})
 # The fact that names the key that signed last, so that the loss of the key files is noticed.
 SIGNED_BY = "issuer_key"
 _KEEP_IT = (
-    "keep the token and send the request again later; the operator restores keys/issuer from a backup or moves the home"
-    " back, and sees what is wrong with: interlock doctor"
+    "keep the token and send the request again later; the operator restores keys/issuer from a backup or moves the data"
+    " directory back, and sees what is wrong with: interlock doctor"
 )
 
 
@@ -149,7 +149,7 @@ class Chains:
         return key, Proven(issuer=iss, audience=audience, links=(), keys=keys, ignored=ignored)
 
     async def _own_key(self, kid: str, claims: Mapping[str, Any]) -> PublicKey | None:
-        """Return a key of this home's issuer; None for one that it never had or has retired.
+        """Return a key of this data directory's issuer; None for one that it never had or has retired.
 
         E3001 if that cannot be determined, because key files are missing, damaged or readable by others: the token may
         be valid, and its holder must not discard it.
@@ -170,7 +170,7 @@ class Chains:
         if kid in self._revocations.keys:
             return None
         if not self._keys.names():
-            return "this home has no key of its issuer"
+            return "this data directory has no key of its issuer"
         signed = await self._journal.read(lambda reader: _has_signed(reader, kid, jti))
         return f"the issuer's key `{kid}` is missing and was not retired" if signed else None
 

@@ -136,7 +136,7 @@ class Memory:
         if now_ms >= decision.expires_ms or self._monotonic() >= until:
             return None
         if every_call is not None:
-            # By another object for the same caller: a token that is verified anew makes one every minute.
+            # By another object for the same caller: a token that is verified again makes one every minute.
             self.for_every_call[(every_call.caller, every_call.digest)] = cached
         return decision
 

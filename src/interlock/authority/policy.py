@@ -1,4 +1,4 @@
-"""The policy of a home: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
+"""The policy of a data directory: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
 
 Decisions are cached under each part of the context that the rules read, and never past a change of the files. If the
 rules read nothing of a call but its caller and tool, a cached decision costs one lookup.
@@ -213,7 +213,7 @@ class Policies:
         return denied
 
     def state(self, *, anew: bool = False) -> object:
-        """Return an object that stays the same until the rules change. With `anew`, the files are read now."""
+        """Return an object that stays the same until the rules change. With `anew`, the files are read again now."""
         if anew:
             self._looked_at = float("-inf")
         self._refresh()
@@ -326,7 +326,7 @@ class Policies:
     def _load(self, *, former: bool) -> None:
         self._loaded = self._principals = self._broken = None
         if former:
-            self._reason_for_callers = "the home has a policy.toml: move its rules to policy.cedar and remove it"
+            self._reason_for_callers = "there is a policy.toml: move its rules to policy.cedar and remove it"
             self._broken = Failure("E3205", self._reason_for_callers)
             return
         # People keep their rights while the rules are broken: somebody must be able to repair them.
@@ -373,8 +373,8 @@ def _fault_in(name: str, failure: Failure) -> str:
 
 
 _PUT_BACK = {
-    ".cedar": "put it back with `interlock policy apply FILE`; `interlock policy default` prints what a new home has",
-    ".toml": "put it back from a backup; `interlock policy default --principals` prints what a new home has",
+    ".cedar": "put it back with `interlock policy apply FILE`; `interlock policy default` prints the default policy",
+    ".toml": "put it back from a backup; `interlock policy default --principals` prints the default file",
 }
 
 

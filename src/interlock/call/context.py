@@ -344,7 +344,7 @@ class Context(CallContext):
         self.attaching().add_handoff(handoff, self.caller)
 
     def attaching(self) -> Attached:
-        """What the tool attaches to its value, for adding to it."""
+        """The attachments of the tool's value, to add to."""
         self.attached = self.attached or Attached()
         return self.attached
 

@@ -111,7 +111,7 @@ def _print_envelope(words: str) -> None:
     "--home",
     envvar="INTERLOCK_HOME",
     type=click.Path(file_okay=False),
-    help="Where tools, journal and keys live [env: INTERLOCK_HOME; default: your data directory].",
+    help="The data directory: tools, journal, keys [env: INTERLOCK_HOME; default: the user's own].",
 )
 @click.option(
     "--server",

@@ -100,7 +100,7 @@ def _list_at_rest(reader: Reader, out: Output, /, every: bool) -> int | None:
 
 
 def _box(path: Path) -> Box | None:
-    """What opens the sealed parts of tickets; None if the settings may name another place for its keys."""
+    """The box that opens sealed parts of tickets; None if the settings may name another place for its keys."""
     import os
 
     from interlock.store.home import Home

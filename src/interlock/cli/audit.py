@@ -150,7 +150,7 @@ def _show_verdict(page: Page, verdict: Verdict, of: str) -> None:
     if not verdict.anchors_file:
         page.line(f"  of the {of} alone: that its end was cut back to an earlier anchor would not show")
     shown = verdict.faults[:50]
-    whole = "  the export" if of == "export" else "  the home"
+    whole = "  the export" if of == "export" else "  data directory"
     page.table([(f"  at record {fault.seq}" if fault.seq else whole, fault.what) for fault in shown])
     if len(verdict.faults) > len(shown):
         page.line(f"  and {len(verdict.faults) - len(shown):,} more; --json lists them all")
@@ -332,10 +332,10 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
 @click.option("--yes", is_flag=True, help="Accept them. Without this, nothing is accepted.")
 @without_home
 def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
-    """Accept unsigned records at the end of the journal, after a home was refused because of them (E3804).
+    """Accept unsigned records at the end of the journal, after a data directory was refused for them (E3804).
 
     Shows the records; with --yes and a --reason they are signed, and a record says who accepted them and why. Needs the
-    home's signing key. Nothing else can be accepted: a journal with another fault stays refused.
+    journal's signing key. Nothing else can be accepted: a journal with another fault stays refused.
 
     \b
     interlock audit accept-tail

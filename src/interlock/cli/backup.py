@@ -1,4 +1,4 @@
-"""`interlock backup` and `restore`: a whole home copied and proven, to a safe place and back."""
+"""`interlock backup` and `restore`: a whole data directory copied and verified, to a safe place and back."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 @click.option("--tier", type=click.Choice(["hot", "warm", "cold"]), help="Of s3://: its term [default: warm].")
 @without_home
 def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
-    """Copy the whole home to DIRECTORY, which must not exist or be empty, and verify the copy. Servers may run on.
+    """Copy the whole data directory to DIRECTORY, which must not exist or be empty, and verify the copy.
 
-    The copy is the home as it was at one moment: journal, keys, anchors, policy, principals, settings, manifests. As it
-    holds the keys, keep it as safely as the home itself. A home that does not verify is not copied.
+    Servers may run on. The copy is the data directory as it was at one moment: journal, keys, anchors, policy,
+    principals, settings, manifests. It holds the keys: protect it like the original. A data directory that does not
+    verify is not copied.
 
     Without DIRECTORY it goes to the place of the scheduled backups (the setting backup_to), under the present time;
     those that are past their term are removed.
@@ -48,7 +49,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     from interlock.audit.archive import is_archive
     from interlock.audit.backups import copy_verified, make, make_archived
 
-    refuse_token("a backup of the home")
+    refuse_token("a backup of the data directory")
     home = home_at(out.session.path)
     if tier is not None and (directory is None or not is_archive(directory)):
         raise click.UsageError("--tier is for an address s3://BUCKET/PREFIX")
@@ -62,7 +63,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"copied to {directory}")
-        page.facts([("next", "keep it off this machine, and as safe as the home: it holds the keys")])
+        page.facts([("next", "keep it off this machine, and protect it like the original: it holds the keys")])
 
     out.answer({"home": str(out.session.path), "backup": directory, **_document(copy, verdict)}, show)
     return 0
@@ -73,10 +74,10 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
 @click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
 @without_home
 def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
-    """Make the home anew from the backup in DIRECTORY, and verify it. There must be no home, or an empty directory.
+    """Restore the data directory from the backup in DIRECTORY, and verify it. It must not exist, or be empty.
 
-    The home knows nothing of what happened after the backup was made: a call made since then runs again if it is sent
-    again, and what was revoked since is good again. Calls that were running then have an unknown outcome.
+    Everything that happened after the backup was made is lost: a call made since then runs again if it is sent again,
+    and tokens that were revoked since are valid again. Calls that were running then have an unknown outcome.
 
     Where the settings of the backup, or INTERLOCK_STORE, name a PostgreSQL database, the store is restored there. It
     must be empty.
@@ -93,7 +94,7 @@ def restore(out: Output, /, place: str | None, *, drill: bool) -> int:
     """
     from interlock.store.home import Home
 
-    refuse_token("restoring a home")
+    refuse_token("restoring a data directory")
     if place is None and not drill:
         raise click.UsageError("name the backup to restore; without one, only --drill is possible")
     with _fetched(out, place or _newest(Home(out.session.path))) as directory:

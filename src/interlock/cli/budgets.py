@@ -49,8 +49,8 @@ def _at_rest(reader: Reader, out: Output, /) -> int:
 async def budgets(lock: Interlock, out: Output, /) -> int:
     """The amount spent, reserved and left of each budget, and when its period ends.
 
-    Budgets are set in settings.toml of the home. Of each, those are shown who have used the most.
-    With --server: your own, or with the scope audit:read everybody's.
+    Budgets are set in settings.toml. For each, the callers who have used the most are listed. With --server: your own,
+    or with the scope audit:read everybody's.
 
     \b
     interlock budgets

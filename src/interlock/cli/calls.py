@@ -130,7 +130,7 @@ def list_calls(reader: Reader, out: Output, /, before: int | None, limit: int, *
 @_narrowed
 @reading
 def running(reader: Reader, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
-    """The calls that run now, newest first, in every process on this home.
+    """The calls that run now, newest first, in every process on this data directory.
 
     Where there are more, the option to go on with is shown.
 
@@ -177,7 +177,7 @@ def _answer_list(out: Output, documents: list[Json], place: int | None, *, asked
 
 
 def _asked_by(one: Json) -> str:
-    """Who made a call, and the person on whose behalf; an older server says nothing of agents."""
+    """The caller of a call, and the person they acted for; older servers do not name agents."""
     caller = one.get("caller_name") or one["caller"]
     agent = one.get("agent_name") or one.get("agent")
     return f"{agent} for {caller}" if agent else str(caller)
@@ -206,7 +206,7 @@ async def _top_at_server(
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="How many.")
 @reading
 def top(reader: Reader, out: Output, /, lead: Lead, since: str | None, until: str | None, limit: int) -> int:
-    """Which tools fail most or are called most, or who spent most.
+    """List the tools that fail most or are called most, or the callers that spent most.
 
     \b
     interlock calls top

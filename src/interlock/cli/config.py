@@ -136,7 +136,7 @@ def check(out: Output, /, overlays: tuple[Path, ...]) -> int:
 @config.command()
 @without_home
 def diff(out: Output, /) -> int:
-    """What each machine on the store runs, and where they differ: version, schema, policy, principals, settings, keys.
+    """Compare the machines on the store: version, schema, policy, principals, settings, keys.
 
     Machines are compared by digests that their processes tell with their leases. A data directory without a running
     process tells nothing, except for this one. If a configuration was pushed to the store, the files here are compared

@@ -1,4 +1,4 @@
-"""`interlock demo`: a tour in which everything really happens, in a home that is thrown away.
+"""`interlock demo`: a tour in which everything really happens, in a data directory that is thrown away.
 
 Each step prints the command as a person would type it, runs it in a process of its own, and lets it speak for itself.
 The tour checks exit codes only; no line of any answer is written down here.
@@ -37,7 +37,7 @@ PATIENCE_S = 60
 def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
     """A guided tour: declare, call, be refused, replay, delegate, approve, crash, recover, serve, prove.
 
-    Everything in it is real: real processes, a real kill -9, a real journal in a home of its own.
+    Everything in it is real: real processes, a real kill -9, a real journal in a data directory of its own.
 
     \b
     interlock demo
@@ -54,7 +54,7 @@ def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
         for step in STEPS:
             tour.begin(step)
             step(tour)
-    kept = f"; its home is {directory}" if keep else ""
+    kept = f"; its data directory is {directory}" if keep else ""
     document = {"finished": not tour.surprises, "steps": tour.steps, "home": directory if keep else None}
 
     def show(page: Page) -> None:
@@ -72,7 +72,7 @@ def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
 
 # many methods: one method per step of the tour
 class Tour:
-    """The home of the tour, and the hands that type its commands."""
+    """The data directory of the tour, and the commands that it runs."""
 
     def __init__(self, directory: Path, out: Output, *, waits: bool) -> None:
         self.home = directory / "home"
@@ -334,7 +334,7 @@ def narrow(tour: Tour) -> None:
 
 
 def approve(tour: Tour) -> None:
-    """What cannot be undone, a person decides
+    """A person decides what cannot be undone
     The agent may look at what would happen. Doing it waits for somebody, who decides in a terminal the agent cannot
     reach. It then runs once, however often it is sent.
     """
@@ -387,8 +387,8 @@ def lie(tour: Tour) -> None:
 
 def serve(tour: Tour) -> None:
     """Any client calls the same tools
-    One command opens every door. A program calls over REST, a model's client over MCP, each with a token, and each call
-    is on record like any other.
+    One command opens every endpoint. A program calls over REST, a model's client over MCP, each with a token, and each
+    call is on record like any other.
     """
     with tour.serving() as told:
         if not told:
@@ -411,7 +411,7 @@ def serve(tour: Tour) -> None:
             Mcp_Name="demo-balance",
         )
         if mcp.get("result", {}).get("structuredContent") != {"result": rest.get("result")}:
-            tour.surprises.append("two doors gave two answers")
+            tour.surprises.append("REST and MCP gave different answers")
 
 
 _MCP = "2026-07-28"

@@ -1,4 +1,4 @@
-"""`interlock doctor`: is this machine, this home and this journal in order, and what to do where they are not."""
+"""`interlock doctor`: checks machine, data directory and journal, and says what to do about faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @without_home
 def doctor(out: Output, /) -> int:
-    """Look at Python, SQLite, the home, the journal, what waits, the policy, the tools and the keys; change nothing.
+    """Check Python, SQLite, data directory, journal, waiting calls, policy, tools and keys. Changes nothing.
 
     Tools are loaded as for a call, which runs their modules, and are not called. Every line says what was found and,
     where something is wrong, what to do. Exits 1 if something is broken.

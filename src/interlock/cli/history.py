@@ -229,7 +229,7 @@ def explain(history: History) -> list[str]:
 
 def _asked(history: History) -> Iterator[str]:
     facts = history.facts
-    door = _DOORS.get(str(facts.get("door")), str(facts.get("door") or "an unnamed door"))
+    door = _DOORS.get(str(facts.get("door")), str(facts.get("door") or "an unnamed endpoint"))
     what = {"preview": "a preview of ", "compensate": "the undoing of an earlier call of "}
     purpose = what.get(str(facts.get("operation")), "")
     at = history.entries[0].at

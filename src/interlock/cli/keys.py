@@ -1,4 +1,4 @@
-"""`interlock keys`: the keys that sign this home's tokens."""
+"""`interlock keys`: the keys that sign tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _algorithm = click.Choice(["RS256", "EdDSA", "ES256"])
 
 @click.group()
 def keys() -> None:
-    """The keys that sign this home's tokens. The newest signs; older ones verify until they are retired.
+    """The keys that sign this issuer's tokens. The newest signs; older ones verify until they are retired.
 
     \b
     interlock keys rotate
@@ -117,7 +117,7 @@ def _document(key: SigningKey, *, signs: bool) -> dict[str, Any]:
 @click.option("--reason", default="retired", show_default=True, help="Why, for the record.")
 @over_home
 async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
-    """Remove a key that signs no longer. Every token it signed is void from now on, in every process on this home.
+    """Remove a key that signs no longer. Every token it signed is void from now on, in every process.
 
     A key that leaked and still signs: interlock token revoke KID, which puts a new one in its place.
 

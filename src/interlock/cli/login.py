@@ -25,7 +25,7 @@ def login(out: Output, /, url: str | None) -> int:
     """Use the server at URL, with a token, for every later command; without URL, show which one is used.
 
     The token is taken from --token-file, INTERLOCK_TOKEN or standard input, and tried at once. Both are kept in a file
-    that only you can read. --server and --home, and their variables, count more than a login.
+    that only you can read. --server and --home, and their variables, take precedence over a login.
 
     \b
     interlock login https://tools.example.com

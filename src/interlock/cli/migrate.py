@@ -1,4 +1,4 @@
-"""`interlock migrate`: the schema of the store, brought to that of this version, and one step back."""
+"""`interlock migrate`: brings the schema of the store to that of this version, or one step back."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _backup_to = click.option(
     "--backup",
     "directory",
     type=click.Path(path_type=Path),
-    help="Where the backup goes that is made first [default: with the scheduled ones, or beside the home].",
+    help="The place of the backup of a file [default: with the scheduled ones, or beside the data directory].",
 )
 
 
 @click.group()
 def migrate() -> None:
-    """The schema of the store: what it is, and migrations that lead to another.
+    """Show and change the schema of the store.
 
-    A command or server that opens a store of an older version migrates it by itself. These commands show that before,
-    do it at a time of your choice, and go one step back.
+    A command or server that opens a store of an older version migrates it by itself. These commands show beforehand
+    what would happen, migrate at a time of your choice, and go one step back.
 
     \b
     interlock migrate status
@@ -85,10 +85,11 @@ def status(out: Output, /) -> int:
 @_backup_to
 @without_home
 def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
-    """Bring the store to the schema of this version. A backup is made first.
+    """Bring the store to the schema of this version.
 
-    The migrations run in one transaction: if one fails, nothing has changed. With a store in a file, no process may
-    run on it. With PostgreSQL, those may run on that can work on the new schema.
+    The migrations run in one transaction: if one fails, nothing has changed. A store in a file is backed up first, and
+    no process may run on it. Of a store on PostgreSQL no backup is made: use your server's, or run interlock backup
+    before. Processes that can work on the new schema may go on running.
 
     \b
     interlock migrate up
@@ -119,10 +120,11 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
 )
 @without_home
 def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[str, ...]) -> int:
-    """Undo the last migration, to go back to the version before. A backup is made first.
+    """Undo the last migration, to go back to the version before.
 
-    It is refused where rows would be lost, unless --lose names what goes. Run it with the version that has the
-    migration, and start that version no more afterwards: it would migrate the store again.
+    A store in a file is backed up first. Of a store on PostgreSQL no backup is made: run interlock backup before. The
+    command is refused where rows would be lost, unless --lose names their table or column. Run it with the version that
+    has the migration, and do not start that version afterwards: it would migrate the store again.
 
     \b
     interlock migrate down --dry-run
@@ -147,7 +149,7 @@ def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[s
 
 
 def _backup(out: Output, home: Home, *, target: str, directory: Path | None) -> Path | None:
-    """Make the backup that comes before a change of the schema; None for a store whose server makes backups."""
+    """Back up a store in a file before its schema changes. Of a store on PostgreSQL none is made: returns None."""
     from datetime import UTC, datetime
 
     from interlock.api.homes import settings_of
@@ -183,7 +185,8 @@ def _answer(
         for one in steps:
             page.line(GOOD, f" {one.revision} {words}: {one.title}")
         lost = [("would lose" if dry_run else "lost", f"{rows:,} rows of {what}") for what, rows in loses.items()]
-        page.facts([*lost, *([] if backup is None else [("backup", str(backup))]), ("schema", schema)])
+        copy = str(backup) if backup is not None else "none: the backups of a PostgreSQL server are its own"
+        page.facts([*lost, *([] if dry_run else [("backup", copy)]), ("schema", schema)])
 
     names = [one.revision for one in steps]
     told = None if backup is None else str(backup)

@@ -41,7 +41,7 @@ def clean(text: str) -> str:
 
 
 def _breaks(text: str, width: int, margin: int) -> list[int]:
-    """Where to fold a line of so many columns: at the beginnings of words. Later lines have a margin in front."""
+    """The places at which to fold a line of `width` columns: beginnings of words. Later lines have a margin."""
     found: list[int] = []
     begin, room, empty = 0, width, True
     for word in re.finditer(r"\S+", text):
@@ -140,7 +140,7 @@ class Page:
         if failure.in_full != row.title:
             show_message(self, failure.in_full)
         if failure.code[:3] == "E38" and home:
-            facts.append(("home", home))
+            facts.append(("data", home))
         # Here there is no operator with a trace id at hand; there is the person who typed the command.
         advice = "run it again with --verbose and report what it shows" if row.code == "E3000" else failure.resolution
         facts.append(("next", advice))

@@ -1,4 +1,4 @@
-"""`interlock serve`: the doors, open on one port, with everything a newcomer needs to make a first call."""
+"""`interlock serve`: opens the endpoints on one port, and prints what a newcomer needs for a first call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def serve(out: Output, /, **given: Any) -> int:
     """Serve your tools over REST, MCP, JSON-RPC and gRPC, governed.
 
     Prints where everything is, a first call to paste, and what an MCP client wants to know; on a terminal also a token,
-    which does not belong into a log. A home without tools gets those of the demonstration. Listens on loopback unless
+    which does not belong into a log. A data directory without tools gets the demo tools. Listens on loopback unless
     told otherwise; on a network, say by which names clients call it, and give it a certificate. Ends on Ctrl-C or
     SIGTERM, after calls in flight have ended.
 
@@ -69,7 +69,7 @@ def serve(out: Output, /, **given: Any) -> int:
     _check_names(given)
     _check_packages()
     if not given["stdio"]:
-        refuse_token("serving a home")
+        refuse_token("serving a data directory")
     import asyncio
 
     import uvloop
@@ -270,7 +270,7 @@ _SAID_S = 0.1
 
 
 async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
-    """Add the tools that were asked for; on an empty home, some to try."""
+    """Add the tools that were asked for; on an empty data directory, some to try."""
     for target in given["targets"]:
         for found in await lock.add_from(target):
             if not found.admitted:
@@ -351,7 +351,7 @@ def _show(page: Page, facts: dict[str, Any], places: list[Address], tools: list[
 
 
 def _program() -> str:
-    """How this program is started: by its name, or by its path where the name is not found, as from a checkout."""
+    """The command that starts this program: its name, or its path if the name is not found, as in a checkout."""
     here = Path(sys.executable).with_name("interlock")
     return "interlock" if shutil.which("interlock") or not here.exists() else shlex.quote(str(here))
 

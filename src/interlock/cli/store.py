@@ -1,4 +1,4 @@
-"""`interlock store`: the database of the home, moved from a file to PostgreSQL and back."""
+"""`interlock store`: moves the database from a file to PostgreSQL and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = "file"
 
 @click.group()
 def store() -> None:
-    """The database of the home: a file, or a schema on a PostgreSQL server.
+    """The database of a data directory: a file, or a schema on a PostgreSQL server.
 
     \b
     interlock store copy --to postgresql://interlock@db.example.com/interlock
@@ -25,18 +25,18 @@ def store() -> None:
 
 @store.command()
 @click.option(
-    "--to", "address", required=True, metavar="ADDRESS", help="postgresql://…, or `file` for one in the home."
+    "--to", "address", required=True, metavar="ADDRESS", help="postgresql://…, or `file` for one in the data directory."
 )
 @click.option("--admin", metavar="ADDRESS", help="The same store for the owner of its tables, as in store_admin.")
 @without_home
 def copy(out: Output, /, *, address: str, admin: str | None) -> int:
-    """Copy the store to ADDRESS, compare both row by row, and verify the copy. Stop every process of the home first.
+    """Copy the store to ADDRESS, compare both row by row, and verify the copy. Stop all processes on it first.
 
-    Keys, anchors, policy and settings stay in the home and serve both. The store that was copied stays as it is. To use
-    the copy, change the setting `store` and start the servers again; what is written to the old store until then is not
-    in the copy, which is refused then.
+    Keys, anchors, policy and settings stay in the data directory and serve both stores. The old store is not changed.
+    To use the copy, change the setting `store` and start the servers again. If something is written to the old store
+    before that, the copy is refused.
 
-    A copy that was not finished is not opened. Run the command again: it begins anew.
+    A copy that was not finished is not opened. Run the command again: it starts from the beginning.
 
     \b
     interlock store copy --to postgresql://interlock@db.example.com/interlock

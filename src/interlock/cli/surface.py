@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @click.group()
 def surface() -> None:
-    """What callers are offered of the catalog: which tools are loaded, deferred or blocked, and why."""
+    """Show which tools of the catalog callers are offered: loaded, deferred or blocked, and why."""
 
 
 async def _show_at_server(server: Server, out: Output, /, caller: str | None) -> int:
@@ -31,7 +31,7 @@ async def _show_at_server(server: Server, out: Output, /, caller: str | None) ->
 @as_holder
 @over_home
 async def show(lock: Interlock, out: Output, /, caller: str | None, token: str | None) -> int:
-    """The tools that a caller is offered, each with the reason. Those of somebody else need the scope tools:admin.
+    """The tools that a caller is offered, each with the reason. Those of another caller need the scope tools:admin.
 
     \b
     interlock surface show

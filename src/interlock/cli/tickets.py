@@ -177,7 +177,7 @@ def _people(viewer: Viewer, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
 def onward(viewer: Viewer, ticket: Ticket, within: str = "") -> str:
     """The way in which an approved call continues."""
     if viewer.continues():
-        by_itself = "a server on this home goes on with it by itself; the same call then answers with the result"
+        by_itself = "a server on this data directory continues it; the same call then answers with the result"
         return f"{by_itself}. Without a server: interlock calls resume {ticket.id}"
     return f"the same call again{within}, or: interlock calls resume {ticket.id}"
 
@@ -237,7 +237,7 @@ async def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
     people = [one for one in await lock.identities.all() if one.kind == "human" and one.state == "active"]
     if by.tenant != "local":
         own = [one.name or one.did for one in people if one.tenant == by.tenant and group in one.groups]
-        return [*own, "operators of this home"]
+        return [*own, "local operators"]
     entries = lock.policy.entries
     listed = [entry.id for entry in entries if group in entry.groups and entry.kind in (None, "human")]
     return [*listed, *(one.name or one.did for one in people if group in one.groups)]

@@ -35,7 +35,7 @@ _MENU = "[a]pprove  [e]dit  [d]eny  [p]review in full  [n]ext  [q]uit"
 
 
 class Desk(Protocol):
-    """Where tickets are looked for and decided: a data directory, or a server."""
+    """A source of tickets, and the place to decide them: a data directory, or a server."""
 
     look_every_s: float
 

@@ -71,7 +71,7 @@ class Step(_Part):
 
 
 class Undo(Step):
-    """How a write is undone. Admission makes the write with the input in `example`, and undoes it."""
+    """The recipe that undoes a write. Admission makes the write with the input in `example`, and undoes it."""
 
     before: Step | None = None
     example: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ class PinnedStep(Step):
 
 
 class Recipe(PinnedStep):
-    """How a write is undone, as it was admitted."""
+    """The recipe that undoes a write, as it was admitted."""
 
     before: PinnedStep | None = None
     example: dict[str, Any] | None = None
@@ -128,7 +128,7 @@ def fill(step: PinnedStep, roots: Mapping[str, Any]) -> Json:
 
 
 def image(recipe: Recipe, before: Any) -> Any:
-    """What an undo has to bring back, of an answer of `before`: the parts that the recipe takes, else all of it.
+    """The part of an answer of `before` that an undo has to bring back: what the recipe takes, else all of it.
 
     The rest of an answer may be another each time it is read, such as the time of the reading.
     """

@@ -1,4 +1,4 @@
-"""How often Python's garbage collector runs in a process that serves, and over what."""
+"""Settings of Python's garbage collector in a server: how often it runs, and over which objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _THRESHOLDS = (4_000, 50, 100)
 
 
 def collect_seldom() -> None:
-    """Collect seldom."""
+    """Make the collector run rarely."""
     gc.set_threshold(*_THRESHOLDS)
 
 

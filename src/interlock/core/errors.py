@@ -317,7 +317,7 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         self.details: Mapping[str, Any] | None = None if details is None else without_paths_in(details)
         self._details = details
         # INVARIANT: where the table decides whether a failure is retryable, nothing overrides it; where it does not,
-        # the default is no. A failure whose effect is unknown is never retryable: no caller is told to repeat what may
+        # the default is no. A failure whose effect is unknown is never retryable: no caller is advised to repeat what may
         # have been done.
         self.unsettled = unsettled
         self.retryable = not unsettled and (bool(retryable) if row.retryable is None else row.retryable)

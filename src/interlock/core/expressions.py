@@ -11,7 +11,7 @@ from typing import Any, AnyStr, cast
 
 
 def expression(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """What `re.compile` makes, compiled on first use."""
+    """Like `re.compile`, but compiled on first use."""
     return cast("re.Pattern[AnyStr]", _Expression(text, flags))
 
 

@@ -169,7 +169,7 @@ _new: Callable[..., Any] = tuple.__new__  # pyright: ignore[reportUnknownMemberT
 
 
 class _Row(tuple[Any, ...]):
-    """What all named tuples have."""
+    """The base of all named tuples."""
 
     __slots__ = ()
     _fields: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""The doors: each translates one wire into what the service offers, and decides nothing."""
+"""Endpoints: each translates one wire protocol into calls of the service, and decides nothing."""

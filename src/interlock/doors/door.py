@@ -1,4 +1,4 @@
-"""A door: one endpoint of a server, as the server needs it. The table of all of them is doors/table.py."""
+"""The interface between a server and one endpoint. doors/table.py lists all endpoints."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class JsonRpcDoor(Route):
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
 
     def _trace_id(self, trace: str | None) -> str:
-        """The id under which a failure is told that no call came about for."""
+        """The trace id of a failure that happened before there was a call."""
         return self._service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
 
     def _method(self, request: Json) -> tuple[str, Json]:

@@ -1,4 +1,4 @@
-"""The server: the doors of doors/table.py, open on one HTTP port and on ports of their own.
+"""The server: opens the endpoints of doors/table.py on one HTTP port and on ports of their own.
 
     head ─► Gate: Host and Origin ─► the route of the path (REST invoke, JSON-RPC, MCP, health, metrics)
                                  └─► the wide API
@@ -37,7 +37,7 @@ _ACCEPTED_AT_ONCE = 16
 
 
 class Server:
-    """All doors of one Interlock."""
+    """All endpoints of one Interlock."""
 
     def __init__(self, service: Service, listening: Listening) -> None:
         self._service = service
@@ -56,7 +56,7 @@ class Server:
         return self.ports.get("grpc")
 
     async def start(self) -> None:
-        """Open the doors. Returns when they answer."""
+        """Open the endpoints. Returns when they answer."""
         import uvicorn
 
         from interlock.http.connection import MAX_CONNECTIONS, Connection
@@ -146,7 +146,7 @@ class Server:
             ).ending = True
 
     def hurry(self) -> None:
-        """Wait no longer for calls in flight: they are cut off, which is on record, and their callers are told."""
+        """Cut off the calls in flight, on record and with an answer to their callers."""
         self._hurried = True
         if self._http is not None:
             self._http.force_exit = True
@@ -213,7 +213,7 @@ def _quiet(config: uvicorn.Config) -> uvicorn.Server:
 
 @contextlib.asynccontextmanager
 async def serving(service: Service, listening: Listening) -> AsyncGenerator[Server]:
-    """The doors, open for as long as the block lasts."""
+    """Open the endpoints for as long as the block lasts."""
     server = Server(service, listening)
     try:
         await server.start()

@@ -65,7 +65,7 @@ class _Module(Protocol):
 
 
 class Address(NamedTuple):
-    """Where an endpoint or page is found; None if it is not served."""
+    """The address of an endpoint or page; None if it is not served."""
 
     name: str
     label: str
@@ -84,7 +84,7 @@ def open_stdio(service: Service) -> StdioDoor:
 
 
 def addresses(base: str, host: str, ports: Mapping[str, int]) -> Iterator[Address]:
-    """Where all endpoints are found, then their pages. `ports` are those of endpoints that have their own."""
+    """The addresses of all endpoints, then of their pages. `ports` are those of endpoints that have their own."""
     for name, row in DOORS.items():
         if row.path:
             yield Address(name, row.label, f"{base}{row.path}")

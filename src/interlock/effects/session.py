@@ -76,7 +76,7 @@ class SessionState(MutableMapping[str, Any]):
             self._current = clean(self._current)
 
     def changes(self) -> tuple[Change, ...]:
-        """What this call changed, as records that replay to the same state."""
+        """The changes of this call, as records that replay to the same state."""
         before, now = self._before, self._current
         if before == now:
             return ()

@@ -162,7 +162,7 @@ def guarded(app: App) -> App:
 
 
 def refused(error: Exception) -> Reply:
-    """The common form of a refusal. Of an unforeseen error, the client is told the trace id; the log has the rest."""
+    """The common form of a refusal. Of an unforeseen error, the client gets the trace id; the log has the rest."""
     trace_id = os.urandom(16).hex()
     if isinstance(error, Failure):
         failure = error

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def governed(kit: Toolkit, name: str, contract: Contract) -> Any:
-    """One tool as a `FunctionTool`, in strict mode if its schema has such a form. Failures are told to the model."""
+    """One tool as a `FunctionTool`, in strict mode if its schema has such a form. Failures are sent to the model."""
     declared = formats.declare(contract, "openai-responses", name=name, strict=True)
 
     agents = import_module("agents")

@@ -80,7 +80,7 @@ class Toolkit:
         return [governed(self, name, contract) for name, contract in await self.named()]
 
     def pydantic_ai(self, *, defer: bool = False) -> AbstractToolset[Any]:
-        """The tools as a pydantic-ai toolset, listed anew for every step of a run.
+        """The tools as a pydantic-ai toolset, listed again for every step of a run.
 
         With `defer`, a call that waits for a person ends the run with DeferredToolRequests, which the agent must have
         among its output types; otherwise the model is told.
@@ -164,7 +164,7 @@ class Toolkit:
 
 
 def _action(asked: ToolCall) -> tuple[str, bytes]:
-    """What a call does, by which an equal one is known again."""
+    """The identity of a call: calls with an equal one do the same."""
     try:
         return asked.name, encode(asked.arguments)
     except Failure:  # it is not going to wait for anybody

@@ -125,7 +125,7 @@ class DraftSource:
         self.files: dict[Path, Stamp | None] = {self.path: None}
 
     def load(self) -> Survey:
-        """Load the file anew. Every refused declaration is reported, not only the first."""
+        """Load the file again. Every refused declaration is reported, not only the first."""
         # Loaded here: a call knows drafts by their origin, and needs no declarations.
         from interlock.contract.declare import tools_in
         from interlock.registry.source import load_file
@@ -193,7 +193,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """What changes when a file is saved; None where it is missing, as for a moment while an editor replaces it."""
+    """A stamp that changes when a file is saved; None while it is missing, as when an editor replaces it."""
     try:
         found = os.stat(path)
     except OSError:

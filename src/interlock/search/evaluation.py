@@ -1,4 +1,4 @@
-"""How good a ranking of tools is, compared with the tools that a task needs."""
+"""Scores of a ranking of tools, given the tools that a task needs."""
 
 from __future__ import annotations
 

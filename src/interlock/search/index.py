@@ -49,7 +49,7 @@ _Postings = tuple[_Slots, Floats]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a tool for the search."""
+    """The texts of a tool that are searched."""
 
     id: str
     name: str
@@ -78,7 +78,7 @@ class Entry:
 
 
 class Counts(Protocol):
-    """How vectors count.
+    """The weight of vectors in a score.
 
     `share` is the part of a score that comes from them; a tool without a common term is found if its vector is at least
     `near` to the request's.
@@ -120,7 +120,7 @@ class Mask:
         return len(self.slots)
 
 
-class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made anew
+class Renumbered(Exception):  # noqa: N818 - not a fault: the mask has to be made again
     """The tools of the index have other numbers than when the mask was made."""
 
 
@@ -354,7 +354,7 @@ class Index:
             self._removals += 1
 
     def _renumber(self) -> None:
-        """Number the tools anew, without those that were removed."""
+        """Renumber the tools, without those that were removed."""
         kept = np.array([one is not None for one in self._ids], np.bool_)
         numbers = np.cumsum(kept, dtype=np.int32) - 1
         for term in list(self._documents):

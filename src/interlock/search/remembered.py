@@ -1,4 +1,4 @@
-"""Vectors of tools in a file of the data directory, so that a restart does not make them anew.
+"""Vectors of tools in a file of the data directory, so that a restart does not compute them again.
 
 One file per model. Its first line names the model and the dimension; records of one size follow: the SHA-256 of a text,
 and its vector. Records are appended in one write under a lock, as several processes may share the directory. A file

@@ -1,4 +1,4 @@
-"""How good selections are over tasks: precision, recall, wrong tools, tokens and cost."""
+"""Scores of selections over tasks: precision, recall, wrong tools, tokens and cost."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Category:
 
 
 def most_tools(total: int) -> int:
-    """How many tools a category of a catalog may have."""
+    """The largest number of tools that a category of a catalog may have."""
     return max(LEAST_SIZE, math.isqrt(max(total - 1, 0)) + 1)
 
 
@@ -163,7 +163,7 @@ class Hierarchy:
 
     @property
     def text(self) -> str:
-        """What a model reads in the first step."""
+        """The text that a model reads in the first step."""
         return "".join(one.line for one in self.categories.values())
 
     def choose(self, request: str, most: int = CHOSEN, among: AbstractSet[str] | None = None) -> list[Category]:

@@ -141,7 +141,7 @@ class Figures:
 
 
 def figures(ranked: Sequence[tuple[Sequence[str], str]]) -> Figures:
-    """How good rankings are, each with the tool that was right."""
+    """Scores of rankings, each given with the tool that was right."""
     number = max(len(ranked), 1)
     first = sum(found[:1] == [right] for found, right in ranked)
     three = sum(right in found[:3] for found, right in ranked)

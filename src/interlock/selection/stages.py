@@ -56,7 +56,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage left of the candidates before it, and why. A stage that is not set up says so."""
+    """The candidates that a stage left, and why. A stage that is not set up says so."""
 
     name: str
     before: int

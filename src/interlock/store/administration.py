@@ -152,7 +152,7 @@ def can_give_back(connection: Connection) -> bool:
 
 
 def rewrite(connection: Connection) -> None:
-    """Write the whole file anew without its empty pages. Holds up every writer."""
+    """Rewrite the whole file without its empty pages. Blocks every writer."""
     connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     connection.execute("VACUUM")
 

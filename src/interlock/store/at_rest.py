@@ -63,7 +63,7 @@ class StoreAtRest:
 
     @property
     def changes(self) -> StoreAtRest:
-        """What is read stays as it is, so no cache has to be told of anything."""
+        """This object itself: nothing changes here, so no cache is ever invalidated."""
         return self
 
     async def read(self, work: Callable[[Reader], T]) -> T:

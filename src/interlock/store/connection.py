@@ -53,4 +53,4 @@ class Connection(sqlite3.Connection, Rows):
         return self.in_transaction
 
     def reopen(self) -> None:
-        """Connect anew, where the connection is lost."""
+        """Connect again if the connection is lost."""

@@ -1,4 +1,4 @@
-"""A home: the data directory with the database, the keys, and the locks of the processes alive on it.
+"""The data directory, `Home`: with the database, the keys, and the locks of the processes alive on it.
 
 A database that is gone, emptied or set back has lost the record of its calls, and would make them again. Files beside
 it show that there was one: the public key that signs its journal, and the anchors. Both are written after the records

@@ -344,7 +344,7 @@ class Journal:
     # Reading
 
     async def read(self, work: Callable[[Reader], T]) -> T:
-        """What a function finds that only reads. From a file it reads on the event loop, so it must be short."""
+        """Run a function that only reads, and return its value. A file is read on the event loop, so keep it short."""
         return work(self.reader) if self.near else await DISK.run(work, self.reader)
 
     async def close(self) -> None:

@@ -56,7 +56,7 @@ class SignedHead:
 
 
 def anchor_line(seq: int, head: bytes, at_ms: int, key_id: str, signature: bytes) -> bytes:
-    """A signed head as files hold it. By this form a line that was cut off is told from a changed one."""
+    """A signed head as files hold it. This form distinguishes a line that was cut off from a changed one."""
     line = {"seq": seq, "hash": head.hex(), "at_ms": at_ms, "key_id": key_id, "signature": signature.hex()}
     return orjson.dumps(line)
 
@@ -154,7 +154,7 @@ def refuse_forged(public: bytes, ends_: Ends) -> None:
     """Refuse (E3804) a signed head whose signature the key of the data directory did not make."""
     for one, where in ((ends_.last, "keys/journal.head"), (ends_.anchor, "the newest anchor")):
         if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
-            advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
+            advice = "keep a copy of the data directory as evidence and examine it: interlock audit verify"
             raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
 

@@ -99,7 +99,7 @@ class Transaction(Reader, Protocol):
         ...
 
     def once(self, look: Callable[[], T], /) -> T:
-        """What a function returns, which is called once in a transaction, although its units may be many."""
+        """Call a function once per transaction, however many units ask for it, and return its value."""
         ...
 
     def append(self, kind: str, call: str, body: bytes) -> None:
@@ -204,7 +204,7 @@ class Store(Protocol):
         ...
 
     async def read(self, work: Callable[[Reader], T]) -> T:
-        """What a function finds that only reads, and not much. The caller may have to wait for the database."""
+        """Run a function that reads, and not much, and return its value. The caller may wait for the database."""
         ...
 
     async def commit(self, unit: Unit[T]) -> T:

@@ -78,7 +78,7 @@ class Signer:
         if published and self._public.read_bytes().strip() != public.hex().encode():
             raise _unfit("journal.pub is not the public half of the journal's signing key")
         if signed_by not in (None, _id_of(public)):
-            raise _unfit("the journal was signed by another key than the one in this home")
+            raise _unfit("the journal was signed by another key than the one in this data directory")
 
     @cached_property
     def _key(self) -> Any:

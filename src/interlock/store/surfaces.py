@@ -139,7 +139,7 @@ def offer(
 def sweep(transaction: Transaction) -> None:
     """Forget tools that were last loaded or used a month ago, and surfaces that have none and did not change since.
 
-    A surface of pinned tools alone is made anew when its holder comes back.
+    A surface of pinned tools alone is made again when its holder comes back.
     """
     at_ms = transaction.now_ms - _FORGOTTEN_AFTER_MS
     transaction.execute(f"DELETE FROM surface_tool WHERE {_LAST} < ?", (at_ms,))  # noqa: S608 - constant

@@ -77,7 +77,7 @@ class ClientConfig:
 
 
 def is_ours(raw: bytes) -> bool:
-    """Whether Interlock is the only server of a configuration, so that writing it anew loses nothing."""
+    """Whether Interlock is the only server of a configuration, so that replacing it loses nothing."""
     try:
         document = _read(raw)
         return list(_servers(document)[1]) == ["interlock"]

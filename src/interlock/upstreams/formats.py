@@ -277,7 +277,7 @@ def _call(provider: Provider, name: Any, arguments: Any, ident: Any) -> ToolCall
 def definitions(document: Any, *, native: Mapping[str, Any] | None = None) -> Discovered:
     """Read a provider's list of tools. `native` states how they are reached.
 
-    Providers' declarations seldom describe the result of a tool: the overlay supplies it.
+    Providers' declarations rarely describe the result of a tool: the overlay supplies it.
     """
     tools: list[Definition] = []
     refused: list[tuple[str, str]] = []

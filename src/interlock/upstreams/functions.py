@@ -30,7 +30,7 @@ from interlock.upstreams.response_limits import in_thread
 MOST_BYTES, MOST_VALUES = 2 << 20, 50_000
 MOST_BYTES_OF_ONE, MOST_VALUES_OF_ONE = 128 << 10, 4_000
 _NAME = expression(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}", re.ASCII)
-# Providers' declarations seldom describe the result of a function; the overlay can.
+# Providers' declarations rarely describe the result of a function; the overlay can.
 _ANYTHING: Json = {"type": ["string", "object", "array", "number", "boolean", "null"]}
 
 

@@ -102,7 +102,7 @@ class Answers:
 
 
 def _file(call: RemoteCall, body: bytes, media: str) -> Json:
-    """Leave an answer as a file of the call, and return what a caller is told about it."""
+    """Leave an answer as a file of the call, and return its description for the caller."""
     media = media or "application/octet-stream"
     path = f"answer{mimetypes.guess_extension(media) or '.bin'}"
     call.files.append(File(path, body))

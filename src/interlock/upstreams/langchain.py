@@ -365,7 +365,7 @@ def _over(ended: asyncio.Future[None]) -> None:
 
 
 def _told(value: T | None, error: BaseException | None) -> T:
-    """The outcome of somebody else's code. What would end a task or the process there is an ordinary failure here."""
+    """Run foreign code. An exception that would end a task or the process is an ordinary failure here."""
     if error is None:
         return cast("T", value)
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):

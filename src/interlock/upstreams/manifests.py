@@ -50,7 +50,7 @@ MOST_PARTS_OF_ALL = 1_000_000
 MOST_CHARACTERS = 2_000_000
 _UNPREFIXED = "default"
 _TIMEOUT_S = 30
-# A manifest's description has 10 to 2,000 characters. Where an upstream's own has not, models are told the own one.
+# A manifest's description has 10 to 2,000 characters. If an upstream's is shorter or longer, models get the original.
 _SHORTEST_DESCRIPTION, _LONGEST_DESCRIPTION = 10, 2000
 _LONGEST_TOLD = 50_000
 

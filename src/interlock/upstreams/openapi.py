@@ -287,7 +287,7 @@ class _Reader:
 
 
 class _Route(NamedTuple):
-    """Where an operation is: its path with the places of arguments, and the query that its path contains."""
+    """The address of an operation: its path with placeholders for arguments, and the query that its path contains."""
 
     path: str
     query: str

@@ -196,7 +196,7 @@ def responses_of(
 
 
 def _read_as(scribe: Scribe, content: Json) -> tuple[str, Json | None]:
-    """How a response is read, and its schema; None if the document does not say what it holds."""
+    """The format in which a response is read, and its schema; None if the document has no content for it."""
     media = next((media for media in content if is_json(media) and "*" not in media), None) or next(
         (media for media in content if is_json(media)), None
     )

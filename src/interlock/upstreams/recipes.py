@@ -58,7 +58,7 @@ def partners_of(manifest: Manifest | None) -> dict[str, str]:
 
 
 def remark_on(manifest: Manifest) -> str:
-    """What was not proven of a recipe that was tried; empty if nothing is left open."""
+    """The parts of a tried recipe that were not proven; empty if all were."""
     recipe = None if manifest.execution is None else manifest.execution.undo
     return recipes.ONLY_RUN if recipe is not None and recipe.before is None else ""
 

@@ -314,7 +314,7 @@ def settle(
 
 
 def released(looked: Sequence[Offered]) -> tuple[Offered, ...]:
-    """What was looked at, without the manifests."""
+    """Return the offered tools without their manifests."""
     return tuple(one if one.manifest is None else replace(one, manifest=None) for one in looked)
 
 

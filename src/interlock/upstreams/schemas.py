@@ -58,7 +58,7 @@ _HIDDEN = expression(
 
 
 def visible(text: str) -> str:
-    """Remove invisible characters. INVARIANT: a model is told nothing about a tool that its operator could not read."""
+    """Remove invisible characters. INVARIANT: a model reads nothing about a tool that its operator could not read."""
     return _HIDDEN.sub("", text)
 
 

@@ -205,7 +205,7 @@ def _definitions(root: Json, node: Json) -> Json:
 
 
 def sizes(offers: Sequence[Offer]) -> Json:
-    """What all tools take in a window: as an index, and with their full schemas. N times the mean, for both."""
+    """The tokens that all tools take in a window: as an index, and with full schemas. N times the mean, for both."""
     number = len(offers)
     index, full = sum(one.line_tokens for one in offers), sum(one.schema_tokens for one in offers)
     return {

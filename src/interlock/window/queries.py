@@ -21,7 +21,7 @@ _COSTLY: Final = frozenset({"flatten", "projection", "filter_projection", "value
 
 
 def search(expression: str, value: Any) -> Any:
-    """What an expression finds in a value; E3004 if it is malformed, does not fit the value or asks for too much."""
+    """Evaluate an expression on a value; E3004 if it is malformed, does not fit the value or asks for too much."""
     if len(expression) > LONGEST:
         raise Failure("E3004", f"a JMESPath expression has at most {LONGEST:,} characters")
     try:

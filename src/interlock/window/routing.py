@@ -1,4 +1,4 @@
-"""Where the output of a call goes: the next tool, the context of the model, memory, or nowhere.
+"""The destinations of the output of a call: the next tool, the context of the model, memory, or nowhere.
 
 Every output goes to the observation record, whatever else becomes of it.
 """

@@ -43,7 +43,7 @@ def check_disk(home: Home) -> Iterator[Finding]:
 
 
 def check_background(home: Home) -> Iterator[Finding]:
-    """Background tasks that fail in processes that run on this home now, as each of them reports."""
+    """Background tasks that fail in running processes of this data directory, as each process reports them."""
     for process, told in home.signs_of_life():
         for task, failures, error in told.get("failing", ()):
             what = f"{task} failed {failures} times in a row in process {process}: {error}"

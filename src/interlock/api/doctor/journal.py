@@ -102,7 +102,7 @@ def _schema(home: Home, found: str) -> Finding:
     what = f"{found}, brought to {SCHEMA_HEAD} at the next start"
     if not (alive := home.alive()):
         return Finding("schema", "good", what)
-    advice = f"stop {'it' if alive == 1 else 'them'} first: a home is not changed under a process that runs on it"
+    advice = f"stop {'it' if alive == 1 else 'them'} first: a data directory is not migrated under a running process"
     return Finding("schema", "attention", f"{what}; running on this data directory now: {alive}", advice)
 
 

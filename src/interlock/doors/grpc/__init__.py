@@ -1,4 +1,4 @@
-"""The gRPC door: typed messages, deadlines and cancellation that reach the tool, and a stream for long calls.
+"""The gRPC endpoint: typed messages, deadlines and cancellation that reach the tool, and a stream for long calls.
 
     gateway.proto ──► v1/ (written by generate.py)         the contract that clients compile
     messages.py       core values <-> messages, a failure -> google.rpc.Status
@@ -150,7 +150,7 @@ class GrpcDoor(Door):
             raise Failure("E3108", f"{words}; choose another port with --grpc-port, or --no-grpc") from None
 
     def hurry(self) -> None:
-        """Cut off the calls under way; their callers are told."""
+        """Cut off the calls under way, with an answer to their callers."""
         if self._servicer is not None:
             self._servicer.hurry()
 

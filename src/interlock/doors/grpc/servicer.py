@@ -62,7 +62,7 @@ class Unsuccessful(Exception):  # noqa: N818 - a call that failed is not an erro
 
 
 class Rpc(NamedTuple):
-    """One RPC, and the headers of it that mean something here. Every look at its metadata would make them anew."""
+    """One RPC with the headers that Interlock uses. Kept, because gRPC builds the metadata again for every access."""
 
     context: Context
     said: Mapping[str, str]
@@ -144,7 +144,7 @@ class Servicer:
         return caller is not None and self._held.awaits((caller.tenant, caller.id))
 
     def hurry(self) -> None:
-        """Cut off the calls under way; their callers are told."""
+        """Cut off the calls under way, with an answer to their callers."""
         self._hurried = True
         for task in self._at_work:
             task.cancel()
@@ -224,7 +224,7 @@ class Servicer:
         return self._service.known(said) or await self._service.authenticate(said)
 
     def _trace_id(self, rpc: Rpc) -> str:
-        """The id under which a failure is told that no call came about for."""
+        """The trace id of a failure that happened before there was a call."""
         found = w3c.read(rpc.said.get("traceparent", ""))
         return self._service.lock.clock.random_bytes(16).hex() if found is None else found.trace_id
 

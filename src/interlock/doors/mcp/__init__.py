@@ -1,11 +1,11 @@
-"""The MCP door: governed tools for any MCP client.
+"""The MCP endpoint: governed tools for any MCP client.
 
     HTTP ──► route: who calls? ──► modern tools/call and tools/list
                               └──► SDK: everything else of both eras, streamable HTTP
     stdio ───────────────────────► SDK: both eras, one client
 
-The door translates: descriptions (listing.py), calls and their answers (calling.py). What may be seen and done is
-decided behind it, for the caller of each single request.
+It translates descriptions (listing.py), calls and their answers (calling.py). What may be seen and done is decided
+behind it, for the caller of each single request.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Wanted:
 
     @property
     def key_place(self) -> str:
-        """Where the client sent a key, besides the arguments."""
+        """The place, besides the arguments, in which the client sent a key."""
         return f"_meta[{_KEY!r}]" if self.meta.get(_KEY) else "the Idempotency-Key header"
 
 
@@ -352,7 +352,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def no_trace() -> str:
-    """The id under which a failure is told that no call came about for."""
+    """The trace id of a failure that happened before there was a call."""
     return os.urandom(16).hex()
 
 

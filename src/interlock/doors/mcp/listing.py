@@ -185,7 +185,7 @@ def can_sample(capabilities: Any) -> bool:
 
 
 def _own_meta(contract: Contract) -> Json:
-    """What an MCP upstream adds to its tool for programs. It is not Interlock's word, and under no name of ours.
+    """The `_meta` that an MCP upstream adds to its tool. It is not Interlock's, and has none of Interlock's names.
 
     The interface of an MCP App that it names is named as it is served here.
     """

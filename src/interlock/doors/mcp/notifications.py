@@ -48,7 +48,7 @@ class Changes:
     # Lists
 
     async def remember(self, ctx: Context, _: types.NotificationParams) -> None:
-        """Sessions of the handshake era are told of changes by name, for as long as they last."""
+        """Notify sessions of the handshake era of changes by name, for as long as they last."""
         session = ctx.session
         kept = connection(ctx)
         if kept.state.setdefault(CALLER, session) is session:  # however often a client says that it is ready

@@ -100,7 +100,7 @@ class _Watch:
             self.agreed.set_result(None)
 
     async def _pass_on(self, tell: Callable[[], Awaitable[None]]) -> None:
-        """Tell of changes one by one; several that happen meanwhile are told as one."""
+        """Report changes one by one; those that happen meanwhile are reported as one."""
         while True:
             await self._news.wait()
             self._news.clear()

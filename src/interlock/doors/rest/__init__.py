@@ -1,4 +1,4 @@
-"""The REST door: the route `POST /v1/tools/invoke`, and the wide API with its OpenAPI document behind it.
+"""The REST endpoint: the route `POST /v1/tools/invoke`, and the rest of the API with its OpenAPI document.
 
 `invoke_route(service)` is the one route that most requests want, and costs little more than the call it makes.
 `rest_app` is everything, that route included. Both are ASGI applications that can be served alone, and both write

@@ -129,7 +129,7 @@ class _Handler:
         return of_result(result) if made is None else Reply(200, made)
 
     async def _observed(self, ask: Ask, caller: Caller, sent: PerRequest, on_progress: Callable[[Json], None]) -> Reply:
-        """The reply to a call whose progress is told."""
+        """The reply to a call whose progress is reported."""
         try:
             return self._reply(await self._calls.invoke(ask, caller, door=DOOR, on_progress=on_progress))
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens

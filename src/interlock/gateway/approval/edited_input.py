@@ -42,7 +42,7 @@ class EditedInputs:
             raise Failure(
                 "E3211",
                 "hooks make something else of the reviewer's input now than when the reviewer agreed to it",
-                resolution="send the call again under a new key, so that a person decides anew",
+                resolution="send the call again under a new key, so that a person decides again",
             )
         # The inputs are compared as a whole. Conversions and defaults of the reviewer's input count as the reviewer's.
         hooked = {change.pointer: change.source for change in call.more.mutations[recorded:]}

@@ -88,7 +88,7 @@ class StandingApprovals:
             )
             token_checks.check_cost(by.capability, contract, approval.uses)
             used_up = uses_of(by.capability, approval.uses)
-        # A person who may not approve is told that first.
+        # That a person may not approve is the first thing they learn.
         unit = standing.grant(approval, by, groups, now_ms, used_up)
         required: list[str] = contract.input.model_facing.get("required") or []
         for name in required:

@@ -1,4 +1,4 @@
-"""What undoing a call needs, stored before its success is reported."""
+"""Stores the data that undoing a call needs, before its success is reported."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class Connection(Rows):
         return self
 
     def reopen(self) -> None:
-        """Connect anew where the connection is lost; what was not committed is gone."""
+        """Connect again if the connection is lost; uncommitted changes are lost with it."""
         with self._opening:
             if not self.lost and not self._closed:
                 return  # another thread has done so

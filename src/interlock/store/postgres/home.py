@@ -222,7 +222,7 @@ class PostgresHome(Home):
         with closing(self._connect(self.address)) as connection:
             there = connection.one(schema.HAS_SCHEMA) is not None
             if connection.one(schema.UNFINISHED) is not None:
-                advice = "run interlock store copy again: it begins anew"
+                advice = "run interlock store copy again: it starts from the beginning"
                 raise Failure("E3804", "the copy into this store was not finished", resolution=advice)
             if there and is_known(connection):
                 return

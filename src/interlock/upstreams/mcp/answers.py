@@ -96,7 +96,7 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
 
 
 def _meta(stated: Any) -> Json:
-    """What a server adds to a tool for programs, without what only Interlock may say. A large one is left out."""
+    """The `_meta` of a server's tool, without the names that only Interlock may use. A large one is left out."""
     said = {name: part for name, part in members(stated).items() if not name.startswith("interlock/")}
     try:
         return said if said and len(orjson.dumps(said)) <= _LONGEST_META else {}

@@ -27,7 +27,7 @@ _LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templat
 
 
 class Content:
-    """What a server offers beside its tools."""
+    """The prompts, resources and templates of a server."""
 
     def __init__(self, name: str, config: McpConfig, sessions: Sessions) -> None:
         self._name = name

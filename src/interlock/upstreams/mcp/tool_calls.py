@@ -144,7 +144,7 @@ class ToolCalls:
 
     @staticmethod
     def _declared(call: RemoteCall, *, tasks: bool) -> Json:
-        """Return the abilities that a server of the modern era is told of: the client's, and our own."""
+        """Return the capabilities to announce to a server of the modern era: the client's, and our own."""
         able = call.interaction.capabilities
         return {**able, "extensions": {TASKS: {}}} if tasks else able
 

@@ -19,7 +19,7 @@ class SurfaceQuery(Query):
 
 
 class Surface(Answer):
-    """What a caller is offered. All loaded tools of a surface that defers are on every page."""
+    """The surface of a caller. All loaded tools of a surface that defers are on every page."""
 
     caller: str
     agent: str | None

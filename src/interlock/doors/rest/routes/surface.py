@@ -16,8 +16,8 @@ router = APIRouter(prefix="/v1")
 
 @router.get("/surface", tags=["tools"], **says(models.Surface))
 async def show_surface(ask: Ask, query: Annotated[models.SurfaceQuery, Query()]) -> Response:
-    """The tools you are offered, each with the reason: loaded, deferred or blocked. That of somebody else, and all that
-    is blocked or excluded, needs `tools:admin`."""
+    """The tools you are offered, each with the reason: loaded, deferred or blocked. The surface of another
+    caller, and all that is blocked or excluded, needs `tools:admin`."""
     views = ask.service.surface_views
     return json(await views.show(by=ask.caller, who=query.caller, cursor=query.cursor, limit=query.limit))
 

@@ -19,6 +19,7 @@ from interlock import Failure, Interlock
 from interlock.audit import retention, tail
 from interlock.audit.backups import copy_verified, drill, due, made_in, restore_store
 from interlock.audit.chain import verify
+from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store import copying, facts
@@ -98,6 +99,30 @@ async def test_only_the_owner_of_the_tables_accepts_the_end_of_the_journal(
     assert refused.value.code == "E3411"
     assert tail.accept(owner, found, reason="known", by="somebody", now_ms=2_000_000_000_000) == found.last + 1
     assert verify(process).faults == ()
+
+
+@pytest.mark.parametrize(("statement", "named"), [
+    ("ALTER TABLE journal DISABLE TRIGGER journal_never_changes", "the trigger `journal_never_changes` on `journal`"),
+    ("DROP TRIGGER anchor_stays ON anchor", "the trigger `anchor_stays` on `anchor` is missing"),
+    ("GRANT DELETE ON journal TO {role}", "has the right DELETE on the table `journal`"),
+    ("REVOKE INSERT ON journal FROM {role}", "lacks the right INSERT on the table `journal`"),
+    ("REVOKE UPDATE ON reservation FROM {role}", "lacks the right UPDATE on the table `reservation`"),
+])  # fmt: skip
+async def test_doctor_names_triggers_and_rights_that_are_not_as_they_were_made(
+    tmp_path: Path, address: str, runtime: str, statement: str, named: str
+) -> None:
+    await lived(tmp_path / "home", runtime, address)
+    home = home_at(tmp_path / "home", runtime)
+
+    def broken() -> list[str]:
+        return [one.what for one in examine(home, machine=False) if one.status == "broken"]
+
+    assert broken() == []
+    role = runtime.partition("://")[2].partition("@")[0]
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        connection.execute(statement.format(role=role).encode())
+    (what,) = broken()
+    assert named in what
 
 
 @pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")

@@ -98,7 +98,7 @@ class Shop:
                 return {"result": {"protocolVersion": VERSION, "capabilities": offered, "serverInfo": info}}
             case "tools/list":
                 self.listed.append(session)
-                tools = [
+                tools: list[Any] = [
                     {
                         "name": name,
                         "description": f"Tells {name}.",

@@ -125,6 +125,34 @@ async def test_doctor_names_triggers_and_rights_that_are_not_as_they_were_made(
     assert named in what
 
 
+MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
+
+
+@pytest.mark.part_of(
+    "OPS-07",
+    rest="tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16"
+    " with pgvector, as tests run on the version that is installed",
+)
+async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
+    sample.reset()
+    async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as lock:
+        await lock.add(sample.increment)
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            full = f"CREATE FUNCTION full_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {MEMORY}; END $$"
+            connection.execute(full.encode())
+            connection.execute(b"CREATE TRIGGER full_up BEFORE INSERT ON journal EXECUTE FUNCTION full_up()")
+            refused = await lock.call("demo.increment", name="a", key="k")
+            assert refused.error is not None
+            assert (refused.error.code, refused.error.retryable) == ("E3803", True)
+            assert sample.world.runs == 0
+            with pytest.raises(Failure) as unread:
+                await lock.journal.read(lambda reader: reader.all(f"DO $$ BEGIN {MEMORY}; END $$"))
+            assert (unread.value.code, unread.value.retryable, unread.value.retry_after_ms) == ("E3001", True, 1000)
+            connection.execute(b"DROP TRIGGER full_up ON journal")
+        assert (await lock.call("demo.increment", name="a", key="k")).ok
+        assert sample.world.runs == 1
+
+
 @pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")
 async def test_a_backup_of_a_running_store_is_drilled_and_restored_to_an_empty_database(
     tmp_path: Path, address: str, postgres_server: Server

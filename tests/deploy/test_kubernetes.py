@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import httpx
@@ -36,8 +37,13 @@ def documents() -> Iterator[Document]:
         yield from yaml.safe_load_all(path.read_text())
 
 
-def one(kind: str) -> Document:
-    (found,) = [document for document in documents() if document["kind"] == kind]
+def one(kind: str, name: str = "") -> Document:
+    """The document of a kind; of several, the one with a name."""
+    (found,) = [
+        document
+        for document in documents()
+        if document["kind"] == kind and document["metadata"]["name"] == (name or document["metadata"]["name"])
+    ]
     return found
 
 
@@ -103,11 +109,28 @@ def test_labels_ports_and_names_agree() -> None:
     for service in services:
         assert [each["targetPort"] for each in service["spec"]["ports"]] == [port["name"]]
     assert servers["spec"]["serviceName"] in [service["metadata"]["name"] for service in services]
-    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
-        spec = one(kind)["spec"]
+    for kind, name in (
+        ("PodDisruptionBudget", ""), ("NetworkPolicy", "interlock"), ("NetworkPolicy", "interlock-redis")
+    ):  # fmt: skip
+        spec = one(kind, name)["spec"]
         assert spec.get("selector", spec.get("podSelector")) == {"matchLabels": labels}
     assert port["containerPort"] == 8080
     assert f"EXPOSE {port['containerPort']}\n" in IMAGE
+
+
+def test_servers_reach_the_database_and_redis_where_it_is_applied() -> None:
+    def ports(name: str) -> set[int]:
+        rules = one("NetworkPolicy", name)["spec"]["egress"]
+        return {each["port"] for rule in rules if "to" not in rule for each in rule["ports"]}
+
+    assert ports("interlock") == {53, 5432}
+    compose = yaml.safe_load((DEPLOY / "container" / "compose.postgres.yaml").read_text())
+    (url,) = [
+        found
+        for service in compose["services"].values()
+        if (found := service.get("environment", {}).get("INTERLOCK_REDIS"))
+    ]
+    assert ports("interlock-redis") == {urlsplit(url).port}
 
 
 @pytest.mark.part_of("OPS-11", rest="manifests are validated and not applied to a cluster")
@@ -139,9 +162,11 @@ def test_what_the_manifests_start_serves_what_they_probe(tmp_path: Path, postgre
     seed.path.mkdir()
     assert seed("tools", "list").code == 0
     assert seed("token", "issue", "--agent", "a", "--tool", "*").code == 0
+    assert seed("config", "push").code == 0
+    (seed.home / "settings.toml").write_text("shared_config = true\n")
     (tmp_path / "mounted").mkdir()
     with tarfile.open(tmp_path / "mounted" / "home.tar", "w") as tar:
-        for name in ("keys", "policy.cedar", "principals.toml"):
+        for name in ("keys", "settings.toml"):
             tar.add(seed.home / name, name)
     (tmp_path / "mounted" / "pgpass").write_text("*:*:*:*:secret\n")
     for kind, pod in pods().items():

@@ -47,7 +47,7 @@ LIMIT = 10
 SETTINGS_LEFT = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
 BOTH = (
     "tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16 with"
-    " pgvector, as tests run on the version that is installed; exhausted memory"
+    " pgvector, as tests run on the version that is installed"
 )
 
 TOOLS = '''

@@ -19,6 +19,7 @@ from interlock import Failure, Interlock
 from interlock.audit import retention, tail
 from interlock.audit.backups import copy_verified, drill, due, made_in, restore_store
 from interlock.audit.chain import verify
+from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store import copying, facts
@@ -98,6 +99,58 @@ async def test_only_the_owner_of_the_tables_accepts_the_end_of_the_journal(
     assert refused.value.code == "E3411"
     assert tail.accept(owner, found, reason="known", by="somebody", now_ms=2_000_000_000_000) == found.last + 1
     assert verify(process).faults == ()
+
+
+@pytest.mark.parametrize(("statement", "named"), [
+    ("ALTER TABLE journal DISABLE TRIGGER journal_never_changes", "the trigger `journal_never_changes` on `journal`"),
+    ("DROP TRIGGER anchor_stays ON anchor", "the trigger `anchor_stays` on `anchor` is missing"),
+    ("GRANT DELETE ON journal TO {role}", "has the right DELETE on the table `journal`"),
+    ("REVOKE INSERT ON journal FROM {role}", "lacks the right INSERT on the table `journal`"),
+    ("REVOKE UPDATE ON reservation FROM {role}", "lacks the right UPDATE on the table `reservation`"),
+])  # fmt: skip
+async def test_doctor_names_triggers_and_rights_that_are_not_as_they_were_made(
+    tmp_path: Path, address: str, runtime: str, statement: str, named: str
+) -> None:
+    await lived(tmp_path / "home", runtime, address)
+    home = home_at(tmp_path / "home", runtime)
+
+    def broken() -> list[str]:
+        return [one.what for one in examine(home, machine=False) if one.status == "broken"]
+
+    assert broken() == []
+    role = runtime.partition("://")[2].partition("@")[0]
+    with closing(psycopg.connect(address, autocommit=True)) as connection:
+        connection.execute(statement.format(role=role).encode())
+    (what,) = broken()
+    assert named in what
+
+
+MEMORY = "RAISE EXCEPTION 'out of memory' USING ERRCODE = 'out_of_memory'"
+
+
+@pytest.mark.part_of(
+    "OPS-07",
+    rest="tests outside `BEHAVIOUR` of tests/tiers.py, such as those of the command line, on PostgreSQL; version 16"
+    " with pgvector, as tests run on the version that is installed",
+)
+async def test_a_server_without_memory_is_told_and_everything_goes_on_afterwards(tmp_path: Path, address: str) -> None:
+    sample.reset()
+    async with Interlock.open(tmp_path / "home", store=address, housekeeping=False) as lock:
+        await lock.add(sample.increment)
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            full = f"CREATE FUNCTION full_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {MEMORY}; END $$"
+            connection.execute(full.encode())
+            connection.execute(b"CREATE TRIGGER full_up BEFORE INSERT ON journal EXECUTE FUNCTION full_up()")
+            refused = await lock.call("demo.increment", name="a", key="k")
+            assert refused.error is not None
+            assert (refused.error.code, refused.error.retryable) == ("E3803", True)
+            assert sample.world.runs == 0
+            with pytest.raises(Failure) as unread:
+                await lock.journal.read(lambda reader: reader.all(f"DO $$ BEGIN {MEMORY}; END $$"))
+            assert (unread.value.code, unread.value.retryable, unread.value.retry_after_ms) == ("E3001", True, 1000)
+            connection.execute(b"DROP TRIGGER full_up ON journal")
+        assert (await lock.call("demo.increment", name="a", key="k")).ok
+        assert sample.world.runs == 1
 
 
 @pytest.mark.part_of("OPS-12", rest="a paused saga that goes on after a restore; there are no sagas yet")

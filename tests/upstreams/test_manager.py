@@ -85,6 +85,7 @@ async def opened(
             try_out=lock.admissions.try_out_all, announce=lock.gateway.observer.announce,
             mention=lock.gateway.observer.mention,
             look=lock.gateway.quarantine.look, supervisor=lock.supervisor,
+            owner=lock.instance.id, alive=lock.instance.alive, probe_every_s=60.0,
         )  # fmt: skip
         lock.connect_through(upstreams.connections.get)
         yield lock, upstreams

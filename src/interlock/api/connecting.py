@@ -38,4 +38,7 @@ def make_upstreams(parts: Parts, try_out: TryOut) -> Upstreams:
         look=parts.gateway.quarantine.look,
         answers=services.answers,
         supervisor=parts.supervisor,
+        owner=parts.instance.id,
+        alive=parts.instance.alive,
+        probe_every_s=parts.settings.upstream_probe_s,
     )

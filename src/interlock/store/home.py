@@ -572,9 +572,10 @@ def _held(path: Path) -> bool:
     return False
 
 
-_BUSY = ("database is locked", "too many")
+_BUSY = ("database is locked", "too many", "server is out of memory")
 _FOREIGN = ("not a database", "malformed", "encrypted")
-_NO_CONNECTION = "too many connections"
+# What a server lacks for a moment. Nothing was done for a caller who hears of it.
+_EXHAUSTED = ("too many connections", "server is out of memory")
 
 
 def no_room(error: sqlite3.Error | OSError) -> Failure | None:
@@ -599,7 +600,7 @@ def store_failure(error: sqlite3.Error, attempt: Literal["read", "written", "use
     if (full := no_room(error)) is not None:
         return full
     text = str(error)
-    if _NO_CONNECTION in text and attempt != "written":
+    if attempt != "written" and any(words in text for words in _EXHAUSTED):
         return Failure("E3001", f"the store cannot be {attempt} now: {text}", retry_after_ms=1000)
     if any(words in text for words in _FOREIGN):
         return Failure("E3804", "the database in this data directory is damaged or not a database")

@@ -14,6 +14,9 @@ from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
 _TOOLS = "upstream_tools:"
+# Facts that say which process probes an upstream, and which one looks at one that has announced a change.
+PROBER = "upstream_prober:"
+LOOK = "upstream_look:"
 _SELECT = f"SELECT {_COLUMNS}, (SELECT value FROM fact WHERE fact.name = '{_TOOLS}' || upstream.name) FROM upstream"  # noqa: S608 - constants
 
 
@@ -129,7 +132,8 @@ def delete(transaction: Transaction, name: str) -> None:
     """Remove an upstream and its tools."""
     transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
     transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
-    facts.remove(transaction, f"{_TOOLS}{name}")
+    for fact in (_TOOLS, PROBER, LOOK):
+        facts.remove(transaction, f"{fact}{name}")
     epochs.advance(transaction, epochs.UPSTREAMS)
 
 

@@ -22,6 +22,7 @@ from interlock.data.schema import Json
 from interlock.store.port import Store
 from interlock.upstreams import repository
 from interlock.upstreams.repository import Outdated, Upstream
+from interlock.upstreams.sharing import Sharing
 
 _log = logging.getLogger("interlock.upstreams")
 
@@ -107,6 +108,9 @@ class Connections:
         supervisor: Supervisor,
         announce: Callable[..., None],
         look: Look,
+        owner: str,
+        alive: Callable[[str], bool],
+        probe_every_s: float,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -115,7 +119,8 @@ class Connections:
         self._supervisor = supervisor
         self._tasks = _Tasks(supervisor)
         self._closing: set[asyncio.Task[None]] = set()
-        self.looks = Looks(self._tasks, look)
+        self.sharing = Sharing(journal, clock, owner=owner, alive=alive, probe_every_s=probe_every_s)
+        self.looks = Looks(self._tasks, partial(self.sharing.look, look=look))
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile

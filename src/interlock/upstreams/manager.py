@@ -10,6 +10,7 @@ nothing between.
     connections     this process's connections, and which upstreams answer
     discovery       a look at one: the tools that it offers, with its secrets if it asks for them
     settlement      what follows from a look: every definition is judged, and the consequences are stored
+    sharing         which node of a store probes an upstream, and which looks at one that has changed
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Upstreams:
     """The upstreams of one home. `connections` has this process's connections to them.
 
     `lend` fetches secrets for a look, `look` tells the gateway that something may be in quarantine, and `answers` that
-    an upstream has answered.
+    an upstream has answered. `owner` is the id of this process, which shares the work with others that are `alive`.
     """
 
     def __init__(
@@ -69,6 +70,9 @@ class Upstreams:
         mention: Callable[..., None],
         look: Callable[[], Awaitable[None]],
         supervisor: Supervisor,
+        owner: str,
+        alive: Callable[[str], bool],
+        probe_every_s: float,
         answers: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._journal = journal
@@ -77,8 +81,9 @@ class Upstreams:
         self._make = make
         self._lend = lend
         self.connections = Connections(
-            journal=journal, clock=clock, make=make, supervisor=supervisor, announce=announce, look=self.refresh
-        )
+            journal=journal, clock=clock, make=make, supervisor=supervisor, announce=announce, look=self.refresh,
+            owner=owner, alive=alive, probe_every_s=probe_every_s,
+        )  # fmt: skip
         self._settlement = Settlement(
             journal=journal, catalog=catalog, clock=clock, connections=self.connections, try_out=try_out,
             announce=announce, mention=mention, look=look, answers=answers,
@@ -206,8 +211,15 @@ class Upstreams:
     # Liveness
 
     async def probe_all(self) -> None:
-        """Probe all upstreams concurrently."""
-        await asyncio.gather(*(self.probe(one.name) for one in await self.list()))
+        """Probe all upstreams concurrently, but for those that another node of the store probes."""
+
+        sharing = self.connections.sharing
+
+        async def probe(name: str) -> None:
+            if await self.probe(name) != "available":
+                await sharing.give_up(name)
+
+        await asyncio.gather(*map(probe, await sharing.to_probe([one.name for one in await self.list()])))
 
     async def probe(self, name: str) -> str:
         """Probe one upstream and return its state, which is stored if it changed."""

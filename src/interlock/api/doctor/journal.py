@@ -31,7 +31,7 @@ def check_journal(home: Home) -> Iterator[Finding]:
     with inspection.opened(home) as reader:
         known = is_known(reader)
         if not home.near:
-            yield _server(reader)
+            yield from _server(reader)
         yield _schema(home, str(schema_of(reader)))
         rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
@@ -48,15 +48,19 @@ def check_journal(home: Home) -> Iterator[Finding]:
             yield from _payloads(reader)
 
 
-def _server(reader: Reader) -> Finding:
-    """The server that has the store, and whether its rights keep the journal append-only."""
-    from interlock.store.postgres.layout import server
+def _server(reader: Reader) -> Iterator[Finding]:
+    """The server that has the store, whether its rights keep the journal append-only, and which ones are missing."""
+    from interlock.store.postgres.layout import missing_rights, server
 
+    for right in missing_rights(reader):
+        what = f"the role of this process lacks the right {right}"
+        yield Finding("store", "broken", what, "grant it, as the owner of the tables")
     version, owns = server(reader)
     if not owns:
-        return Finding("store", "good", f"PostgreSQL {version}; the role of this process cannot change a record")
+        yield Finding("store", "good", f"PostgreSQL {version}; the role of this process cannot change a record")
+        return
     what = f"PostgreSQL {version}; the role of this process owns the journal, and only triggers protect it"
-    return Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
+    yield Finding("store", "attention", what, "give processes a role of their own: the settings store and store_admin")
 
 
 def _payloads(reader: Reader) -> Iterator[Finding]:

@@ -212,6 +212,7 @@ class Connection(Rows):
 
 _LOCKED = "55P03"  # lock_not_available
 _FULL = "53100"  # disk_full
+_MEMORY = "53200"  # out_of_memory
 _MANY = "53300"  # too_many_connections
 # The driver gives no code where a connection cannot be made.
 _ALL_TAKEN = ("too many connections", "too many clients", "connection slots are reserved")
@@ -228,6 +229,8 @@ def translated(error: psycopg.Error) -> Exception:
         return sqlite3.OperationalError("database is locked")
     if state == _FULL:
         return sqlite3.OperationalError("the disk is full: database or disk is full")
+    if state == _MEMORY:
+        return sqlite3.OperationalError("the database server is out of memory")
     if state == _MANY or any(words in str(error) for words in _ALL_TAKEN):
         return sqlite3.OperationalError("the database server has too many connections")
     if state.startswith(_CREDENTIALS) or "authentication failed" in str(error):

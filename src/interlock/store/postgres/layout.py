@@ -44,6 +44,22 @@ FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'journal'
 """
 
 
+_MISSING = """
+SELECT tablename::text, wanted FROM pg_tables,
+    unnest(CASE WHEN tablename = 'segment' OR tablename = 'alembic_version' THEN ARRAY['SELECT']
+        WHEN tablename IN ('journal', 'anchor') THEN ARRAY['SELECT', 'INSERT']
+        ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) AS wanted
+WHERE schemaname = current_schema()
+    AND NOT has_table_privilege(current_user, format('%I.%I', schemaname, tablename), wanted)
+ORDER BY 1, 2
+"""
+
+
+def missing_rights(reader: Reader) -> list[str]:
+    """What the role of this process may not do, although a process that serves has to."""
+    return [f"{right} on the table `{table}`" for table, right in reader.all(_MISSING)]
+
+
 def server(reader: Reader) -> tuple[str, bool]:
     """The version of the server, and whether the role of this process has the rights of the ledger's owner."""
     version, owns = reader.one(_SERVER)

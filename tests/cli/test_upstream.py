@@ -93,7 +93,9 @@ def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> Non
     shown = fresh.ask("upstream", "show", "notes")
     assert (shown["kind"], states(shown)) == ("mcp", {"search": "admitted", "note": "admitted"})
     assert "2 admitted" in fresh("upstream", "list").out
-    assert add(fresh)["error"]["error_code"] == "E3103"
+    refused = add(fresh)["error"]
+    assert (refused["error_code"], refused["retryable"]) == ("E3411", False)
+    assert "interlock upstream refresh notes" in refused["resolution"]
     taken = fresh("upstream", "add", "mcp", "notes", "--", *NOTES).err
     assert "another version" not in taken
     assert "interlock upstream refresh notes" in taken

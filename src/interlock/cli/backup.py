@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.store.home import Home
 
 
-@click.command()
+@click.command(short_help="Copy the data directory, and verify the copy.")
 @click.argument("directory", type=click.Path(), required=False)
 @click.option("--tier", type=click.Choice(["hot", "warm", "cold"]), help="Of s3://: its term [default: warm].")
 @without_home
@@ -68,7 +68,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     return 0
 
 
-@click.command()
+@click.command(short_help="Make the data directory anew from a backup.")
 @click.argument("place", metavar="[DIRECTORY]", type=click.Path(), required=False)
 @click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
 @without_home

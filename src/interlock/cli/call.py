@@ -355,7 +355,7 @@ async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int
     return await _until_ended(out, lambda: server.get(path))
 
 
-@click.command()
+@click.command(short_help="Wait until a call has ended or waits for a person.")
 @at_server(_follow_at_server)
 @click.argument("call_id", metavar="ID")
 @as_holder

@@ -44,7 +44,7 @@ CHECKS: Final[Mapping[str, Check]] = {
 ISOLATION: Final[Mapping[str, Check]] = {"sandbox": doctor_machine.check_sandbox}
 
 
-@click.command()
+@click.command(short_help="Look for faults of this machine and data directory.")
 @without_home
 def doctor(out: Output, /) -> int:
     """Look at Python, SQLite, the home, the journal, what waits, the policy, the tools and the keys; change nothing.

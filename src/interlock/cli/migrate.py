@@ -23,7 +23,7 @@ _backup_to = click.option(
 )
 
 
-@click.group()
+@click.group(short_help="The schema of the store, and its migrations.")
 def migrate() -> None:
     """The schema of the store: what it is, and migrations that lead to another.
 
@@ -37,7 +37,7 @@ def migrate() -> None:
     """
 
 
-@migrate.command()
+@migrate.command(short_help="List the migrations, and which are applied.")
 @without_home
 def status(out: Output, /) -> int:
     """List the migrations of this version, and which of them are applied.

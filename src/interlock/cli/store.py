@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FILE = "file"
 
 
-@click.group()
+@click.group(short_help="The database: a file, or a schema on PostgreSQL.")
 def store() -> None:
     """The database of the home: a file, or a schema on a PostgreSQL server.
 
@@ -23,7 +23,7 @@ def store() -> None:
     """
 
 
-@store.command()
+@store.command(short_help="Copy the store to another database, and verify it.")
 @click.option(
     "--to", "address", required=True, metavar="ADDRESS", help="postgresql://…, or `file` for one in the home."
 )

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 _ALL = 1 << 31
 
 
-@click.group()
+@click.group(short_help="The tools that agents may call: add, show, test, retire.")
 def tools() -> None:
     """The tools that agents may call: add, show, test and retire them.
 
@@ -62,7 +62,7 @@ async def _pages(server: Server, path: str, **query: Any) -> list[Json]:
             return found
 
 
-@tools.command()
+@tools.command(short_help="Tools as OpenAI, Anthropic or Gemini take them.")
 @at_server(_export_at_server)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option(
@@ -112,7 +112,7 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
     return _answer_list(out, documents)
 
 
-@tools.command("list")
+@tools.command("list", short_help="Every registered version, with its class and state.")
 @at_server(_list_at_server)
 @reading
 def list_tools(reader: Reader, out: Output, /) -> int:
@@ -237,7 +237,7 @@ def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> 
     return _answer_version(out, contract_at_rest(reader, version))
 
 
-@tools.command()
+@tools.command(short_help="The contract of a version, and its state.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
 @click.argument("tool", metavar="TOOL[@RANGE]")
@@ -370,7 +370,7 @@ def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str)
     return _answer_diff(out, compare_versions(before, after))
 
 
-@tools.command()
+@tools.command(short_help="The changes for callers between two versions of a tool.")
 @at_server(_diff_at_server)
 @at_rest(_diff_at_rest)
 @click.argument("tool")

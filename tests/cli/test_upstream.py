@@ -110,6 +110,13 @@ def test_one_bad_tool_does_not_spoil_the_rest(fresh: Cli) -> None:
     assert ended.code == 0
     assert "6 admitted, 1 refused" in ended.out
     assert "INVALID_TOOL_SCHEMA" in ended.out
+    (name,) = [name for name, state in states(fresh.ask("upstream", "show", "odd")).items() if state == "refused"]
+    for typed in (name, f"odd.{name}"):
+        error = fresh.call(typed)["error"]
+        assert error["error_code"] == "E3101"
+        assert f"the upstream odd offers {name}, which is refused: INVALID_TOOL_SCHEMA" in error["message"]
+        assert error["resolution"] == "see interlock upstream show odd"
+    assert "upstream" not in fresh.call("odd.neverthere")["error"]["message"]
     assert "A person is asked for every call of 6 of them" in ended.out
 
 

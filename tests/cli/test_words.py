@@ -193,6 +193,18 @@ def test_the_examples_of_the_first_help_fit_60_columns(fresh: Cli) -> None:
     assert max(map(len, examples.splitlines()[1:])) <= 60
 
 
+def test_a_list_without_tools_names_the_data_directory_that_was_read(fresh: Cli) -> None:
+    listed = fresh("tools", "list").out
+    assert "no tools yet" in listed
+    assert str(fresh.home) in listed.replace("\n", "")
+
+
+def test_every_column_of_the_migrations_has_a_heading(fresh: Cli) -> None:
+    fresh("tools", "list")
+    head = fresh("migrate", "status").out.splitlines()[0]
+    assert [one.strip() for one in head.split("   ") if one.strip()] == ["migration", "state", "undo", "what it does"]
+
+
 def test_a_server_that_does_not_answer_is_to_be_started(fresh: Cli) -> None:
     ended = Cli(fresh.path, {"INTERLOCK_TOKEN": "any"})("--server", "http://127.0.0.1:9", "tools", "list")
     assert (ended.code, "http://127.0.0.1:9 does not answer" in ended.err) == (1, True)

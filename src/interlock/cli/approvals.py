@@ -379,7 +379,7 @@ async def _grant_at_server(
 )  # fmt: skip
 @click.option(
     "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
-    help="How large or small a number may be: <=, >=, < or >. Repeat it for both ends.",
+    help="How large or small the number in the argument NAME may be: <=, >=, < or >. Repeat it for both ends.",
 )  # fmt: skip
 @click.option(
     "--any-text", "texts", multiple=True, metavar="NAME",

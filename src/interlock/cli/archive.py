@@ -93,7 +93,7 @@ async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None
                 raise click.UsageError("the address names nothing that interlock archive list shows")
             with out.working("reading …"):
                 name = await found.fetch(
-                    Path(place), lambda done, all_: out.progress(f"reading: {100 * done // all_} %")
+                    Path(place), lambda done, all_: out.progress("reading", 100 * done / max(all_, 1))
                 )
         if to is not None:
             return _show_records(out, Path(place), to, name)

@@ -206,7 +206,11 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
         out.stdout.flush()
         return 0
     with out.working(f"writing: 0 of {upto:,} records"), _staged(target, replace=replace) as file:
-        count = await _export(journal, file, upto, lambda done: out.progress(f"writing: {done:,} of {upto:,} records"))
+
+        def tell(done: int) -> None:
+            out.progress(f"writing: {done:,} of {upto:,} records", 100 * done / max(upto, 1))
+
+        count = await _export(journal, file, upto, tell)
     return _exported(out, target, count, upto)
 
 
@@ -297,9 +301,12 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
             work = partial(
                 retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id, credential=credential
             )
-            told = partial(
-                work, through=through, before_ms=before_ms, progress=lambda n: out.progress(f"removed {n:,}")
-            )
+            expected = sum(segment.records for segment in segments)
+
+            def tell(done: int) -> None:
+                out.progress(f"removed {done:,} of {expected:,} records", min(100.0, 100 * done / max(expected, 1)))
+
+            told = partial(work, through=through, before_ms=before_ms, progress=tell)
             segments = await asyncio.to_thread(told)
             alone = lock.home.alive() == 1
             freed = await asyncio.to_thread(partial(retention.shrink, lock.home, rewrite=alone))

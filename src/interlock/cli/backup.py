@@ -182,7 +182,7 @@ def _fetched(out: Output, place: str) -> Generator[Path]:
 
     async def fetch(target: Path) -> None:
         async with archive_at(place) as archive:
-            await archive.fetch(target, lambda done, total: out.progress(f"reading: {100 * done // total} %"))
+            await archive.fetch(target, lambda done, total: out.progress("reading", 100 * done / max(total, 1)))
 
     with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
         asyncio.run(fetch(Path(directory)))
@@ -221,7 +221,7 @@ def copy_progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Ca
     """Show on a terminal how far a copy is, and then its verification."""
 
     def pages(done: int, total: int) -> None:
-        out.progress(f"copying: {100 * done // total} %")
+        out.progress("copying", 100 * done / max(total, 1))
 
     try:
         yield pages, lambda done: out.progress(f"verifying: {done:,} records")

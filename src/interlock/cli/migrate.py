@@ -57,7 +57,10 @@ def status(out: Output, /) -> int:
     ]
 
     def show(page: Page) -> None:
-        page.table([(one.revision, state, undo, one.title) for one, state, undo in rows], ("", "", "undo", ""))
+        page.table(
+            [(one.revision, state, undo, one.title) for one, state, undo in rows],
+            ("migration", "state", "undo", "what it does"),
+        )
         page.facts(
             [
                 ("schema", f"{found.schema}, which versions from schema {found.compatible_since} on can use"),

@@ -53,7 +53,7 @@ def copy(out: Output, /, *, address: str, admin: str | None) -> int:
     target = home_at(out.session.path, "" if to_file else address, admin or "")
 
     def rows(done: int, total: int) -> None:
-        out.progress(f"copying: {100 * done // max(total, 1)} %")
+        out.progress("copying", 100 * done / max(total, 1))
 
     try:
         contents, verdict = copy_store(source, target, rows, lambda done: out.progress(f"verifying: {done:,} records"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, selection, window
-from interlock.cli.command import Output, acting, as_holder, at_rest, at_server, looking, over_home, reading
+from interlock.cli.command import Output, Session, acting, as_holder, at_rest, at_server, looking, over_home, reading
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -132,7 +132,7 @@ def list_tools(reader: Reader, out: Output, /) -> int:
 def _answer_list(out: Output, documents: list[Json]) -> int:
     def show(page: Page) -> None:
         if not documents:
-            page.line("no tools yet; add some: interlock tools add FILE.py")
+            _show_none(page, out.session)
             return
         columns = ("tool", "version", "mutation_class", "state", "description")
         shown = [{**one, "state": _state(one["state"], one["availability"])} for one in documents]
@@ -141,6 +141,15 @@ def _answer_list(out: Output, documents: list[Json]) -> int:
 
     out.answer({"tools": documents}, show)
     return 0
+
+
+def _show_none(page: Page, session: Session) -> None:
+    """Tell where no tools were found: the reader may have meant another place."""
+    if session.server is not None:
+        page.line(f"no tools at {session.server} that your token lets you call")
+        return
+    page.line("no tools yet; add some: interlock tools add FILE.py")
+    page.facts([("home", str(session.path.absolute()))])
 
 
 async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int:

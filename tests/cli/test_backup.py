@@ -240,7 +240,7 @@ def test_on_a_terminal_it_is_told_how_far_a_backup_is(cli: Cli) -> None:
                 told += more
         os.close(ours)
     assert child.returncode == 0
-    assert b"copying: 100 %" in told
+    assert b"100 %  copying" in told
     assert b"verifying: " in told
 
 

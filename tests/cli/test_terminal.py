@@ -34,8 +34,8 @@ def test_long_commands_show_what_they_are_at_on_a_terminal(fresh: Cli) -> None:
     assert "asking notes whether it answers …" in at_terminal(fresh, "upstream", "probe", "notes")
     assert "trying out the tools of notes …" in at_terminal(fresh, "upstream", "accept", "notes", "--reason", "seen")
     assert "writing: 0 of" in at_terminal(fresh, "audit", "export", "--out", "journal.jsonl")
-    assert "copying: 100 %" in at_terminal(fresh, "backup", "copy")
-    assert "copying: 100 %" in at_terminal(fresh, "--home", str(fresh.path / "again"), "restore", "copy")
+    assert "100 %  copying" in at_terminal(fresh, "backup", "copy")
+    assert "100 %  copying" in at_terminal(fresh, "--home", str(fresh.path / "again"), "restore", "copy")
     assert "looking at: sandbox" in at_terminal(fresh, "doctor")
 
 
@@ -44,7 +44,7 @@ def test_a_migration_shows_how_far_its_backup_is_on_a_terminal(fresh: Cli) -> No
     assert fresh("tools", "list").code == 0
     for way in ("down", "up"):
         moved = at_terminal(fresh, "migrate", way)
-        assert "copying: 100 %" in moved, moved
+        assert "100 %  copying" in moved, moved
         assert ("undoing 0" if way == "down" else "migrating …") in moved
 
 

@@ -151,6 +151,20 @@ def test_a_token_for_the_name_of_a_revoked_identity_warns_that_it_is_another(fre
     assert (added.code, "was revoked; this is a new one" in added.err) == (0, True)
 
 
+def test_a_second_identity_of_a_name_warns_and_the_name_is_refused_with_what_to_type(fresh: Cli) -> None:
+    first = fresh.ask("identities", "add", "--name", "bot")["did"]
+    assert fresh("identities", "add", "--name", "bot", "--tenant", "acme").err == "", "another tenant has its own names"
+    added = fresh("identities", "add", "--name", "bot", "--json")
+    second = added.json["did"]
+    assert (added.code, f"warning: bot is already the name of {first};" in added.err) == (0, True)
+    refused = fresh("identities", "revoke", "bot", "--reason", "lost", "--json").json["error"]
+    assert refused["error_code"] == "E3004"
+    assert refused["details"]["dids"] == [first, second]
+    assert refused["resolution"].endswith(f"interlock identities revoke {first} --reason WHY")
+    assert fresh("identities", "revoke", second, "--reason", "lost").code == 0
+    assert fresh("identities", "revoke", "bot", "--reason", "lost").code == 0, "one is left"
+
+
 def test_a_name_of_another_tenant_is_refused_with_its_did_and_a_new_one_is_said_to_be_registered(fresh: Cli) -> None:
     fresh("keys", "init", "--alg", "EdDSA")
     theirs = fresh.ask("identities", "add", "--name", "bot", "--tenant", "acme", "--trust", "60")["did"]

@@ -93,7 +93,9 @@ def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> Non
     shown = fresh.ask("upstream", "show", "notes")
     assert (shown["kind"], states(shown)) == ("mcp", {"search": "admitted", "note": "admitted"})
     assert "2 admitted" in fresh("upstream", "list").out
-    assert add(fresh)["error"]["error_code"] == "E3103"
+    refused = add(fresh)["error"]
+    assert (refused["error_code"], refused["retryable"]) == ("E3411", False)
+    assert "interlock upstream refresh notes" in refused["resolution"]
     taken = fresh("upstream", "add", "mcp", "notes", "--", *NOTES).err
     assert "another version" not in taken
     assert "interlock upstream refresh notes" in taken
@@ -108,6 +110,13 @@ def test_one_bad_tool_does_not_spoil_the_rest(fresh: Cli) -> None:
     assert ended.code == 0
     assert "6 admitted, 1 refused" in ended.out
     assert "INVALID_TOOL_SCHEMA" in ended.out
+    (name,) = [name for name, state in states(fresh.ask("upstream", "show", "odd")).items() if state == "refused"]
+    for typed in (name, f"odd.{name}"):
+        error = fresh.call(typed)["error"]
+        assert error["error_code"] == "E3101"
+        assert f"the upstream odd offers {name}, which is refused: INVALID_TOOL_SCHEMA" in error["message"]
+        assert error["resolution"] == "see interlock upstream show odd"
+    assert "upstream" not in fresh.call("odd.neverthere")["error"]["message"]
     assert "A person is asked for every call of 6 of them" in ended.out
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from datetime import datetime
 
+import click
 import pytest
 
+from interlock.cli import root
 from tests.cli.conftest import Cli
 
 FAILING = '''
@@ -160,3 +163,59 @@ def test_a_table_that_does_not_fit_a_narrow_terminal_has_a_line_for_each_cell(mo
         ["when", "10:14:03"], ["call", rows[0][1]], ["tool", rows[0][2]], ["state", "succeeded"], ["caller", "ann"], [],
     ]  # fmt: skip
     assert len(shown[100]) == 2
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and group, with its words."""
+
+    def below(group: click.Group, words: str) -> Iterator[tuple[str, click.Command]]:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield f"{words} {name}", command
+            if isinstance(command, click.Group):
+                yield from below(command, f"{words} {name}")
+
+    context = click.Context(root)
+    return below(root, "interlock")
+
+
+def test_no_list_of_commands_is_cut_off_at_80_columns(fresh: Cli) -> None:
+    listed = [(words, command.get_short_help_str(60)) for words, command in commands()]
+    assert len(listed) > 100
+    assert [words for words, short in listed if not short or short.endswith("...")] == []
+    for words in ((), ("tools",), ("calls",)):
+        assert "..." not in fresh(*words, "--help").out.partition("Commands:")[2]
+
+
+def test_the_examples_of_the_first_help_fit_60_columns(fresh: Cli) -> None:
+    examples = fresh("--help").out.partition("New here?")[2].partition("\n\n")[0]
+    assert max(map(len, examples.splitlines()[1:])) <= 60
+
+
+def test_a_list_without_tools_names_the_data_directory_that_was_read(fresh: Cli) -> None:
+    listed = fresh("tools", "list").out
+    assert "no tools yet" in listed
+    assert str(fresh.home) in listed.replace("\n", "")
+
+
+def test_every_column_of_the_migrations_has_a_heading(fresh: Cli) -> None:
+    fresh("tools", "list")
+    head = fresh("migrate", "status").out.splitlines()[0]
+    assert [one.strip() for one in head.split("   ") if one.strip()] == ["migration", "state", "undo", "what it does"]
+
+
+def test_a_server_that_does_not_answer_is_to_be_started(fresh: Cli) -> None:
+    ended = Cli(fresh.path, {"INTERLOCK_TOKEN": "any"})("--server", "http://127.0.0.1:9", "tools", "list")
+    assert (ended.code, "http://127.0.0.1:9 does not answer" in ended.err) == (1, True)
+    assert "next   start `interlock serve` there, or check the address" in ended.err
+    assert "send the call again" not in ended.err
+
+
+def test_an_option_that_stands_before_the_command_is_not_taken_for_another_one(fresh: Cli) -> None:
+    ended = fresh("calls", "list", "--server", "http://127.0.0.1:9")
+    assert (ended.code, "interlock --server … calls list" in ended.err) == (2, True)
+    assert "--before" not in ended.err
+    told = fresh("calls", "list", "--home", "x", "--json").json["error"]
+    assert told["message"].endswith("--home stands before the command: interlock --home … calls list")
+    assert "'--befor'" in fresh("calls", "list", "--befor", "x").err

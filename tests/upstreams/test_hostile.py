@@ -534,7 +534,7 @@ async def test_an_upstream_has_a_name_that_is_its_own(tmp_path: Path, name: str)
         await upstreams.add("files", "http", {}, by=lock.caller)
         with pytest.raises(Failure) as refused:
             await upstreams.add(name, "http", {}, by=lock.caller)
-        assert refused.value.code == ("E3103" if name in ("files_", "fi-les") else "E3004")
+        assert refused.value.code == ("E3411" if name in ("files_", "fi-les") else "E3004")
         assert [one.name for one in await upstreams.list()] == ["files"]
 
 

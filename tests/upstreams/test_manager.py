@@ -116,7 +116,7 @@ async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_
         assert server.calls == []
         with pytest.raises(Failure) as twice:
             await upstreams.add("far", "http", {}, by=lock.caller)
-        assert twice.value.code == "E3103"
+        assert twice.value.code == "E3411"
         with pytest.raises(Failure) as stranger:
             await upstreams.add("near", "http", {}, by=Caller(id="local:x"))
         assert stranger.value.code == "E3206"

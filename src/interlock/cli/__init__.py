@@ -59,10 +59,23 @@ class LazyGroup(click.Group):
 def _envelope_of_usage() -> Generator[None]:
     """If a command is not understood and JSON was asked for, stdout has an envelope as for any failure."""
     try:
-        yield
+        try:
+            yield
+        except click.NoSuchOption as error:
+            raise _in_its_place(error) from None
     except click.UsageError as error:
         _print_envelope(error.format_message())
         raise
+
+
+def _in_its_place(error: click.NoSuchOption) -> click.UsageError:
+    """A refused option; where it is one of `interlock` itself, where to write it."""
+    context, name = error.ctx, error.option_name
+    own = {one for parameter in root.params for one in parameter.opts}
+    if context is None or context.parent is None or name not in own:
+        return error
+    words = f"{name} stands before the command: interlock {name} …{context.command_path.removeprefix('interlock')}"
+    return click.UsageError(words, context)
 
 
 def _print_envelope(words: str) -> None:
@@ -140,11 +153,11 @@ def root(
     """Governed tools for AI agents: typed, authorized, run once, and provable afterwards.
 
     \b
-    New here?     interlock demo, or interlock serve
-    Your tools:   interlock dev my_tools.py, then interlock tools add my_tools.py
-    A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
-    The proof:    interlock audit verify
-    A server:     interlock login https://tools.example.com
+    New here? interlock demo, or interlock serve
+    Tools:    interlock dev my_tools.py
+    A call:   interlock call demo.balance '{"account":"cash"}'
+    Proof:    interlock audit verify
+    A server: interlock login https://tools.example.com
     """
     if token_file is not None:
         # Every command takes the token from there, for a server as for a data directory.

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 # add
 
 
-@click.command()
+@click.command(short_help="Admit every tool of a file, a module or a manifest.")
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 @over_home
 async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
@@ -142,7 +142,7 @@ def _reasons(offer: Json) -> list[tuple[str, str]]:
 # test
 
 
-@click.command()
+@click.command(short_help="Run the contract tests of tools, and say how each went.")
 @click.argument("target")
 @click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
 @over_home

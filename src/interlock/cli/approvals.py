@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@click.group()
+@click.group(short_help="Calls that wait for a person: agree, change or refuse.")
 def approvals() -> None:
     """Calls that wait for a person: see what they would do, then agree, change or refuse.
 
@@ -195,7 +195,7 @@ def _show_at_rest(reader: Reader, out: Output, /, ticket_id: str) -> int | None:
     return 0
 
 
-@approvals.command()
+@approvals.command(short_help="One ticket: who asks, with what, and what it would change.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
 @click.argument("ticket_id", metavar="ID")
@@ -240,7 +240,7 @@ async def _decide_at_server(server: Server, out: Output, ticket_id: str, verb: s
     return 0
 
 
-@approvals.command()
+@approvals.command(short_help="Agree to one call, once, as it is or as you change it.")
 @at_server(_approve_at_server)
 @click.argument("ticket_id", metavar="ID")
 @click.option("--comment", default="", help="What you have to say about it; it goes on record.")
@@ -363,7 +363,7 @@ async def _grant_at_server(
     return _answer_granted(out, await Remote.of(server), granted)
 
 
-@approvals.command()
+@approvals.command(short_help="Agree in advance to calls, within bounds.")
 @at_server(_grant_at_server)
 @click.argument("tool")
 @click.option(
@@ -379,7 +379,7 @@ async def _grant_at_server(
 )  # fmt: skip
 @click.option(
     "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
-    help="How large or small a number may be: <=, >=, < or >. Repeat it for both ends.",
+    help="How large or small the number in the argument NAME may be: <=, >=, < or >. Repeat it for both ends.",
 )  # fmt: skip
 @click.option(
     "--any-text", "texts", multiple=True, metavar="NAME",
@@ -463,7 +463,7 @@ def _answer_granted(out: Output, viewer: Viewer, standing: Standing) -> int:
 # Alone
 
 
-@approvals.command()
+@approvals.command(short_help="State that you are the only person on this machine.")
 @click.option("--end", is_flag=True, help="Take it back: from now on somebody else decides on your calls.")
 @click.option("--reason", default="", help="Why; it goes on record.")
 @over_home
@@ -679,7 +679,7 @@ async def _watch_at_server(server: Server, out: Output, /, for_s: float) -> int:
     return 0
 
 
-@approvals.command()
+@approvals.command(short_help="Show tickets as they come; keys decide on them.")
 @at_server(_watch_at_server)
 @click.option("--for", "for_s", type=float, callback=_patience, metavar="S", help="Stop after so many seconds.")
 @as_holder

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 
-@click.group()
+@click.group(short_help="Backups in an S3-compatible store.")
 def archive() -> None:
     """Backups in an S3-compatible store, and what the settings archive_to and backup_to send there.
 
@@ -29,7 +29,7 @@ def archive() -> None:
     """
 
 
-@archive.command("list")
+@archive.command("list", short_help="List what is at an address, the oldest first.")
 @click.argument("address", metavar="s3://BUCKET/PREFIX")
 @without_home
 def list_(out: Output, /, address: str) -> int:
@@ -61,7 +61,7 @@ def list_(out: Output, /, address: str) -> int:
     return 0
 
 
-@archive.command()
+@archive.command(short_help="Get archived records or checkpoints back.")
 @click.argument("address", metavar="s3://BUCKET/PREFIX/TIER/NAME")
 @click.option("--to", type=click.Path(path_type=Path), help="Of records: the directory to write them to.")
 @over_home
@@ -93,7 +93,7 @@ async def restore(lock: Interlock, out: Output, /, address: str, to: Path | None
                 raise click.UsageError("the address names nothing that interlock archive list shows")
             with out.working("reading …"):
                 name = await found.fetch(
-                    Path(place), lambda done, all_: out.progress(f"reading: {100 * done // all_} %")
+                    Path(place), lambda done, all_: out.progress("reading", 100 * done / max(all_, 1))
                 )
         if to is not None:
             return _show_records(out, Path(place), to, name)
@@ -127,7 +127,7 @@ def _show_records(out: Output, fetched: Path, to: Path, name: str) -> int:
     return 0 if verdict.intact else 1
 
 
-@archive.command()
+@archive.command(short_help="Remove what is past the term of its tier.")
 @click.argument("address", metavar="s3://BUCKET/PREFIX")
 @without_home
 def expire(out: Output, /, address: str) -> int:

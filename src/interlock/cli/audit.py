@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 
-@click.group()
+@click.group(short_help="Proof of what happened.")
 def audit() -> None:
     """Proof of what happened, without having to trust anybody's word.
 
@@ -69,7 +69,7 @@ async def _verify_at_server(server: Server, out: Output, /, exported: IO[bytes] 
     return 0 if verdict.intact else 1
 
 
-@audit.command()
+@audit.command(short_help="Check the whole chain against its signed heads.")
 @at_server(_verify_at_server)
 @click.option(
     "--public-key", metavar="HEX", callback=_key, help="The key you trust, instead of the one in the data directory."
@@ -206,7 +206,11 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
         out.stdout.flush()
         return 0
     with out.working(f"writing: 0 of {upto:,} records"), _staged(target, replace=replace) as file:
-        count = await _export(journal, file, upto, lambda done: out.progress(f"writing: {done:,} of {upto:,} records"))
+
+        def tell(done: int) -> None:
+            out.progress(f"writing: {done:,} of {upto:,} records", 100 * done / max(upto, 1))
+
+        count = await _export(journal, file, upto, tell)
     return _exported(out, target, count, upto)
 
 
@@ -262,7 +266,7 @@ async def _export(journal: Audit, file: IO[bytes], upto: int, tell: Callable[[in
 # purge
 
 
-@audit.command()
+@audit.command(short_help="Remove records that are past their term.")
 @click.option("--through", type=click.IntRange(min=1), metavar="SEQ", help="Up to this record; all must be past term.")
 @click.option("--before", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Only what was made before this day.")
 @click.option("--yes", is_flag=True, help="Remove it. Without this, nothing is removed.")
@@ -297,9 +301,12 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
             work = partial(
                 retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id, credential=credential
             )
-            told = partial(
-                work, through=through, before_ms=before_ms, progress=lambda n: out.progress(f"removed {n:,}")
-            )
+            expected = sum(segment.records for segment in segments)
+
+            def tell(done: int) -> None:
+                out.progress(f"removed {done:,} of {expected:,} records", min(100.0, 100 * done / max(expected, 1)))
+
+            told = partial(work, through=through, before_ms=before_ms, progress=tell)
             segments = await asyncio.to_thread(told)
             alone = lock.home.alive() == 1
             freed = await asyncio.to_thread(partial(retention.shrink, lock.home, rewrite=alone))
@@ -327,7 +334,7 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
 # accept-tail
 
 
-@audit.command("accept-tail")
+@audit.command("accept-tail", short_help="Accept unsigned records at the end of the journal.")
 @click.option("--reason", metavar="TEXT", help="Why these records are genuine. It is put on record.")
 @click.option("--yes", is_flag=True, help="Accept them. Without this, nothing is accepted.")
 @without_home
@@ -375,7 +382,7 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
 # explain
 
 
-@audit.command()
+@audit.command(short_help="One call as a story: who asked, who agreed, what changed.")
 @click.argument("call_id", metavar="ID")
 @over_home
 async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:

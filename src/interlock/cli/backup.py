@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.store.home import Home
 
 
-@click.command()
+@click.command(short_help="Copy the data directory, and verify the copy.")
 @click.argument("directory", type=click.Path(), required=False)
 @click.option("--tier", type=click.Choice(["hot", "warm", "cold"]), help="Of s3://: its term [default: warm].")
 @without_home
@@ -69,7 +69,7 @@ def backup(out: Output, /, directory: str | None, *, tier: Tier | None) -> int:
     return 0
 
 
-@click.command()
+@click.command(short_help="Make the data directory anew from a backup.")
 @click.argument("place", metavar="[DIRECTORY]", type=click.Path(), required=False)
 @click.option("--drill", is_flag=True, help="Try it in a temporary directory and leave everything as it is.")
 @without_home
@@ -183,7 +183,7 @@ def _fetched(out: Output, place: str) -> Generator[Path]:
 
     async def fetch(target: Path) -> None:
         async with archive_at(place) as archive:
-            await archive.fetch(target, lambda done, total: out.progress(f"reading: {100 * done // total} %"))
+            await archive.fetch(target, lambda done, total: out.progress("reading", 100 * done / max(total, 1)))
 
     with tempfile.TemporaryDirectory(prefix="interlock-restore-") as directory:
         asyncio.run(fetch(Path(directory)))
@@ -222,7 +222,7 @@ def copy_progress(out: Output) -> Generator[tuple[Callable[[int, int], None], Ca
     """Show on a terminal how far a copy is, and then its verification."""
 
     def pages(done: int, total: int) -> None:
-        out.progress(f"copying: {100 * done // total} %")
+        out.progress("copying", 100 * done / max(total, 1))
 
     try:
         yield pages, lambda done: out.progress(f"verifying: {done:,} records")

@@ -42,7 +42,7 @@ def _at_rest(reader: Reader, out: Output, /) -> int:
     return _answer(out, viewer, shown(reader, settings_of(home).settings.budgets, lambda _: (), viewer.now_ms()))
 
 
-@click.command()
+@click.command(short_help="What is spent, reserved and left of each budget.")
 @at_server(_at_server)
 @at_rest(_at_rest)
 @looking

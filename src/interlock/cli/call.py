@@ -221,11 +221,36 @@ async def call(
         result = await lock.gateway.invoke(request)
     if result.pending and wait_s is not None:
         result = await _wait(lock, out, request, result, wait_s)
+    if result.error is not None and result.error.code == "E3101" and token is None:
+        result = await _with_offers(lock, result, name)
     if tokens is not None and not result.pending:
         from interlock.cli.context_block import answer_block
 
         return await answer_block(lock, out, result, tokens)
     return await answer(lock, out, result)
+
+
+async def _with_offers(lock: Interlock, result: Result, name: str) -> Result:
+    """The refusal of a name, with the tools of upstreams that have it and were not admitted."""
+    from dataclasses import replace
+
+    from interlock.core.errors import Failure
+
+    assert result.error is not None
+    for upstream in await lock.upstreams.list():
+        for one in await lock.upstreams.offers(upstream.name):
+            names = (one.name, one.address, f"{upstream.name}.{one.name}")
+            if one.state != "admitted" and name in names:
+                reason = one.reason or one.why
+                words = f"{result.error.in_full}; the upstream {upstream.name} offers {one.name}, which is {one.state}"
+                error = Failure(
+                    result.error.code,
+                    f"{words}: {reason}" if reason else words,
+                    details=result.error.details,
+                    resolution=f"see interlock upstream show {upstream.name}",
+                )
+                return replace(result, error=error)
+    return result
 
 
 async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
@@ -355,7 +380,7 @@ async def _follow_at_server(server: Server, out: Output, /, call_id: str) -> int
     return await _until_ended(out, lambda: server.get(path))
 
 
-@click.command()
+@click.command(short_help="Wait until a call has ended or waits for a person.")
 @at_server(_follow_at_server)
 @click.argument("call_id", metavar="ID")
 @as_holder

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@click.group()
+@click.group(short_help="Calls and outcomes: list, show, follow, cancel, undo.")
 def calls() -> None:
     """Calls and their outcomes: list, show, follow, cancel, resume and undo them.
 
@@ -102,7 +102,7 @@ async def _running_at_server(
     return await _list_at_server(server, out, before, limit, **{**wanted, "state": "running"})
 
 
-@calls.command("list")
+@calls.command("list", short_help="The latest calls, newest first.")
 @at_server(_list_at_server)
 @click.option(
     "--state", "--status", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …"
@@ -124,7 +124,7 @@ def list_calls(reader: Reader, out: Output, /, before: int | None, limit: int, *
     return _list(reader, out, before, limit, wanted)
 
 
-@calls.command()
+@calls.command(short_help="The calls that run now, newest first.")
 @at_server(_running_at_server)
 @_BEFORE
 @_narrowed
@@ -393,7 +393,7 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
 # undo
 
 
-@calls.command()
+@calls.command(short_help="The checkpoints of a call of yours, oldest first.")
 @click.argument("call_id", metavar="ID")
 @as_holder
 @over_home
@@ -462,7 +462,7 @@ async def _inputs_at_server(server: Server, out: Output, /, call_id: str) -> int
     return _answer_inputs(out, await server.get(f"/v1/calls/{part(call_id)}/inputs"))
 
 
-@calls.command()
+@calls.command(short_help="The arguments that were sent and those the tool got.")
 @at_server(_inputs_at_server)
 @click.argument("call_id", metavar="ID")
 @as_holder
@@ -511,7 +511,7 @@ async def _trace_at_server(server: Server, out: Output, /, call_id: str, url: st
     return _answer_trace(out, await server.get(f"/v1/calls/{part(call_id)}/trace"))
 
 
-@calls.command()
+@calls.command(short_help="The spans of a call's trace: its steps and their times.")
 @at_server(_trace_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option("--url", metavar="URL", help="The server that made the call; its spans are read over REST with a token.")
@@ -571,7 +571,7 @@ async def _cancel_at_server(server: Server, out: Output, /, call_id: str, reason
     return _answer_cancel(out, told["invocation_id"], told["outcome"], reason)
 
 
-@calls.command()
+@calls.command(short_help="Ask for a call to end that runs, is queued or waits.")
 @at_server(_cancel_at_server)
 @click.argument("call_id", metavar="ID")
 @click.option(
@@ -625,7 +625,7 @@ async def _resume_at_server(server: Server, out: Output, /, ticket_id: str | Non
     return answer_resumed(out, [await send(server, f"/v1/tools/resume/{one['invocation_id']}", {}) for one in waiting])
 
 
-@calls.command()
+@calls.command(short_help="Go on with calls that a person agreed to.")
 @at_server(_resume_at_server)
 @click.argument("ticket_id", metavar="[TICKET]", required=False)
 @looking

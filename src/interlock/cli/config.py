@@ -19,7 +19,7 @@ Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group()
+@click.group(short_help="Settings, policy and principals, here and on machines.")
 def config() -> None:
     """The configuration: settings and their overrides, policy and principals, here and on all machines of the store.
 
@@ -34,7 +34,7 @@ def config() -> None:
 # show
 
 
-@config.command()
+@config.command(short_help="The settings in effect, and where each comes from.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--changed", is_flag=True, help="Only settings that are not at their default.")
 @without_home
@@ -94,7 +94,7 @@ def show(out: Output, /, names: tuple[str, ...], changed: bool) -> int:
 # check
 
 
-@config.command()
+@config.command(short_help="Check settings, policy and overlays; start nothing.")
 @click.option("--overlay", "overlays", type=_FILE, multiple=True, help="An overlay of an upstream to check too.")
 @without_home
 def check(out: Output, /, overlays: tuple[Path, ...]) -> int:
@@ -133,7 +133,7 @@ def check(out: Output, /, overlays: tuple[Path, ...]) -> int:
 # diff
 
 
-@config.command()
+@config.command(short_help="What each machine on the store runs, and differences.")
 @without_home
 def diff(out: Output, /) -> int:
     """Compare the machines on the store: version, schema, policy, principals, settings, keys.
@@ -257,7 +257,7 @@ def _words(values: tuple[str, ...]) -> str:
 # push, pull, history, rollback
 
 
-@config.command()
+@config.command(short_help="Make the files here those of all machines.")
 @click.option(
     "--from", "source", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR",
     help="A directory with some of policy.cedar, principals.toml and settings.toml [default: the data directory].",
@@ -316,7 +316,7 @@ def _answer_pushed(out: Output, pushed: SharedConfig) -> int:
     return 0
 
 
-@config.command()
+@config.command(short_help="Write the shared configuration to a directory.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--version", type=click.IntRange(1), help="An earlier version.")
 @looking
@@ -346,7 +346,7 @@ async def pull(lock: Interlock, out: Output, /, directory: Path, version: int | 
     return 0
 
 
-@config.command()
+@config.command(short_help="The last 50 versions of the shared configuration.")
 @looking
 async def history(lock: Interlock, out: Output, /) -> int:
     """The last 50 versions of the shared configuration, the newest first.
@@ -368,7 +368,7 @@ async def history(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
-@config.command()
+@config.command(short_help="Put an earlier shared version in force again.")
 @click.argument("version", type=click.IntRange(1))
 @over_home
 async def rollback(lock: Interlock, out: Output, /, version: int) -> int:

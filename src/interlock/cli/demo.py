@@ -30,7 +30,7 @@ Json = dict[str, Any]
 PATIENCE_S = 60
 
 
-@click.command()
+@click.command(short_help="A guided tour: declare, call, approve, recover, prove.")
 @click.option("--pause/--no-pause", default=None, help="Wait for Enter between steps [default: only in a terminal].")
 @click.option("--keep", is_flag=True, help="Keep the data directory afterwards, to look around in it.")
 @without_home

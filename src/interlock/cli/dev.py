@@ -19,7 +19,7 @@ def _calls(_: click.Context, __: click.Parameter, value: tuple[tuple[str, str], 
     return [(tool, parse_json(text, "--call")) for tool, text in value]
 
 
-@click.command()
+@click.command(short_help="Write tools with an answer after every save.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.py")
 @click.option("--once", is_flag=True, help="Load the file once, make the calls of --call, and end. For scripts.")
 @click.option(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 
-@click.command()
+@click.command(short_help="Look for faults of this machine and data directory.")
 @without_home
 def doctor(out: Output, /) -> int:
     """Check Python, SQLite, data directory, journal, waiting calls, policy, tools and keys. Changes nothing.

@@ -55,7 +55,10 @@ async def add(
 
     require(lock.caller, "tokens:issue", "registering an identity")
     known = await lock.identities.all() if name else []
-    if any((one.name, one.tenant, one.state) == (name, tenant, "revoked") for one in known):
+    named = [one for one in known if (one.name, one.tenant) == (name, tenant) and one.did != did]
+    if active := [one.did for one in named if one.state == "active"]:
+        out.page(error=True).line(f"warning: {shared_name(name, active)}")
+    elif named:
         out.page(error=True).line(f"warning: {revoked_before(name)}")
     told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
@@ -76,6 +79,12 @@ def revoked_before(name: str) -> str:
         f"an identity named {name} was revoked; this is a new one with a DID of its own, and the tokens of the old one"
         " stay refused: see interlock identities list"
     )
+
+
+def shared_name(name: str, dids: list[str]) -> str:
+    """The warning about a new identity under the name of others that are in use."""
+    others = " and ".join(dids)
+    return f"{name} is already the name of {others}; commands that take a name refuse this one: write the DID there"
 
 
 async def _make_identity(lock: Interlock, **told: Any) -> Identity:
@@ -115,7 +124,7 @@ def list_identities(reader: Reader, out: Output, /) -> int:
     return 0
 
 
-@identities.command()
+@identities.command(short_help="Revoke an identity, with every token of it.")
 @click.argument("who", metavar="DID|NAME")
 @click.option("--reason", required=True, help="Why, for the record.")
 @over_home
@@ -126,7 +135,7 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     interlock identities revoke researcher --reason 'its machine was lost'
     """
     require(lock.caller, "tokens:issue", "revoking an identity")
-    known = await lock.identities.find(who)
+    known = await _one(lock, who)
     did = who if known is None else known.did
     await lock.identities.revoke(did, reason=reason, by=lock.caller.acting)
 
@@ -138,6 +147,22 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
 
     out.answer({"did": did, "state": "revoked"}, show)
     return 0
+
+
+async def _one(lock: Interlock, who: str) -> Identity | None:
+    """The identity of a name or DID. E3004, with what to type, where several have the name."""
+    from interlock.core.errors import Failure
+
+    try:
+        return await lock.identities.find(who)
+    except Failure as failure:
+        known = await lock.identities.all()
+        active = [one.did for one in known if (one.name, one.tenant, one.state) == (who, "local", "active")]
+        if failure.code != "E3004" or len(active) < 2:
+            raise
+        advice = f"name the one that you mean: interlock identities revoke {active[0]} --reason WHY"
+        words = f"{len(active)} identities are named `{who}`: {', '.join(active)}"
+        raise Failure("E3004", words, details={"dids": active}, resolution=advice) from None
 
 
 def _document(identity: Identity) -> dict[str, Any]:

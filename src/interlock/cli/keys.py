@@ -136,7 +136,7 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
     return 0
 
 
-@keys.command()
+@keys.command(short_help="The public halves, for services that verify our tokens.")
 @looking
 async def jwks(lock: Interlock, out: Output, /) -> int:
     """The public halves as a JWKS document, for services that verify our tokens."""

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 _LONGEST_TOKEN = 65_536
 
 
-@click.command()
+@click.command(short_help="Use a server, with a token, for every later command.")
 @click.argument("url", required=False)
 @anywhere
 @without_home

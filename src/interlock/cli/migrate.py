@@ -23,7 +23,7 @@ _backup_to = click.option(
 )
 
 
-@click.group()
+@click.group(short_help="The schema of the store, and its migrations.")
 def migrate() -> None:
     """Show and change the schema of the store.
 
@@ -37,7 +37,7 @@ def migrate() -> None:
     """
 
 
-@migrate.command()
+@migrate.command(short_help="List the migrations, and which are applied.")
 @without_home
 def status(out: Output, /) -> int:
     """List the migrations of this version, and which of them are applied.
@@ -57,7 +57,10 @@ def status(out: Output, /) -> int:
     ]
 
     def show(page: Page) -> None:
-        page.table([(one.revision, state, undo, one.title) for one, state, undo in rows], ("", "", "undo", ""))
+        page.table(
+            [(one.revision, state, undo, one.title) for one, state, undo in rows],
+            ("migration", "state", "undo", "what it does"),
+        )
         page.facts(
             [
                 ("schema", f"{found.schema}, which versions from schema {found.compatible_since} on can use"),

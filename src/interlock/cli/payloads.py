@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@click.command()
+@click.command(short_help="A large result, or a file that a call left, as bytes.")
 @click.argument("name", metavar="ID")
 @click.option("--out", "path", type=click.Path(), metavar="FILE", help="Write it there; never over a file.")
 @as_holder

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group()
+@click.group(short_help="The rules by which calls are allowed, asked or denied.")
 def policy() -> None:
     """The rules by which calls are allowed, sent to a person, or denied: Cedar, in policy.cedar of the data directory.
 
@@ -92,7 +92,7 @@ async def _check_at_server(server: Server, out: Output, /, file: Path | None) ->
     return _answer_check(out, file or Path("policy.cedar"), told["faults"])
 
 
-@policy.command()
+@policy.command(short_help="Check a policy against the registered tools.")
 @at_server(_check_at_server)
 @click.argument("file", type=_FILE, required=False)
 @looking
@@ -138,7 +138,7 @@ async def _test_at_server(server: Server, out: Output, /, file: Path) -> int:
     return _answer_cases(out, await server.post("/v1/policy/test", {"cases": _cases(file)}))
 
 
-@policy.command()
+@policy.command(short_help="Compare decisions with those that a file expects.")
 @at_server(_test_at_server)
 @click.argument("file", type=_FILE)
 @over_home
@@ -207,7 +207,7 @@ async def _explain_at_server(server: Server, out: Output, /, who: str, tool: str
     return _answer_explanation(out, await Remote.of(server), told, who)
 
 
-@policy.command()
+@policy.command(short_help="Why somebody may call a tool, or may not.")
 @at_server(_explain_at_server)
 @click.argument("who")
 @click.argument("tool", metavar="TOOL[@RANGE]")
@@ -342,7 +342,7 @@ async def _forget_at_server(server: Server, out: Output, /, subjects: tuple[str,
     return _answer_forgotten(out, await server.post("/v1/policy/forget", body))
 
 
-@policy.command()
+@policy.command(short_help="Drop cached decisions about people and agents.")
 @at_server(_forget_at_server)
 @click.argument("subjects", nargs=-1)
 @over_home

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interlock.gateway.reconcile import UnknownCall
 
 
-@click.command()
+@click.command(short_help="List or settle calls whose outcome is unknown.")
 @click.argument("call_id", metavar="[ID]", required=False)
 @click.option("--happened", is_flag=True, help="It took effect: answer its key with this result from now on.")
 @click.option("--did-not-happen", is_flag=True, help="It took no effect: free its key, so that it may run again.")

@@ -173,7 +173,8 @@ class Server:
 
     def _silent(self, error: Exception) -> Failure:
         why = getattr(error, "strerror", None) or getattr(error, "reason", None) or type(error).__name__
-        return Failure("E3502", f"{self.url} does not answer: {why}; see whether `interlock serve` runs there")
+        advice = "start `interlock serve` there, or check the address and the network"
+        return Failure("E3502", f"{self.url} does not answer: {why}", resolution=advice)
 
     def _document(self, status: int, body: bytes) -> Json:
         from interlock.data.canonical import decode

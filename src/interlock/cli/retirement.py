@@ -81,7 +81,7 @@ async def _quarantine_at_server(server: Server, out: Output, /) -> int:
     return _answer_quarantine(out, await server.get("/v1/quarantine"))
 
 
-@click.command()
+@click.command(short_help="Versions that differed from their contract, and why.")
 @at_server(_quarantine_at_server)
 @reading
 def quarantine(reader: Reader, out: Output, /) -> int:
@@ -118,7 +118,7 @@ async def _release_at_server(server: Server, out: Output, /, tool: str, reason: 
     return _answer_released(out, await server.post("/v1/quarantine/release", {"tool": tool, "reason": reason}))
 
 
-@click.command()
+@click.command(short_help="Release a version from quarantine, after a review.")
 @at_server(_release_at_server)
 @click.argument("tool", metavar="TOOL@VERSION")
 @click.option("--reason", required=True, help="Why it may run again; recorded with your name.")

@@ -99,7 +99,7 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
     return _answer_list(out, stored.entries(reader), time.time_ns() // 1_000_000)
 
 
-@secrets.command(name="list")
+@secrets.command(name="list", short_help="Which credentials there are, never their values.")
 @at_rest(_list_at_rest)
 @over_home
 async def list_(lock: Interlock, out: Output, /) -> int:

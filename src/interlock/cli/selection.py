@@ -16,7 +16,7 @@ Json = dict[str, Any]
 _ANSWERS = {"ALLOW": "allowed", "REQUIRE_APPROVAL": "needs approval", "DENY": "denied"}
 
 
-@click.command()
+@click.command(short_help="Choose a tool for a request, and say how.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--allocation", type=click.IntRange(0), help="How many tokens the schemas may take together.")
 @click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
@@ -71,7 +71,7 @@ def _answer(out: Output, document: Json) -> int:
     return 0
 
 
-@click.command("train-router")
+@click.command("train-router", short_help="Train the router of selections on your own calls.")
 @click.option("--tenant", help="The tenant whose calls it learns from; yours unless said.")
 @over_home
 async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> int:
@@ -100,7 +100,7 @@ async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> i
     return 0
 
 
-@click.command()
+@click.command(short_help="Measure how well tools are chosen, and at what cost.")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False), required=False)
 @click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them.")
 @click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
@@ -139,7 +139,7 @@ async def evaluate(
     return 0
 
 
-@click.command()
+@click.command(short_help="Tools that are used together with one, or by others.")
 @click.argument("tool", required=False)
 @as_holder
 @over_home

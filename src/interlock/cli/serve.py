@@ -32,7 +32,7 @@ _PORT = click.IntRange(0, 65535)
 _DELAY = "Behind a load balancer: after SIGTERM, go on serving for so long while /ready says no."
 
 
-@click.command()
+@click.command(short_help="Serve your tools over REST, MCP, JSON-RPC and gRPC.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=_PORT, default=8080, show_default=True, help="For all but gRPC; 0 takes any.")
 @click.option("--grpc-port", type=_PORT, default=8081, show_default=True, help="For gRPC; 0 takes any.")

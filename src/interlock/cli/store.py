@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FILE = "file"
 
 
-@click.group()
+@click.group(short_help="The database: a file, or a schema on PostgreSQL.")
 def store() -> None:
     """The database of a data directory: a file, or a schema on a PostgreSQL server.
 
@@ -23,7 +23,7 @@ def store() -> None:
     """
 
 
-@store.command()
+@store.command(short_help="Copy the store to another database, and verify it.")
 @click.option(
     "--to", "address", required=True, metavar="ADDRESS", help="postgresql://…, or `file` for one in the data directory."
 )
@@ -53,7 +53,7 @@ def copy(out: Output, /, *, address: str, admin: str | None) -> int:
     target = home_at(out.session.path, "" if to_file else address, admin or "")
 
     def rows(done: int, total: int) -> None:
-        out.progress(f"copying: {100 * done // max(total, 1)} %")
+        out.progress("copying", 100 * done / max(total, 1))
 
     try:
         contents, verdict = copy_store(source, target, rows, lambda done: out.progress(f"verifying: {done:,} records"))

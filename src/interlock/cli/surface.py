@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-@click.group()
+@click.group(short_help="What callers are offered of the catalog, and why.")
 def surface() -> None:
     """Show which tools of the catalog callers are offered: loaded, deferred or blocked, and why."""
 

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(short_help="Capability tokens: issue, delegate, inspect, revoke.")
 def token() -> None:
     """Capability tokens: the tools, scopes and resources that an agent may use, until when, and on whose behalf.
 
@@ -230,7 +230,7 @@ async def _inspect_at_server(server: Server, out: Output, /, text: str) -> int:
     return _answer_picture(out, await server.post("/v1/tokens/inspect", {"token": _text(text)}))
 
 
-@token.command()
+@token.command(short_help="Whether a token is valid, and what each link grants.")
 @at_server(_inspect_at_server)
 @click.argument("text", metavar="[TOKEN | -]", default="-")
 @looking
@@ -305,7 +305,7 @@ async def _revoke_at_server(server: Server, out: Output, /, ref: str, reason: st
     return _answer_revoked(out, await server.post("/v1/tokens/revoke", said))
 
 
-@token.command()
+@token.command(short_help="Revoke a token, a link, an identity or a signing key.")
 @at_server(_revoke_at_server)
 @click.argument("ref", metavar="JTI|TOKEN|NAME|DID|KID")
 @click.option("--reason", required=True, help="Why, for the record.")

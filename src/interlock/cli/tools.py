@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli import admission, retirement, selection, window
-from interlock.cli.command import Output, acting, as_holder, at_rest, at_server, looking, over_home, reading
+from interlock.cli.command import Output, Session, acting, as_holder, at_rest, at_server, looking, over_home, reading
 
 if TYPE_CHECKING:
     from interlock.api.interlock import Interlock
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 _ALL = 1 << 31
 
 
-@click.group()
+@click.group(short_help="The tools that agents may call: add, show, test, retire.")
 def tools() -> None:
     """The tools that agents may call: add, show, test and retire them.
 
@@ -62,7 +62,7 @@ async def _pages(server: Server, path: str, **query: Any) -> list[Json]:
             return found
 
 
-@tools.command()
+@tools.command(short_help="Tools as OpenAI, Anthropic or Gemini take them.")
 @at_server(_export_at_server)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option(
@@ -112,7 +112,7 @@ async def _list_at_server(server: Server, out: Output, /) -> int:
     return _answer_list(out, documents)
 
 
-@tools.command("list")
+@tools.command("list", short_help="Every registered version, with its class and state.")
 @at_server(_list_at_server)
 @reading
 def list_tools(reader: Reader, out: Output, /) -> int:
@@ -132,7 +132,7 @@ def list_tools(reader: Reader, out: Output, /) -> int:
 def _answer_list(out: Output, documents: list[Json]) -> int:
     def show(page: Page) -> None:
         if not documents:
-            page.line("no tools yet; add some: interlock tools add FILE.py")
+            _show_none(page, out.session)
             return
         columns = ("tool", "version", "mutation_class", "state", "description")
         shown = [{**one, "state": _state(one["state"], one["availability"])} for one in documents]
@@ -141,6 +141,15 @@ def _answer_list(out: Output, documents: list[Json]) -> int:
 
     out.answer({"tools": documents}, show)
     return 0
+
+
+def _show_none(page: Page, session: Session) -> None:
+    """Tell where no tools were found: the reader may have meant another place."""
+    if session.server is not None:
+        page.line(f"no tools at {session.server} that your token lets you call")
+        return
+    page.line("no tools yet; add some: interlock tools add FILE.py")
+    page.facts([("home", str(session.path.absolute()))])
 
 
 async def _search_at_server(server: Server, out: Output, /, words: tuple[str, ...], limit: int, by: str) -> int:
@@ -237,7 +246,7 @@ def _show_at_rest(reader: Reader, out: Output, /, tool: str, standard: bool) -> 
     return _answer_version(out, contract_at_rest(reader, version))
 
 
-@tools.command()
+@tools.command(short_help="The contract of a version, and its state.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
 @click.argument("tool", metavar="TOOL[@RANGE]")
@@ -370,7 +379,7 @@ def _diff_at_rest(reader: Reader, out: Output, /, tool: str, old: str, new: str)
     return _answer_diff(out, compare_versions(before, after))
 
 
-@tools.command()
+@tools.command(short_help="The changes for callers between two versions of a tool.")
 @at_server(_diff_at_server)
 @at_rest(_diff_at_rest)
 @click.argument("tool")

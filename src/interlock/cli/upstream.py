@@ -21,7 +21,7 @@ Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group()
+@click.group(short_help="Tools that other systems serve, all governed.")
 def upstream() -> None:
     """MCP servers, OpenAPI, HTTP, gRPC and WebSocket services, LangChain tools and function schemas, all governed.
 
@@ -60,7 +60,7 @@ def _list_at_rest(reader: Reader, out: Output, /) -> int | None:
     return _answer_list(out, {"upstreams": known, "services": []})
 
 
-@upstream.command("list")
+@upstream.command("list", short_help="Every upstream, with its state and its tools.")
 @at_server(_list_at_server)
 @at_rest(_list_at_rest)
 @looking
@@ -114,7 +114,7 @@ def _show_at_rest(reader: Reader, out: Output, /, name: str) -> int | None:
     return _answer_show(out, {**told, "services": []})
 
 
-@upstream.command()
+@upstream.command(short_help="One upstream, its breakers, tools and changes.")
 @at_server(_show_at_server)
 @at_rest(_show_at_rest)
 @click.argument("name")
@@ -205,7 +205,7 @@ async def _accept_at_server(
     return answer_report(out, report)
 
 
-@upstream.command()
+@upstream.command(short_help="Accept changed definitions as new versions.")
 @at_server(_accept_at_server)
 @click.argument("name")
 @click.argument("tools", nargs=-1)

@@ -224,7 +224,7 @@ def _content(path: Path) -> bytes:
         raise click.UsageError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
 
 
-@add.command("mcp")
+@add.command("mcp", short_help="A Model Context Protocol server: a command or address.")
 @click.argument("name")
 @click.argument("where", nargs=-1, required=True, metavar="URL | -- COMMAND...")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for the command; repeat.")
@@ -306,7 +306,7 @@ def add_grpc(targets: tuple[str, ...], plaintext: bool) -> Json:
     return {"targets": list(targets), **({"plaintext": True} if plaintext else {})}
 
 
-@add.command("functions")
+@add.command("functions", short_help="Function schemas, run by an HTTP service.")
 @click.argument("name")
 @click.argument("declarations", type=_FILE, metavar="FILE")
 @click.option(
@@ -334,7 +334,7 @@ def add_functions(declarations: Path, urls: tuple[str, ...], path: str) -> Json:
     return {"declarations": found, "urls": list(urls), "path": path}
 
 
-@add.command("langchain")
+@add.command("langchain", short_help="The LangChain tools of a Python module.")
 @click.argument("name")
 @click.argument("module")
 @_adding("langchain")
@@ -349,7 +349,7 @@ def _add_by_file(kind: str) -> None:
 
     configure.__doc__ = KINDS[kind].help
     command = click.argument("config", type=_FILE)(_adding(kind)(configure))
-    add.command(kind)(click.argument("name")(command))
+    add.command(kind, short_help=str(KINDS[kind].help).partition(":")[0])(click.argument("name")(command))
 
 
 for _kind in KINDS.keys() - add.commands.keys():

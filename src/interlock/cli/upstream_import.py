@@ -21,7 +21,7 @@ Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command("import")
+@click.command("import", short_help="Govern every MCP server of a client's configuration.")
 @click.argument("file", type=_FILE)
 @click.option("--dry-run", is_flag=True, help="Show the plan; start no server, store and write nothing.")
 @click.option("--accept-hints", is_flag=True, help="Trust the servers' statements about their tools: readOnlyHint.")

@@ -20,7 +20,7 @@ async def _cost_at_server(server: Server, out: Output, /) -> int:
     return _answer_cost(out, await server.get("/v1/tools/cost"))
 
 
-@click.command()
+@click.command(short_help="Tokens that tools take in a model's context window.")
 @at_server(_cost_at_server)
 @as_holder
 @over_home
@@ -57,7 +57,7 @@ async def _affordances_at_server(server: Server, out: Output, /, words: tuple[st
     return _answer_affordances(out, await server.get("/v1/tools/affordances", budget=budget, q=" ".join(words)))
 
 
-@click.command()
+@click.command(short_help="The text that offers tools to a model, within a budget.")
 @at_server(_affordances_at_server)
 @click.argument("words", nargs=-1)
 @click.option("--budget", type=click.IntRange(0, 100_000_000), required=True, help="How many tokens at most.")
@@ -93,7 +93,7 @@ async def _schema_at_server(server: Server, out: Output, /, tool: str, pointer: 
     return _answer_schema(out, await server.get(f"/v1/tools/{part(tool)}/schema", at=pointer))
 
 
-@click.command()
+@click.command(short_help="The input schema of a tool, or a part of it.")
 @at_server(_schema_at_server)
 @click.argument("tool")
 @click.argument("pointer", default="")

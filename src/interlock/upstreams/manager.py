@@ -271,20 +271,20 @@ async def _otherwise(catalog: Catalog, known: Upstream, one: Offered) -> dict[st
 def _new(
     others: Sequence[Upstream], name: str, kind: str, config: Json, overlay: Json | None, now_ms: int, by: str
 ) -> Upstream:
-    """Return an upstream that can be added beside the others; E3004 or E3103 for a name that it cannot have."""
+    """Return an upstream that can be added beside the others; E3004 or E3411 for a name that it cannot have."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise Failure("E3004", "an upstream is named by up to 63 of `a-z 0-9 _ -`, a letter first; not `interlock`")
     for one in others:
         if one.name == name:
             raise Failure(
-                "E3103",
+                "E3411",
                 f"there is an upstream `{name}` already",
                 resolution=f"look at it again: interlock upstream refresh {name}; or remove it first:"
                 f" interlock upstream remove {name}",
             )
         if _alike(one.name) == _alike(name):
             words = f"`{name}` could be taken for the upstream `{one.name}`"
-            raise Failure("E3103", words, resolution="name it otherwise")
+            raise Failure("E3411", words, resolution="name it otherwise")
     return Upstream.new(name, kind, config, stored_overlay(overlay), now_ms, by)
 
 

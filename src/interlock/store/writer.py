@@ -51,6 +51,7 @@ class Waiting(Generic[T]):
     error: BaseException | None = None
 
 
+# many methods: the steps of a commit on one connection, which no other object may use
 class Writer:
     """The connection of a process that writes to its home."""
 

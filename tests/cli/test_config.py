@@ -13,7 +13,7 @@ from interlock import Failure, Interlock
 from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.default_settings import defaults_if_unstated
 from interlock.settings import Settings, effective_settings, load_settings, variable
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 OPEN = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
 

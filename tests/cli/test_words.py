@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 FAILING = '''
 from typing import Annotated

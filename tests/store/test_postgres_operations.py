@@ -25,7 +25,7 @@ from interlock.store import copying, facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at, restored_home
 from tests import sample
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 from tests.thorough import THOROUGH
 

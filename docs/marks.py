@@ -15,6 +15,8 @@ OF_CLAUSES = ("proves", "supports", "part_of")
 MARKS = (*OF_CLAUSES, "shows")
 # A mark of the whole module, and of each test of a Hypothesis state machine, is listed under the module.
 WHOLE_MODULE = ""
+SHARED = Path(__file__).parents[1] / "tests" / "support"
+SHARED_NAME = "tests.support"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +44,33 @@ def marks_of(tests: Path, *kinds: str) -> Iterator[tuple[str, Mark]]:
 @functools.cache
 def _of_source(source: str) -> tuple[Mark, ...]:
     """The marks of one test module, read once: there are hundreds of them, and several pages and tests ask."""
-    if not any(f"mark.{kind}" in source for kind in MARKS):
+    if not any(f"mark.{kind}" in source for kind in MARKS) and not any(module in source for module in _with_marks()):
         return ()
     return tuple(marks_in(source))
 
 
+@functools.cache
+def _with_marks() -> tuple[str, ...]:
+    """The modules of `tests/support` that keep marks under names, which test modules import."""
+    found = (path for path in SHARED.glob("*.py") if any(f"pytest.mark.{kind}(" in path.read_text() for kind in MARKS))
+    return tuple(f"{SHARED_NAME}.{path.stem}" for path in found)
+
+
 def marks_in(source: str) -> Iterator[Mark]:
-    """The marks of one test module: on a test, on all tests of the module, or kept under a name and used there."""
+    """The marks of one test module: on a test, on all tests of the module, or kept under a name and used there.
+
+    A name can also be imported from a module of `tests/support`.
+    """
     tree = ast.parse(source)
-    texts = dict(_texts(tree))
-    kept = {
-        target.id: statement.value
-        for statement in tree.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    }
+    kept, texts = _names(tree)
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{SHARED_NAME}."):
+            shared_kept, shared_texts = _shared((statement.module or "").rpartition(".")[2])
+            for one in statement.names:
+                if one.name in shared_kept:
+                    kept[one.asname or one.name] = shared_kept[one.name]
+                if one.name in shared_texts:
+                    texts[one.asname or one.name] = shared_texts[one.name]
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for decorated in ast.walk(statement):
@@ -86,6 +99,24 @@ def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str
         names = tuple(text for argument in part.args if (text := _text(argument, texts)) is not None)
         rest = next((_text(keyword.value, texts) for keyword in part.keywords if keyword.arg == "rest"), None)
         yield Mark(kind, names[:1] if kind == "part_of" else names, rest, test)
+
+
+@functools.cache
+def _shared(module: str) -> tuple[dict[str, ast.expr], dict[str, str]]:
+    """What the names of a module of `tests/support` stand for."""
+    return _names(ast.parse((SHARED / f"{module}.py").read_text()))
+
+
+def _names(tree: ast.Module) -> tuple[dict[str, ast.expr], dict[str, str]]:
+    """The names that a module assigns at its level, with their values, and those that are texts."""
+    kept = {
+        target.id: statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+    return kept, dict(_texts(tree))
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import tomllib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from pathlib import Path
@@ -24,11 +23,12 @@ from interlock.data import canonical
 from interlock.store import changes
 from interlock.store.writer import Writer
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
+from tests.sample import TOOLS
 from tests.support import postgres, redis, surroundings, zygotes
+from tests.support.ledger import requirement_ids
 
 surroundings.settle()
 zygotes.share()
-LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.
 # `./dev test --thorough` tries new ones, and many more of them.
@@ -44,12 +44,6 @@ hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_
 if not thorough.THOROUGH:
     thorough.without_constants_of_the_source()
 hypothesis.settings.load_profile("thorough" if thorough.THOROUGH else "ci" if os.environ.get("CI") else "search")
-
-
-def requirement_ids() -> set[str]:
-    """Every clause id of the ledger."""
-    files = (tomllib.loads(path.read_text()) for path in sorted(LEDGER.glob("*.toml")))
-    return {requirement["id"] for file in files for requirement in file["requirement"]}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -299,9 +293,6 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
             assert not os.environ.get("CI"), "the walk is not compiled: is there a C compiler, and did ./dev sync run?"
             pytest.skip("the walk is not compiled: there was no C compiler when ./dev sync ran")
         yield
-
-
-TOOLS = (sample.add, sample.shout, sample.echo, sample.increment, sample.send, sample.unsteady)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

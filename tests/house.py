@@ -22,6 +22,12 @@ SOURCE = ROOT / "src" / "interlock"
 PACKAGE = "interlock"
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 MOST_METHODS = 15
+# An import from `tests`, or from a package around a module; and the names of modules that pytest loads by itself.
+IMPORT_OF_TESTS = re.compile(
+    r"^[ \t]*(?:from[ \t]+(?:tests|\.)[\w.]*[ \t]+import[ \t]+(?:\([^)]*\)|[^\n]*)|import[ \t]+tests[^\n]*)",
+    re.MULTILINE,
+)
+OF_TESTS = re.compile(r"\b(?:test_\w+|conftest)\b")
 # Says beside a class why it has more methods than others.
 REASON = "# many methods:"
 # Says beside a list or dictionary at the level of a module why it is there.
@@ -173,6 +179,22 @@ def synchronous_reads(module: Module) -> int:
     """How often a module uses the store's synchronous reader, `journal.reader`, or an attribute that it keeps it in."""
     names = [node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
     return names.count("reader") + names.count("_reader") if "reader" in names else 0
+
+
+def imports_of_tests() -> list[str]:
+    """Imports of a `test_*.py` or `conftest.py` by other modules of the tests, each with its place.
+
+    They are looked for in the text: to parse all tests takes seconds, and some are in programs that a test starts. Such
+    a program may import the module of its own test.
+    """
+    found: list[str] = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text, own = path.read_text(), ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for one in IMPORT_OF_TESTS.finditer(text):
+            said = " ".join(one[0].split())
+            if OF_TESTS.search(said) and not re.search(rf" {re.escape(own)}\b", said.replace(" import ", ".")):
+                found.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, one.start()) + 1}: {said}")
+    return found
 
 
 def sentences_with(words: Iterable[str]) -> list[str]:

@@ -14,9 +14,8 @@ from contextlib import suppress
 import pytest
 from hypothesis.internal import charmap
 
-from tests.doors.conformance import test_conformance
 from tests.integrations.environment import libraries_python
-from tests.support import surroundings
+from tests.support import conformance, surroundings
 from tests.upstreams.mcp_servers.real import ROOT, environment, node_server
 
 # What the programs of each environment import. Those of thorough runs are left to them.
@@ -33,7 +32,7 @@ def _python(name: str) -> str:
 
 PROGRAMS: tuple[Callable[[], object], ...] = (
     lambda: node_server("server-everything"),
-    lambda: test_conformance.program("@modelcontextprotocol/conformance", ""),
+    lambda: conformance.program("@modelcontextprotocol/conformance", ""),
 )
 
 

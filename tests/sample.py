@@ -132,6 +132,9 @@ async def _(name: str) -> None:
     return None
 
 
+TOOLS = (add, shout, echo, increment, send, unsteady)
+
+
 def reset() -> None:
     """Forget what earlier tests did."""
     world.__init__()

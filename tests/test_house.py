@@ -111,3 +111,8 @@ def test_reads_of_the_store_are_awaited():
     above = [one for one in house.modules().values() if not one.name.startswith("interlock.store")]
     counts = {one.name: count for one in above if (count := house.synchronous_reads(one))}
     assert counts == {name: most for name, (most, _) in SYNCHRONOUS.items()}
+
+
+def test_no_module_imports_a_test_module():
+    """What several test files use is in `tests/support`, or a fixture of a `conftest.py`."""
+    assert house.imports_of_tests() == []

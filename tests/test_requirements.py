@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate, marks
-from tests.conftest import requirement_ids
+from tests.support.ledger import requirement_ids
 
 TESTS = Path(__file__).parent
 
@@ -73,6 +73,15 @@ TestMachine = pytest.mark.proves("A-6")(Machine.TestCase)
 )
 def test_marks_are_found_however_they_are_written(mark: marks.Mark) -> None:
     assert mark in set(marks.marks_in(MODULE))
+
+
+def test_a_mark_that_is_kept_in_a_shared_module_counts_where_it_is_imported() -> None:
+    (kept,) = marks.marks_in("from tests.support.mcp import DOOR as HERE\n\n@HERE\ndef test_one(): ...")
+    assert (kept.kind, kept.names, kept.test) == ("part_of", ("OPS-02",), "test_one")
+    assert kept.rest is not None
+    source = "from tests.support.office import REG_14\n@pytest.mark.part_of('REG-14', rest=REG_14)\ndef test_one(): ..."
+    (said,) = marks.marks_in(source)
+    assert said.rest is not None
 
 
 def test_a_mark_that_marks_nothing_does_not_count() -> None:

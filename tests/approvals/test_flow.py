@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import pytest
 import pytest_asyncio
 
 from interlock import (
     Caller,
-    Change,
-    Context,
     Effect,
     Failure,
     Field,
@@ -48,59 +44,28 @@ from interlock.gateway.hooks import Seen
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
-from tests.support.calls import admit
+from tests.support.calls import admit, code, records
 from tests.support.identities import AGENT, USER
 from tests.support.stores import first_inserted
+from tests.support.tickets import (
+    ADA,
+    ANN,
+    ANYTHING,
+    BEN,
+    BOT,
+    DAY,
+    EVE,
+    MAY,
+    Private,
+    Text,
+    ask,
+    opened,
+    outbox,
+    refusal,
+    ticket_of,
+)
 
 Json = dict[str, Any]
-Text = Annotated[str, Field(description="any text", examples=["hello"])]
-Private = Annotated[
-    str, Field(description="for nobody else", examples=["x"], json_schema_extra={"x-sensitivity": "pii"})
-]
-
-DAY = 86_400
-ANN = "local:ann"
-BEN = Caller(id="local:ben", groups=frozenset({"approvers"}))
-MAY = Caller(id="local:may", groups=frozenset({"managers"}))
-ADA = Caller(id="local:ada", groups=frozenset({"admins"}))
-EVE = Caller(id="local:eve", groups=frozenset({"staff"}))
-BOT = Caller(id="did:example:bot", kind="agent", groups=frozenset({"approvers"}))
-CHANNELS = [{"name": "chat", "url": "json://127.0.0.1:9/{secret}", "secret": "chat", "allow_private": True}]
-ANYTHING = "permit (principal, action, resource);\n"
-
-
-class Outbox:
-    """What the tools of these tests have sent, and what they claim to have sent instead of the truth."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, str]] = []
-        self.claim: str | None = None
-        self.undone: list[str] = []
-        self.checks: list[Callable[[], None]] = []  # what happens while an input is checked, one by one
-
-
-outbox = Outbox()
-
-
-@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:{to}", "CREATE")])
-async def mail(ctx: Context, to: Text, note: Private = "none") -> str:
-    """Send a mail with a private note."""
-    outbox.sent.append((to, note))
-    ctx.effect(f"mail:{outbox.claim or to}", "CREATE", after=to)
-    return to
-
-
-@mail.preview
-async def _(to: str, note: str) -> Preview:
-    change = Change(resource=f"mail:{to}", operation="CREATE", after=to)
-    return Preview(effects=(change,), preconditions={"reachable": True}, impact=f"{to} would read {note}")
-
-
-@mail.check
-def _(to: str, note: str) -> list[str]:
-    if outbox.checks:
-        outbox.checks.pop(0)()
-    return ["nobody is called nobody"] if to == "nobody" else []
 
 
 @tool(
@@ -116,27 +81,6 @@ async def newer_mail(to: Text, note: Private = "none") -> str:
 @newer_mail.preview
 async def _(to: str, note: str) -> Preview:
     return Preview(impact=f"{to} would get a mail")
-
-
-@tool(
-    version="1.0.0",
-    mutation_class="write_reversible",
-    namespace="demo",
-    effects=[Effect("mail:{to}", "UPDATE")],
-)
-async def forward(ctx: Context, to: Text) -> str:
-    """Send a mail on by means of another tool."""
-    return await ctx.call("demo.mail", to=to, key=f"nested-{to}")
-
-
-@forward.preview
-def _(to: str) -> Preview:
-    return Preview(impact=f"{to} would get something")
-
-
-@forward.compensate
-async def _(result: str) -> None:
-    outbox.undone.append(result)
 
 
 @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:{to}", "CREATE")])
@@ -167,15 +111,6 @@ async def _(to: str | None) -> Preview:
     return Preview(impact="a mail would be sent")
 
 
-@asynccontextmanager
-async def opened(home: Path, clock: FakeClock, **settings: Any) -> AsyncGenerator[Interlock]:
-    """A home with the tools of these tests, whose time is the clock's and which does nothing by itself."""
-    given: Json = {"caller": ANN, "housekeeping": False, "channels": CHANNELS}
-    async with Interlock.open(home, clock=clock.clock, **(given | settings)) as lock:
-        await admit(lock, mail, forward, sample.increment, sample.send, sample.add)
-        yield lock
-
-
 @pytest.fixture
 def clock() -> FakeClock:
     outbox.__init__()
@@ -191,33 +126,8 @@ async def lock(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
     assert verdict.intact, verdict.faults
 
 
-def ticket_of(result: Result) -> str:
-    assert result.pending, result.error
-    return result.metadata["pending"]["ticketId"]
-
-
-def code(result: Result) -> str | None:
-    return None if result.error is None else result.error.code
-
-
-def records(lock: Interlock, kind: str) -> list[Json]:
-    rows = lock.journal.reader.all("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
-    return [orjson.loads(body) for (body,) in rows]
-
-
 def acts(lock: Interlock) -> list[str]:
-    return [record["act"] for record in records(lock, "approval")]
-
-
-async def refusal(attempt: Any) -> Failure:
-    with pytest.raises(Failure) as refused:
-        await attempt
-    return refused.value
-
-
-async def ask(lock: Interlock, to: str = "carl", key: str = "k", **options: Any) -> str:
-    """Ask for a mail; the ticket."""
-    return ticket_of(await lock.call("demo.mail", to=to, key=key, **options))
+    return [record["act"] for record in records(lock, kind="approval")]
 
 
 # Asking
@@ -246,7 +156,7 @@ async def test_a_gated_call_opens_a_ticket_and_answers_pending_with_nothing_run(
     assert ticket["params"]["to"] == "carl"
     assert ticket["preview"]["preconditions"] == {"reachable": True}
     assert ticket["preview"]["predicted_effects"][0]["resource"] == "mail:carl"
-    [record] = records(lock, "pending")
+    [record] = records(lock, kind="pending")
     assert record["states"][-1] == "awaiting_approval"
     assert (record["approvalTicketId"], record["authDecision"]) == (ticket["id"], "REQUIRES_APPROVAL")
     assert "tool.permission.requested" in events
@@ -345,7 +255,7 @@ async def test_an_approved_call_goes_on_as_the_same_call_and_runs_once(lock: Int
     assert result.unwrap() == "carl"
     assert result.invocation_id == pending.invocation_id
     assert outbox.sent == [("carl", "none")]
-    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    [closed] = [one for one in records(lock, kind="closed") if one["call"] == pending.invocation_id]
     assert closed["approvalTicketId"] == ticket.id
     assert closed["states"] == [
         "planned", "selected", "arguments_ready", "awaiting_approval", "approved", "queued", "running", "succeeded",
@@ -368,7 +278,7 @@ async def test_a_denied_call_ends_with_approval_rejected_and_never_runs(lock: In
         assert result.error is not None
         assert result.error.row.error_class == "approval_rejected"
         assert "not today" in result.error.message
-    [closed, *_] = records(lock, "closed")
+    [closed, *_] = records(lock, kind="closed")
     assert (closed["call"], closed["error_class"]) == (pending.invocation_id, "approval_rejected")
     assert (await refusal(lock.approvals.approve(ticket_of(pending), by=BEN))).code == "E3411"
     assert (await refusal(lock.approved_calls.resume(ticket_of(pending)))).code == "E3209"
@@ -408,7 +318,9 @@ async def test_a_scope_that_is_taken_away_while_a_call_waits_is_missed_when_it_g
         assert result.error is not None
         assert (result.error.code, result.error.row.error_code) == ("E3206", "AUTHORIZATION_DENIED")
         assert (await lock.approvals.show(ticket.id)).state == "VOID"
-        assert [one["status"] for one in records(lock, "closed") if one["call"] == pending.invocation_id] == ["ERROR"]
+        assert [one["status"] for one in records(lock, kind="closed") if one["call"] == pending.invocation_id] == [
+            "ERROR"
+        ]
         # Given back, the scope does not bring the approval back.
         say('"mail:send"')
         clock.advance(1)
@@ -459,7 +371,7 @@ async def test_only_a_person_who_was_told_decides_and_every_other_attempt_is_on_
             lock.approvals.deny(ticket, by=by),
         ):
             assert (await refusal(attempt)).code == "E3206", by.id
-    refused = [record for record in records(lock, "approval") if record["act"] == "refused"]
+    refused = [record for record in records(lock, kind="approval") if record["act"] == "refused"]
     assert [record["by"] for record in refused] == [by.acting for by in intruders for _ in range(3)]
     assert {record["approvalTicketId"] for record in refused} == {ticket}
     assert (await lock.approvals.show(ticket)).state == "PENDING"
@@ -508,9 +420,9 @@ async def test_a_late_approval_is_refused_and_silence_is_a_no(lock: Interlock, c
     assert code(await lock.call("demo.mail", to="carl", key="just")) == "E3209"
     assert (await lock.approvals.show(just)).state == "LAPSED"
     assert outbox.sent == []
-    assert sorted(one["approvalTicketId"] for one in records(lock, "closed") if one["source"] == "synthetic") == sorted(
-        [just, late]
-    )
+    assert sorted(
+        one["approvalTicketId"] for one in records(lock, kind="closed") if one["source"] == "synthetic"
+    ) == sorted([just, late])
 
 
 @pytest.mark.proves("HITL-04")
@@ -580,7 +492,7 @@ async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: 
             assert [step for (step,) in told] == list(range(reached)), moment
             assert (await lock.approvals.show(ticket)).state == ("PENDING" if moment < lasts_s else "AUTO_DENIED")
     async with opened(home, clock, **settings) as lock:
-        escalated = [one for one in records(lock, "approval") if one["act"] == "escalated"]
+        escalated = [one for one in records(lock, kind="approval") if one["act"] == "escalated"]
         assert [one["step"] for one in escalated] == list(range(1, len(due)))
         assert [one["timestamp"] for one in escalated] == [iso(began + round(at * 1000) + 1) for at in due[1:]]
         assert acts(lock).count("auto_denied") == 1
@@ -705,7 +617,7 @@ async def test_another_input_another_policy_or_another_version_voids_an_approval
     assert (await lock.approved_calls.resume(going_on)).tool == "demo.mail@1.0.0"
     assert outbox.sent == [("carl", "none")]
     # What was given up is closed; what goes on under a new ticket is still the same call.
-    closed = {record["call"] for record in records(lock, "closed")}
+    closed = {record["call"] for record in records(lock, kind="closed")}
     assert {(await lock.approvals.show(ticket)).call in closed for ticket in (argument, private, agent, version)} == {
         True
     }
@@ -747,12 +659,12 @@ async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_o
     assert "dora" in str(document["edit"]["preview"])
     assert "dora" not in str(document["preview"])
     assert "-private" not in str(document)
-    [approved] = [one for one in records(lock, "approval") if one["act"] == "approved"]
+    [approved] = [one for one in records(lock, kind="approval") if one["act"] == "approved"]
     assert approved["user_modified"]
     assert approved["edited"].keys() == {"sha256"}
     assert approved["editedArguments"] == ["note", "to"]
     # The caller's own input is what its key stands for.
-    [waiting], [intent] = records(lock, "pending"), records(lock, "intent")
+    [waiting], [intent] = records(lock, kind="pending"), records(lock, kind="intent")
     assert waiting["inputHash"] == intent["inputHash"]
     again = await lock.call("demo.mail", to="carl", note="first-private", key="k")
     assert (again.replayed, again.metadata["input_mutations"]) == (True, result.metadata["input_mutations"])
@@ -844,7 +756,7 @@ async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_
     assert (await lock.approvals.show(ticket)).state == "VOID"
     after = [one.id for one in await lock.approvals.list(every=True)]
     assert after == tickets, "no ticket is made for a call that has ended"
-    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    [closed] = [one for one in records(lock, kind="closed") if one["call"] == pending.invocation_id]
     assert closed["status"] == "ERROR"
     assert (await lock.call("demo.mail", to="carl", note="a", key="again")).pending, "a person is asked anew"
 
@@ -875,7 +787,7 @@ async def test_a_reviewers_edit_is_judged_by_the_policy_like_any_input(lock: Int
     assert code(await lock.approved_calls.resume(ticket_of(pending))) == "E3206"
     assert (await lock.approvals.show(ticket_of(pending))).state == "VOID"
     assert outbox.sent == []
-    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    [closed] = [one for one in records(lock, kind="closed") if one["call"] == pending.invocation_id]
     assert closed["status"] == "ERROR"
 
 
@@ -982,7 +894,7 @@ async def test_a_call_that_was_cut_off_is_closed_under_its_approval(tmp_path: Pa
             lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
         )
         await lock.journal.commit(idempotency.find_orphans(lock.instance.alive))
-        assert records(lock, "closed")[-1].get("approvalTicketId") == ticket
+        assert records(lock, kind="closed")[-1].get("approvalTicketId") == ticket
 
 
 async def test_an_approval_is_spent_though_the_key_is_free_again(lock: Interlock, clock: FakeClock) -> None:
@@ -1061,8 +973,8 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
     assert sum(result.ok for result in results) == len(outbox.sent) == 20
     assert sum(result.pending for result in results) == 30
     assert [found.used for found in await lock.standing_approvals.list()] == [20]
-    intents = records(lock, "intent")
-    closed = [record for record in records(lock, "closed") if record["status"] == "SUCCESS"]
+    intents = records(lock, kind="intent")
+    closed = [record for record in records(lock, kind="closed") if record["status"] == "SUCCESS"]
     for cited in (intents, closed):
         assert [record["approvalTicketId"] for record in cited] == [standing.id] * 20
     ran_as = {result.invocation_id for result in results if result.ok}
@@ -1081,7 +993,7 @@ async def test_a_use_whose_tool_fails_cites_the_standing_approval_too(lock: Inte
     )
     failed = await lock.call("demo.misdirected", to="carl", key="k")
     assert (failed.state, code(failed)) == ("failed", "E3411")
-    told = (*records(lock, "intent"), *records(lock, "closed"))
+    told = (*records(lock, kind="intent"), *records(lock, kind="closed"))
     assert [(one["call"], one["approvalTicketId"]) for one in told] == [(failed.invocation_id, standing.id)] * 2
     assert [found.used for found in await lock.standing_approvals.list()] == [1]
 
@@ -1098,7 +1010,7 @@ async def test_a_read_that_a_person_must_agree_to_cites_the_standing_approval(
     )
     result = await lock.call("demo.looked_up", name="bob")
     assert result.ok, result
-    (closed,) = [one for one in records(lock, "closed") if one["call"] == result.invocation_id]
+    (closed,) = [one for one in records(lock, kind="closed") if one["call"] == result.invocation_id]
     assert closed["approvalTicketId"] == standing.id
     assert [found.used for found in await lock.standing_approvals.list()] == [1]
 
@@ -1142,7 +1054,7 @@ async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_i
     assert (await refusal(lock.approvals.approve(ticket.id, by=BEN))).code.startswith("E3")
     await lock.approvals.sweep()
     assert len(outbox.sent) == 1
-    ended = [record for record in records(lock, "closed") if record["call"] == pending.invocation_id]
+    ended = [record for record in records(lock, kind="closed") if record["call"] == pending.invocation_id]
     assert len(ended) == 1
 
 
@@ -1257,7 +1169,7 @@ async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen
     assert outbox.sent == []
     after = lock.journal.reader.all("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
     assert after == before
-    [closed] = records(lock, "closed")
+    [closed] = records(lock, kind="closed")
     assert (closed["operation"], closed["source"], closed["sideEffects"]) == ("preview", "preview", [])
     # The same call for real does what was said, and no difference is noted.
     ticket = await ask(lock)
@@ -1265,7 +1177,7 @@ async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen
     real = await lock.approved_calls.resume(ticket)
     assert "previewDifferences" not in real.metadata
     assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 0
-    assert records(lock, "closed")[-1]["sideEffects"] == [{"resource": "mail:carl", "operation": "CREATE"}]
+    assert records(lock, kind="closed")[-1]["sideEffects"] == [{"resource": "mail:carl", "operation": "CREATE"}]
 
 
 # A tool that is shipped from now on is called here too.
@@ -1296,12 +1208,12 @@ async def test_a_shipped_tool_does_what_its_dry_run_said_and_nothing_before(
     preview = (await lock.call(shipped.manifest.address, given, dry_run=True)).unwrap()
     assert digest_of_state() == before
     assert preview.keys() >= {"predicted_effects", "preconditions", "impact"}
-    assert records(lock, "closed")[-1]["operation"] == "preview"
+    assert records(lock, kind="closed")[-1]["operation"] == "preview"
     pending = await lock.call(shipped.manifest.address, given, key="k")
     await lock.approvals.approve(ticket_of(pending), by=BEN)
     assert (await lock.approved_calls.resume(ticket_of(pending))).ok
     assert digest_of_state() != before
-    done = [(one["affectedResource"], one["mutationType"], one["newValue"]) for one in records(lock, "mutation")]
+    done = [(one["affectedResource"], one["mutationType"], one["newValue"]) for one in records(lock, kind="mutation")]
     assert done == [(one["resource"], one["operation"], one["after"]) for one in preview["predicted_effects"]]
 
 
@@ -1332,7 +1244,7 @@ async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_the
     ticket = await ask(lock)
     seen = (await lock.approvals.approve(ticket, by=BEN)).preview
     assert (await lock.approved_calls.resume(ticket)).ok
-    (change,) = records(lock, "mutation")
+    (change,) = records(lock, kind="mutation")
     assert (change["approvalTicketId"], change["approvedBy"]) == (ticket, BEN.id)
     assert change["previewDigest"] == digest(seen)
     # Whoever agreed in advance agreed to bounds, and saw no preview.
@@ -1341,7 +1253,7 @@ async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_the
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
     assert (await lock.call("demo.mail", to="dora", key="k2")).ok
-    change = records(lock, "mutation")[-1]
+    change = records(lock, kind="mutation")[-1]
     assert (change["approvalTicketId"], change["approvedBy"]) == (standing.id, BEN.id)
     assert change["previewDigest"] is None
 
@@ -1356,7 +1268,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
     assert result.metadata["previewDifferences"] == [
         "CREATE of mail:carl/archive was not in the preview", "1 previewed changes were not made"
     ]  # fmt: skip
-    assert records(lock, "closed")[-1]["previewDifferences"] == result.metadata["previewDifferences"]
+    assert records(lock, kind="closed")[-1]["previewDifferences"] == result.metadata["previewDifferences"]
     assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 1
 
 
@@ -1379,8 +1291,8 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     unknown = await lock.call("demo.add", a=1, token="no.such.token")
     assert (allowed.ok, code(denied), edited.ok) == (True, "E3206", True)
     found: dict[str, list[Json]] = {}
-    approvals = records(lock, "approval")
-    for record in (*records(lock, "pending"), *records(lock, "closed")):
+    approvals = records(lock, kind="approval")
+    for record in (*records(lock, kind="pending"), *records(lock, kind="closed")):
         document = decision_of(record, approvals)
         if document is None:
             assert (record["call"], record["authDecision"]) == (faulty.invocation_id, None)
@@ -1440,7 +1352,7 @@ async def test_the_facts_that_a_check_judges_are_stored_apart_with_the_version(l
         profile = permission_profile(contract).document()
         ToolPermissionProfile.parse(profile)
         assert shown(contract)["permission_profile"] == profile
-        declared = [one for one in records(lock, "registry") if one.get("tool") == contract.ref]
+        declared = [one for one in records(lock, kind="registry") if one.get("tool") == contract.ref]
         assert [one["permissionProfile"] for one in declared if one["event"] == "tool.declared"] == [profile]
         assert profile.keys() - {"sandbox_profile"} == {
             "schema_version", "profile_id", "risk", "data_access", "write_effects", "network_scope", "credentials",
@@ -1497,4 +1409,4 @@ async def test_a_standing_approval_keeps_no_private_value_and_a_comment_no_crede
     assert (await lock.approvals.show(ticket)).comment == "fine, with [REDACTED] for the desk"
     stored = lock.journal.reader.all("SELECT arguments FROM standing UNION ALL SELECT comment FROM ticket", ())
     assert "hunter2" not in str(stored)
-    assert not any("abcdefghijklmnop" in str(record) for record in records(lock, "approval"))
+    assert not any("abcdefghijklmnop" in str(record) for record in records(lock, kind="approval"))

@@ -26,9 +26,9 @@ from interlock import (
 )
 from interlock.gateway.hooks import Seen
 from interlock.testing import FakeClock
-from tests.approvals.test_flow import BEN, DAY, ask, code, opened, outbox, records, refusal, ticket_of
 from tests.sample import Text
-from tests.support.calls import admit, until
+from tests.support.calls import admit, code, records, until
+from tests.support.tickets import BEN, DAY, ask, opened, outbox, refusal, ticket_of
 
 Json = dict[str, Any]
 Read = Annotated[str, Field(description="the version that was read", examples=["1"])]
@@ -201,7 +201,7 @@ async def test_silence_ends_a_call_with_approval_rejected(lock: Interlock, clock
     pending = await lock.call("demo.mail", to="carl", key="k")
     clock.advance(DAY)
     await lock.approvals.sweep()
-    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    [closed] = [one for one in records(lock, kind="closed") if one["call"] == pending.invocation_id]
     assert closed["error_class"] == "approval_rejected"
     for result in (await lock.wait(pending), await lock.call("demo.mail", to="carl", key="k")):
         assert result.error is not None
@@ -240,12 +240,12 @@ async def test_an_approval_is_of_the_input_as_the_hooks_left_it(lock: Interlock)
     assert (shown["params"]["to"], shown["input_digest"]) == ("xaver", seen)
     assert [change["resource"] for change in shown["preview"]["predicted_effects"]] == ["mail:xaver"]
     await lock.approvals.approve(ticket, by=BEN)
-    [agreed] = [one for one in records(lock, "approval") if one["act"] == "approved"]
+    [agreed] = [one for one in records(lock, kind="approval") if one["act"] == "approved"]
     assert agreed["digest"] == seen
     assert (await lock.approved_calls.resume(ticket)).ok
     assert outbox.sent == [("xaver", "none")]
     # The caller's own input stays on record as it was sent.
-    [intent] = records(lock, "intent")
+    [intent] = records(lock, kind="intent")
     assert (intent["approvalTicketId"], intent["inputHash"]) == (ticket, sha256({"to": "carl"}))
     assert (await lock.approvals.show(ticket)).document()["input_digest"] == seen
 

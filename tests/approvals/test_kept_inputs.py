@@ -14,10 +14,10 @@ from interlock.core.errors import Failure
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
-from tests.approvals.test_flow import ANN, BEN, DAY, code, opened, outbox, ticket_of
-from tests.gateway.test_inputs import CANARY
-from tests.support.calls import records
+from tests.support.calls import code, records
+from tests.support.private import CANARY
 from tests.support.stores import contents
+from tests.support.tickets import ANN, BEN, DAY, opened, outbox, ticket_of
 
 Json = dict[str, Any]
 SENT: Json = {"to": "carl"}

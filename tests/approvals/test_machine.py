@@ -20,9 +20,9 @@ from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.approvals.test_flow import ADA, ANN, ANYTHING, BEN, BOT, CHANNELS, EVE, MAY, Text
 from tests.support.calls import admit
 from tests.support.stores import first_inserted
+from tests.support.tickets import ADA, ANN, ANYTHING, BEN, BOT, CHANNELS, EVE, MAY, Text
 
 T = TypeVar("T")
 ZOE = "local:zoe"

@@ -34,8 +34,8 @@ from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import warm
-from tests.approvals.test_webhook import OLDER, SECRET, Answer, Names, Receiver
 from tests.support.stores import bury
+from tests.support.webhooks import OLDER, SECRET, Answer, Names, Receiver
 
 TOLD = pytest.mark.supports("HITL-06")
 ONCE = pytest.mark.supports("HITL-05")

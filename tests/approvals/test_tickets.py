@@ -23,7 +23,7 @@ from interlock.contract.manifest import Approval, ApprovalStep
 from interlock.gateway.preview_diff import predicted_changes, preview_differences
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
-from tests.approvals.test_flow import ANN, BEN, ask, opened
+from tests.support.tickets import ANN, BEN, ask, opened
 
 
 @pytest.mark.proves("HITL-05")

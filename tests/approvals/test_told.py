@@ -16,7 +16,7 @@ from interlock.approvals.notify import undelivered
 from interlock.approvals.webhook import verify
 from interlock.testing import FakeClock
 from tests import sample
-from tests.approvals.test_webhook import SECRET, Answer, Receiver
+from tests.support.webhooks import SECRET, Answer, Receiver
 
 pytestmark = pytest.mark.proves("HITL-06")
 

@@ -8,66 +8,22 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 import pytest
 
-from interlock import Caller
 from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import purge
-from interlock.authority.identities import Identity
 from interlock.settings import Settings
 from interlock.store.connection import Connection
-from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.approvals.test_flow import ANN, BEN, ask, opened
+from tests.support.histories import World, make
 from tests.support.identities import AGENT, USER
 from tests.support.stores import unguarded
 
-ROOT = Caller(id="local:root", scopes=frozenset({"tokens:issue"}))
 FORGED = "UPDATE ticket SET state = 'APPROVED', resolved_by = 'local:ghost', resolved_ms = created_ms WHERE id = '{}'"
-
-
-@dataclass
-class World:
-    """A home in which authority was given, changed, used and taken."""
-
-    home: Home
-    waiting: str
-    approved: str
-    denied: str
-    used: str
-    standing: str
-
-
-async def make(path: Path, clock: FakeClock, *, in_advance: bool = True) -> World:
-    """Live a history; `in_advance` says whether a standing approval is part of it."""
-    async with opened(path, clock) as lock:
-        await lock.identities.register(Identity(did=AGENT, name="bot", trust=10, groups=frozenset({"staff"})), by="ann")
-        await lock.identities.update(Identity(did=AGENT, name="bot", trust=20, groups=frozenset({"b", "a"})), by="ann")
-        await lock.identities.register(Identity(did=USER, kind="human", name="u"), by="ann")
-        await lock.identities.revoke(USER, reason="left", by="ann")
-        await lock.tokens.rotate_key("EdDSA", by=ROOT, first=True)
-        await lock.tokens.revoke(await lock.tokens.issue(subject=AGENT, by=ROOT), reason="lost", by=ROOT)
-        await lock.tokens.revoke("did:web:elsewhere.example", reason="not one of ours", by=ROOT, unseen=True)
-        tickets = [await ask(lock, to=f"t{number}", key=f"k{number}") for number in range(4)]
-        await lock.approvals.approve(tickets[1], by=BEN)
-        await lock.approvals.deny(tickets[2], by=BEN, comment="no")
-        await lock.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
-        assert (await lock.approved_calls.resume(tickets[3])).ok
-        standing = ""
-        if in_advance:
-            given = await lock.standing_approvals.grant(
-                "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
-                expires_ms=clock.now_ms + 60_000,
-            )  # fmt: skip
-            standing = given.id
-            assert (await lock.call("demo.mail", to="team-a", key="s")).ok
-    waiting, approved, denied, used = tickets
-    return World(home_at(path), waiting, approved, denied, used, standing)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,47 +27,15 @@ from interlock.core.clock import Clock
 from interlock.data.canonical import digest
 from interlock.settings import Settings
 from interlock.store import layout
-from interlock.store.connection import Connection
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.signing import Signer
-from interlock.testing import FakeClock
 from tests.support import forked
+from tests.support.chains import EARLIER, Account, Copy, count, echo, make_home, post
 from tests.support.stores import address_of, opened, unguarded
 
 CANARY = "canary-7f3a"
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-Account = Annotated[str, Field(description="ledger account", examples=["cash"])]
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
-async def echo(account: Account) -> dict[str, str]:
-    """Give back what was sent."""
-    return {"account": account}
-
-
-@tool(
-    version="1.0.0",
-    mutation_class="write_reversible",
-    namespace="demo",
-    effects=[Effect("balance:total", "UPDATE")],
-)
-def post(
-    ctx: Context, account: Account, cents: Annotated[int, Field(description="amount", examples=[250])]
-) -> dict[str, Any]:
-    """Post an amount to an account."""
-    ctx.effect("balance:total", "UPDATE", before=0, after=cents)
-    return {"account": account, "balance": cents}
-
-
-@post.preview
-async def _(account: str, cents: int) -> Preview:
-    return Preview(impact=f"adds {cents} to {account}")
-
-
-@post.compensate
-async def _(entry: dict[str, Any]) -> None:
-    """Nothing to take back."""
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
@@ -82,45 +49,10 @@ async def fail(account: Account) -> dict[str, str]:
 # Homes
 
 
-async def make_home(path: Path) -> Home:
-    """A home with reads, writes, replays and failures, anchored in several places, all in one moment."""
-    async with Interlock.open(path, clock=FakeClock().clock) as lock:
-        await lock.add(echo, post)
-        for number in range(4):
-            await lock.call("demo.echo", account=f"a{number}")
-            await lock.call("demo.post", account="cash", cents=number, key=f"k{number}")
-            await lock.call("demo.post", account="cash", cents=number, key=f"k{number}")
-            lock.journal.anchor()
-        await lock.call("demo.nobody")
-    return home_at(path)
-
-
 @pytest.fixture(scope="module")
 def original() -> Iterator[Home]:
     with tempfile.TemporaryDirectory() as directory:
         yield asyncio.run(make_home(Path(directory)))
-
-
-@dataclass
-class Copy:
-    """A copy of a home that anything may be done to."""
-
-    home: Home
-    db: Connection
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        return self.db.execute("SELECT seq, kind, call, body, hash FROM journal ORDER BY seq").fetchall()
-
-    def verdict(self, **options: Any) -> Verdict:
-        return verify(self.home, **options)
-
-    def relink(self, start: int) -> None:
-        """Write all hashes from a record on anew, as somebody who knows the format would."""
-        row = self.db.execute("SELECT hash FROM journal WHERE seq = ?", (start - 1,)).fetchone()
-        head = row[0] if row else bytes(32)
-        for seq, body in self.db.execute("SELECT seq, body FROM journal WHERE seq >= ? ORDER BY seq", (start,)):
-            head = hashlib.sha256(head + seq.to_bytes(8, "big") + body).digest()
-            self.db.execute("UPDATE journal SET hash = ? WHERE seq = ?", (head, seq))
 
 
 def tampered(original: Home, act: Callable[[Copy], Any], *, guards: bool = True, **options: Any) -> Verdict:
@@ -142,11 +74,6 @@ def last_of_writes(home: Home) -> int:
     with opened(home) as db:
         query = "SELECT max(seq) FROM journal WHERE call IN (SELECT call FROM reservation)"
         return db.execute(query).fetchone()[0]
-
-
-def count(home: Home) -> int:
-    with opened(home) as db:
-        return db.execute("SELECT COUNT(*) FROM journal").fetchone()[0]
 
 
 def seqs(home: Home) -> st.SearchStrategy[int]:
@@ -592,11 +519,6 @@ def test_a_home_without_the_sums_of_payload_bytes_is_intact_and_nothing_hides_be
     assert fault.what == "the trigger `payload_deleted` on `payload` was not made by Interlock"
 
 
-EARLIER = """CREATE TRIGGER journal_only_grows BEFORE INSERT ON journal
-       WHEN EXISTS (SELECT 1 FROM journal WHERE seq = NEW.seq)
-       BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"""
-
-
 @pytest.mark.sqlite_only("the schema is changed in ways that only SQLite has")
 @AUDIT_03
 def test_a_ledger_of_an_earlier_version_is_intact_and_nothing_hides_behind_its_name(original: Home) -> None:
@@ -1023,7 +945,7 @@ def _closed(lock: Interlock) -> list[tuple[str, bytes]]:
 WRITER = """
 import asyncio, sys
 from interlock import Interlock
-from tests.audit.test_chain import echo, post
+from tests.support.chains import echo, post
 
 async def main(home, name):
     async with Interlock.open(home) as lock:

@@ -11,7 +11,6 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import sqlalchemy as sa
@@ -20,79 +19,17 @@ from alembic.config import Config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock import Effect, Interlock, Preview, tool
 from interlock.audit import outcomes
 from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import purge
-from interlock.gateway import reconcile
 from interlock.settings import Settings
-from interlock.store import migrations
 from interlock.store.backup import copied
 from interlock.store.connection import Connection
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
+from tests.support.histories import BUDGETS, DAY_S, VERSIONS, Text, live, work
 from tests.support.stores import opened, unguarded
-
-Text = Annotated[str, Field(description="any text", examples=["a"])]
-BUDGETS = [{"per": "tenant", "limit": 1_000_000}, {"per": "session", "limit": 1_000_000}]
-DAY_S = 86_400
-VERSIONS = Path(migrations.__file__).parent / "versions"
-
-
-@tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="out",
-    effects=[Effect("thing:{name}", "UPDATE"), Effect("session:last", "UPDATE")], estimated_cost=1.0,
-)  # fmt: skip
-async def work(ctx: Context, name: Text, how: Text) -> str:
-    """Do something, and end as asked."""
-    if how == "again":
-        raise Failure("E3501", "not now")
-    ctx.effect(f"thing:{name}", "UPDATE", before=0, after=1)
-    if how == "refused":
-        raise Failure("E3411", "never")
-    if how == "unclear":
-        raise Failure("E3501", "perhaps")
-    ctx.session["last"] = name
-    ctx.cost(external_api=0.25)
-    ctx.compensate_with(name=name)
-    return name * 5000 if how == "large" else name
-
-
-@work.preview
-def _(name: str, how: str) -> Preview:
-    return Preview(impact=name + how)
-
-
-@work.compensate
-async def _(name: str) -> None:
-    return None
-
-
-async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
-    """An honest history, each act with a key of its own."""
-    async with Interlock.open(path, clock=clock.clock, budgets=BUDGETS, housekeeping=False) as lock:
-        lock.catalog.attach(work)
-        await lock.add(work)
-        for number, act in enumerate(acts):
-            name = f"{act}-{number}"
-            if act == "passing":
-                clock.advance(40 * DAY_S)
-                await lock.maintain()
-                continue
-            if act == "charged":
-                await lock.charge(f"task-{number}", part="retrieval", amount=0.5, key=name)
-                continue
-            how = {"undone": "fine", "happened": "unclear", "never": "unclear"}.get(act, act)
-            result = await lock.call("out.work", name=name, how=how, key=name, session=f"s{number % 2}")
-            if act == "undone":
-                assert (await lock.undo(result.invocation_id, key=f"undo-{name}")).ok
-            elif act in ("happened", "never"):
-                seal = lock.gateway.storage.outcomes.seal
-                await reconcile.reconcile(
-                    lock.journal, lock.caller, result.invocation_id, seal=seal, happened=act == "happened"
-                )
-            assert verify(home_at(path)).faults == ()
-
 
 ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never", "large", "charged")
 

@@ -7,8 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ from interlock import Failure, Field, Interlock, tool
 from interlock.audit import retention
 from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
-from interlock.core.clock import Clock
 from interlock.settings import Settings
 from interlock.store import administration
 from interlock.store.administration import administered
@@ -31,7 +29,8 @@ from interlock.store.home import LOG_BYTES, Home
 from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.store.signing import Signer
-from tests.audit.test_chain import echo, post
+from tests.support.chains import echo
+from tests.support.retention import DAY_MS, Time, make_home, ms, stored
 from tests.support.stores import opened, unguarded
 
 AUDIT_11 = pytest.mark.proves("AUDIT-11")
@@ -39,43 +38,6 @@ SETTINGS = Settings.model_validate({})
 TWO_AND_FIVE = Settings.model_validate({"retention_years": 2, "retention_years_writes": 5})
 EXAMPLES = examples(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BY = "local:auditor"
-DAY_MS = 86_400_000
-
-
-def ms(year: int, month: int = 1, day: int = 1, hour: int = 0) -> int:
-    return int(datetime(year, month, day, hour, tzinfo=UTC).timestamp() * 1000)
-
-
-@dataclass
-class Time:
-    """A clock that stands where it is put."""
-
-    now_ms: int
-    clock: Clock = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.clock = Clock(now_ms=lambda: self.now_ms)
-
-
-async def make_home(path: Path, *, start_ms: int = ms(2020), reads: int = 3) -> Home:
-    """A home whose records are a day apart: two registrations, reads, a write (three records), a read."""
-    time = Time(start_ms)
-    async with Interlock.open(path, clock=time.clock) as lock:
-        await lock.add(echo, post)
-        for number in range(reads):
-            time.now_ms += DAY_MS
-            await lock.call("demo.echo", account=f"a{number}")
-        time.now_ms += DAY_MS
-        await lock.call("demo.post", account="cash", cents=1, key="k")
-        time.now_ms += DAY_MS
-        await lock.call("demo.echo", account="last")
-        await lock.journal.drain()
-    return home_at(path)
-
-
-def stored(home: Home) -> list[tuple[int, str]]:
-    with opened(home) as db:
-        return db.execute("SELECT seq, kind FROM journal ORDER BY seq").fetchall()
 
 
 async def call_again(home: Home, now_ms: int) -> None:

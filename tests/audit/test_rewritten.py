@@ -26,7 +26,7 @@ from interlock.store.journal import Journal
 from interlock.store.records import plain
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
-from tests.audit.test_chain import Copy, count, make_home
+from tests.support.chains import Copy, count, make_home
 from tests.support.stores import opened, unguarded
 
 EXAMPLES = hypothesis.settings(max_examples=25)

@@ -19,10 +19,10 @@ from interlock.authority.identities import Identity
 from interlock.call.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
 from interlock.call.context import CallerKind
 from interlock.core.errors import Failure
-from tests.authority.test_tokens import DEPUTIES, NAMES, OPERATOR, World, opened, parts, sign
-from tests.authority.test_tokens import world as world  # the fixture
-from tests.support.identities import AGENT, HELPER, USER, did_of, private_key
+from tests.support.identities import AGENT, HELPER, OPERATOR, USER, did_of, private_key
 from tests.support.stores import notice
+from tests.support.tokens import DEPUTIES, NAMES, World, opened, parts, sign
+from tests.support.tokens import world as world
 
 Json = dict[str, Any]
 T = TypeVar("T")

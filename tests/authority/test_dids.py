@@ -14,9 +14,9 @@ from interlock.authority.identities import Identity
 from interlock.authority.keys import PublicKey, fetch_json, make_private, to_jwk
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
-from tests.authority.test_tokens import World, parts, sign, site
-from tests.authority.test_tokens import world as world  # the fixture
 from tests.support.identities import HELPER, private_key
+from tests.support.tokens import World, parts, sign, site
+from tests.support.tokens import world as world
 
 # Published by the did:key specification.
 VECTORS = [

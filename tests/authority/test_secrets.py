@@ -43,8 +43,8 @@ from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.store.tables import metadata
 from interlock.testing import FakeClock
-from tests.cli.conftest import INTERLOCK, Cli
 from tests.support import forked
+from tests.support.cli import INTERLOCK, Cli
 from tests.support.stores import everything_in, opened
 
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"

@@ -25,8 +25,8 @@ from interlock import Failure, Interlock
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from tests import warm
-from tests.cli.conftest import INTERLOCK, Cli, Ended
 from tests.support import stores
+from tests.support.cli import INTERLOCK, Cli, Ended
 
 Json = dict[str, Any]
 

@@ -24,10 +24,9 @@ from interlock.audit.chain import verify
 from interlock.net.s3 import Account, Bucket, signed
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.audit.test_retention import make_home, ms, stored
-from tests.cli.conftest import Cli
-from tests.cli.test_backup import elsewhere, post
 from tests.needs import missing
+from tests.support.cli import Cli, elsewhere, post
+from tests.support.retention import make_home, ms, stored
 from tests.support.stores import opened
 
 OPS_14 = pytest.mark.proves("OPS-14")

@@ -15,10 +15,10 @@ from interlock.store import last_head
 from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.records import plain
-from tests.audit.test_chain import Copy, count
-from tests.audit.test_chain import make_home as recent_home
-from tests.audit.test_retention import make_home, ms, stored
-from tests.cli.conftest import Cli
+from tests.support.chains import Copy, count
+from tests.support.chains import make_home as recent_home
+from tests.support.cli import Cli
+from tests.support.retention import make_home, ms, stored
 from tests.support.stores import opened, unguarded
 
 

@@ -21,22 +21,11 @@ from interlock.api.registration import Registration
 from interlock.audit.backups import remove_expired
 from interlock.store.home import MARK, SCHEMA_HEAD
 from interlock.store.homes import home_at
-from tests.cli.conftest import INTERLOCK, Cli
-from tests.cli.test_upgrade import OLDER, schema, set_back
-from tests.gateway.test_programs import TEXT, manifest
 from tests.needs import need
 from tests.support import stores
-
-
-def elsewhere(cli: Cli, name: str = "restored") -> Cli:
-    """The command line over another home, in the same world."""
-    return Cli(cli.path, {"INTERLOCK_HOME": str(cli.path / name)})
-
-
-def post(cli: Cli, key: str) -> tuple[bool, bool]:
-    """Whether a posting under a key is good, and whether it was made before."""
-    result = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", key)
-    return result["status"] == "succeeded", result["metadata"]["replayed"]
+from tests.support.cli import INTERLOCK, Cli, elsewhere, post
+from tests.support.older import OLDER, schema, set_back
+from tests.support.programs import TEXT, manifest
 
 
 def everything(path: Path) -> dict[str, bytes]:

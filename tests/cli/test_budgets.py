@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from interlock import Interlock
 from interlock.authority import budgets
 from interlock.core.amounts import millionths
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 SETTINGS = """
 [[budgets]]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from interlock import Interlock
-from tests.cli.conftest import Cli
 from tests.gateway import checkpoint_tools as tools
 from tests.support.calls import admit
+from tests.support.cli import Cli
 
 
 async def test_checkpoints_are_listed_with_label_time_and_size_and_as_documents(fresh: Cli) -> None:

@@ -23,8 +23,8 @@ from interlock import Clock, Failure, Interlock
 from interlock.cli import root
 from interlock.gateway import reconcile
 from tests import warm
-from tests.cli.conftest import INTERLOCK, Cli
 from tests.support import stores
+from tests.support.cli import INTERLOCK, Cli
 
 Json = dict[str, Any]
 

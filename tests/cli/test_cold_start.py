@@ -20,7 +20,7 @@ import pytest
 from interlock import Interlock
 from interlock.api.tool_listing import any_version, contract_document
 from interlock.api.upstreams import list_upstreams
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 _LOADED = """
 import sys

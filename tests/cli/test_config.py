@@ -14,7 +14,7 @@ from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.default_settings import defaults_if_unstated
 from interlock.privacy.configured import masked
 from interlock.settings import Settings, effective_settings, load_settings, variable
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 OPEN = "numbers of parts that are not built; an address of a chat service that is a credential as a whole"
 

@@ -15,8 +15,8 @@ import pytest
 from interlock import Caller, Interlock, demo_tools
 from interlock.api import demonstration
 from interlock.store.homes import home_at
-from tests.cli.conftest import Cli
 from tests.support import forked, stores
+from tests.support.cli import Cli
 
 Json = dict[str, Any]
 PATIENCE_S = 540.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests import warm
-from tests.cli.conftest import INTERLOCK, Cli
+from tests.support.cli import INTERLOCK, Cli
 
 TOOLS = '''
 from pathlib import Path

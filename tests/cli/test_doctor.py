@@ -18,8 +18,8 @@ from interlock.gateway import isolation
 from interlock.settings import load_settings
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
-from tests.cli.conftest import INTERLOCK, Cli
 from tests.support import stores
+from tests.support.cli import INTERLOCK, Cli
 from tests.support.redis import Server
 
 POST = {"account": "cash", "cents": 250}

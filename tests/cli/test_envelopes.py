@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from tests import warm
-from tests.cli.conftest import Cli
-from tests.doors.test_contracts import sound
+from tests.support.cli import Cli
+from tests.support.faults import sound
 from tests.support.wires import Heard
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 REST = (
     "a tool that runs in process can read the server's memory, its files, and the variables of its environment whose"

@@ -23,7 +23,7 @@ from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store.homes import home_at
 from interlock.store.signing import Signer
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 Lines = list[bytes]
 

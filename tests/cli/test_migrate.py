@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
-from tests.cli.conftest import Cli
-from tests.cli.test_upgrade import OLDER, RUNNING, schema, set_back
+from tests.support.cli import Cli
+from tests.support.older import OLDER, RUNNING, schema, set_back
 
 
 def backups(cli: Cli) -> list[Path]:

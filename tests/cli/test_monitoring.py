@@ -16,9 +16,8 @@ import httpx
 
 from interlock.telemetry.alerts import SIGNALS
 from interlock.telemetry.metrics import METRICS
-from tests.cli.conftest import Cli
-from tests.cli.test_serve import bearer, running
 from tests.needs import need
+from tests.support.cli import Cli, bearer, running
 
 Json = dict[str, Any]
 FILES = Path(__file__).parents[2] / "deploy" / "monitoring"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import INTERLOCK, Cli
+from tests.support.cli import INTERLOCK, Cli
 
 MISFIT = "mcp 1.27.0 is installed; Interlock needs mcp>=2.3"
 

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from tests import warm
-from tests.cli.conftest import INTERLOCK, Cli
-from tests.gateway.test_programs import TEXT, manifest, written
+from tests.support.cli import INTERLOCK, Cli
+from tests.support.programs import TEXT, manifest, written
 
 LARGE = '''
 from typing import Annotated

@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
-from tests.cli.conftest import Cli
 from tests.support import stores
+from tests.support.cli import Cli
 
 RULES = """@id("demo")
 permit (principal, action, resource in Namespace::"demo");

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from interlock import Interlock, tool
-from tests.cli.conftest import Cli
 from tests.support.calls import admit
+from tests.support.cli import Cli
 
 
 class Gate:

@@ -15,9 +15,6 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +25,14 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from tests import warm
-from tests.approvals.test_webhook import SECRET, Receiver
-from tests.approvals.test_webhook import Answer as Failing
-from tests.cli.conftest import INTERLOCK, Cli
-from tests.doors.test_grpc import certificate
 from tests.needs import need
+from tests.support.cli import INTERLOCK, PATIENCE_S, Cli, bearer, running
+from tests.support.grpc import certificate
+from tests.support.webhooks import SECRET, Receiver
+from tests.support.webhooks import Answer as Failing
 
 Json = dict[str, Any]
 BALANCE = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
-PATIENCE_S = 60
-
-
-@dataclass
-class Running:
-    """A server that has said where it is."""
-
-    process: warm.Started
-    said: str
-
-    @property
-    def json(self) -> Json:
-        return json.loads(self.said)
-
-    def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Ask it to end; its exit code, and what it said on stderr."""
-        self.process.send_signal(by)
-        _, err = self.process.communicate(PATIENCE_S)
-        return self.process.wait(), err.decode()
-
-
-@contextmanager
-def running(cli: Cli, *words: str, until: str = "}\n") -> Generator[Running]:
-    with warm.start(("serve", "--port", "0", *words), cli.environment, cli.path) as process:
-        said = ""
-        while not said.endswith(until):
-            line = process.stdout.readline().decode()
-            assert line, process.communicate()[1].decode()
-            said += line
-        yield Running(process, said)
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 SANDBOXED = """

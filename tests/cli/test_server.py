@@ -20,8 +20,7 @@ from typing import Any, cast
 import pytest
 
 from tests import warm
-from tests.cli.conftest import INTERLOCK, Cli, Ended
-from tests.cli.test_serve import running
+from tests.support.cli import INTERLOCK, Cli, Ended, running
 
 SCOPES = ("audit:read", "policy:admin", "policy:read", "tools:admin", "tokens:issue")
 MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "a@example.org"}')

@@ -9,8 +9,8 @@ import pytest
 from interlock import Failure, Interlock
 from interlock.api.doctor import examine
 from interlock.store.homes import home_at
-from tests.cli.conftest import Cli
 from tests.support import stores
+from tests.support.cli import Cli
 
 FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
 POST = {"account": "cash", "cents": 250}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 
 def test_the_command_line_shows_what_a_caller_is_offered_and_why(cli: Cli) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import warm
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 NOTES = (sys.executable, "-m", "interlock.demo_server")
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cli.conftest import Cli
 from tests.support import stores
+from tests.support.cli import Cli
 
 
 def test_a_token_is_issued_passed_on_looked_at_and_revoked(fresh: Cli) -> None:

@@ -13,36 +13,10 @@ import pytest
 
 from interlock.api.doctor import examine
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
-from tests.audit.test_chain import EARLIER
-from tests.cli.conftest import INTERLOCK, Cli
-from tests.support import stores
+from tests.support.cli import INTERLOCK, Cli
+from tests.support.older import OLDER, RUNNING, schema, set_back
 
 pytestmark = pytest.mark.sqlite_only("the store's file is one of an earlier version; a process has a lock on it")
-OLDER = "0006"
-RUNNING = "01JCXK2M4Q8Z7T5V9W3Y6B1D0F"
-
-
-def set_back(cli: Cli) -> None:
-    """Make the home one of an earlier version: what the last migrations added is gone, what they removed is back."""
-    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
-        for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
-            database.execute(f"DROP TRIGGER {trigger}")
-        database.execute("DROP TABLE shared_config")
-        database.execute("DROP TABLE surface_tool")
-        database.execute("DROP TABLE surface")
-        database.execute("DROP TABLE payload_use")
-        database.execute("DROP TABLE payload_piece")
-        database.execute("DROP INDEX payload_in_pieces")
-        database.execute("ALTER TABLE payload DROP COLUMN pieces")
-        database.execute("ALTER TABLE ticket DROP COLUMN changed")
-        database.execute(EARLIER)
-        database.execute("UPDATE alembic_version SET version_num = ?", (OLDER,))
-        database.commit()
-
-
-def schema(cli: Cli) -> str:
-    with stores.opened(cli.store) as database:
-        return database.one("SELECT version_num FROM alembic_version")[0]
 
 
 def test_a_home_is_not_migrated_under_a_process_that_runs_on_it(cli: Cli) -> None:

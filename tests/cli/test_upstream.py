@@ -14,9 +14,9 @@ import pytest
 
 from interlock import Caller, Failure, Field, Interlock, tool
 from interlock.api.service import Service
-from tests.cli.conftest import INTERLOCK, Cli
-from tests.doors.test_conditions import RATE, READS
 from tests.support import postgres
+from tests.support.cli import INTERLOCK, Cli
+from tests.support.http_tools import RATE, READS, SHOP
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -31,26 +31,6 @@ def shout(text: str) -> str:
     """Say a text in capitals, so that nobody misses it."""
     return text.upper()
 '''
-ORDER: Json = {"type": "object", "properties": {"id": {"type": "integer"}}}
-SHOP: Json = {
-    "openapi": "3.1.0",
-    "info": {"title": "Shop", "version": "1.0.0"},
-    "servers": [{"url": "https://shop.example.com"}],
-    "paths": {
-        "/orders": {
-            "get": {
-                "operationId": "listOrders",
-                "summary": "Every order of the shop.",
-                "responses": {"200": {"description": "orders", "content": {"application/json": {"schema": ORDER}}}},
-            },
-            "post": {
-                "operationId": "placeOrder",
-                "summary": "Place an order with the shop.",
-                "responses": {"200": {"description": "it", "content": {"application/json": {"schema": ORDER}}}},
-            },
-        }
-    },
-}
 
 
 def add(cli: Cli, *options: str, server: tuple[str, ...] = NOTES) -> Json:

@@ -16,8 +16,8 @@ from mcp import Client, StdioServerParameters
 from interlock import Interlock
 from interlock.demo_server import answer
 from interlock.upstreams.client_config import is_setting
-from tests.cli.conftest import Cli, Ended
 from tests.support.calls import code
+from tests.support.cli import Cli, Ended
 from tests.support.stores import bodies
 from tests.upstreams.mcp_servers.real import node_server
 from tests.upstreams.servers import Answer, Got, HttpServer, json_answer

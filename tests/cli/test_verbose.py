@@ -7,9 +7,9 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.cli.conftest import Cli
-from tests.cli.test_upstream import SHOP
-from tests.gateway.test_programs import TEXT, manifest, written
+from tests.support.cli import Cli
+from tests.support.http_tools import SHOP
+from tests.support.programs import TEXT, manifest, written
 
 COMPLAINS = r"""
 [ "$1" = hello ] && echo fine && exit 0

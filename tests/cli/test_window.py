@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlock.window.blocks import read_blocks
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 
 def test_the_command_line_shows_what_tools_take(cli: Cli) -> None:

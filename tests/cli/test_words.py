@@ -11,7 +11,7 @@ import click
 import pytest
 
 from interlock.cli import root
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 FAILING = '''
 from typing import Annotated

@@ -12,9 +12,9 @@ from tests.clients.common import PATIENCE_S, Report, approved
 from tests.clients.target import Target
 from tests.upstreams.mcp_servers.real import (
     CACHE,
-    _node,  # pyright: ignore[reportPrivateUsage]
-    _once,  # pyright: ignore[reportPrivateUsage]
-    _run,  # pyright: ignore[reportPrivateUsage]
+    install_once,
+    node_binary,
+    run_command,
 )
 
 LOCKED = Path(__file__).with_name("inspector")
@@ -25,13 +25,15 @@ def _install(folder: Path) -> None:
     for one in LOCKS:
         shutil.copy(one, folder / one.name)
     # `npm ci` refuses a lock without the optional packages of other platforms, which npm does not write into it.
-    npm = _node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    _run([str(_node()), str(npm), "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+    npm = node_binary().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    run_command(
+        [str(node_binary()), str(npm), "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund"], folder
+    )
 
 
 async def inspector(target: Target, wire: str) -> set[str]:
     folder = CACHE / "inspector"
-    await asyncio.to_thread(_once, folder, LOCKS, _install)
+    await asyncio.to_thread(install_once, folder, LOCKS, _install)
     program = folder / "node_modules" / "@modelcontextprotocol" / "inspector" / "clients" / "launcher" / "build"
     where = target.command if wire == "stdio" else [target.url]
     patient = ["--connect-timeout", str(PATIENCE_S * 1000)]
@@ -39,7 +41,7 @@ async def inspector(target: Target, wire: str) -> set[str]:
 
     async def ask(method: str, *options: str) -> Any:
         command = [
-            str(_node()),
+            str(node_binary()),
             str(program / "index.js"),
             "--cli",
             *where,

@@ -17,7 +17,7 @@ from interlock.contract.manifest import Effect, Execution, IdempotencyPart, Mani
 from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.schema import Json
-from tests.contract.test_contract import COMPLETE
+from tests.support.manifests import COMPLETE
 
 # Properties of a manifest, beside its fields.
 DERIVED = ("address", "told", "tier", "runs_as", "executor", "reports_progress", "model_fields_set")

@@ -24,36 +24,9 @@ from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from interlock.data.explain import input_faults
 from interlock.data.schema import Schema
+from tests.support.manifests import COMPLETE
 
 Json = dict[str, Any]
-COMPLETE: Json = {
-    "tool_id": "balance",
-    "namespace": "bank",
-    "version": "1.0.0",
-    "name": "Balance",
-    "description": "Balance of one account, in cents.",
-    "provider": "local",
-    "protocol": "native",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "account": {"type": "string", "description": "ledger account", "examples": ["cash"]},
-            "token": {
-                "type": "string", "description": "access token", "examples": ["abc"],
-                "x-sensitivity": "credential", "x-token-cost": 12,
-            },
-            "tenant": {"type": "string", "description": "set by the runtime", "examples": ["t1"], "x-internal": True},
-        },
-        "required": ["account", "tenant"],
-    },
-    "result_schema": {"type": "integer"},
-    "required_permissions": ["database:ledger:read"],
-    "required_scopes": ["ledger.read"],
-    "timeout_class": "standard",
-    "idempotency": {},
-    "mutation_class": "read_only",
-    "observability": {},
-}  # fmt: skip
 PARTS = ["id", "version", "input", "output", "error", "auth", "timeout", "idempotency", "mutation", "observability"]
 
 

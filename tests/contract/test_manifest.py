@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from interlock.contract.manifest import Effect, Manifest, ToolKind, parse_manifest
 from interlock.core.errors import Failure
 from tests.support.each import each
+from tests.support.manifests import REQUIRED
 
 Json = dict[str, Any]
 MINIMAL: Json = {
@@ -57,25 +58,6 @@ def faults(document: Any) -> list[Json]:
 
 def pointers(document: Any) -> list[str]:
     return [fault["pointer"] for fault in faults(document)]
-
-
-# path, accepted values, refused values
-REQUIRED: list[tuple[str, list[Any], list[Any]]] = [
-    ("tool_id", ["abc", "a" * 255, "a_1", "z99"], ["ab", "a" * 256, "Abc", "1bc", "_bc", "a-b", "a.b", "ab\u00e9",
-         "abc\n", "", 5, None]),
-    ("version", ["0.0.0", "1.2.3", "1.2.3-rc.1", "1.2.3+build.5", "1.2.3-a.b+c.d", "10.20.30", "1.2.3-0"],
-     ["1", "1.2", "1.2.3.4", "01.2.3", "1.02.3", "1.2.03", "1.2.3-01", "1.2.3-RC", "1.2.3+B", "v1.2.3", "1.2.3-",
-     "1.2.3+", "1.2.3-a..b",
-      " 1.2.3", "1.2.3\n", "1.2.-3", "\u0661.2.3", "", 1.2, None]),
-    ("name", ["abc", "a" * 255, "\u00e9\u00e9\u00e9"], ["ab", "a" * 256, "", 5, None]),
-    ("description", ["a" * 10, "a" * 2000], ["a" * 9, "a" * 2001, "", 5, None]),
-    ("provider", ["p", "Platform Team"], [5, None, ["p"]]),
-    ("protocol", ["native", "mcp", "openapi", "langchain", "custom"], ["grpc", "Native", "", None, 5]),
-    ("parameters", [{}, {"type": "object", "properties": {"a": {"type": "integer"}}}, {"$defs": {"a": {}},
-         "$ref": "#/$defs/a"}],
-     [{"type": "text"}, {"properties": []}, {"required": "a"}, {"minLength": -1}, {"pattern": "("}, "object", True,
-     None, []]),
-]  # fmt: skip
 
 
 @pytest.mark.proves("CONTRACT-02")

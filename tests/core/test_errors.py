@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,11 +11,9 @@ from hypothesis import strategies as st
 from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import CODES, RETRYABLE, Code, ErrorClass, ErrorCode, Failure
 from interlock.data.schema import Schema
+from tests.support.codes import CLAUSES, listed
 from tests.support.each import each
 
-LEDGER = Path(__file__).parents[2] / "ledger" / "contract.toml"
-CLAUSES = {entry["id"]: entry["must"] for entry in tomllib.loads(LEDGER.read_text())["requirement"]}
-_ENTRY = re.compile(r"(E\d{4}) ([^,;:.]+?) (\d{3})(?=[,;.])")
 ROWS = list(CODES.values())
 JSONRPC_RESERVED = {-32700, -32600, -32601}
 GRPC_STATUSES = {
@@ -26,12 +21,6 @@ GRPC_STATUSES = {
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 }  # fmt: skip
-
-
-def listed(clause: str) -> Iterator[tuple[str, str, int]]:
-    """The codes a clause lists: E-code, condition, HTTP status."""
-    for code, condition, status in _ENTRY.findall(CLAUSES[clause]):
-        yield code, condition, int(status)
 
 
 def test_the_ledger_lists_as_many_codes_as_its_proofs_count() -> None:

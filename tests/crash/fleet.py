@@ -21,7 +21,7 @@ from pathlib import Path
 import psycopg
 
 from tests import warm
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.cluster import SERVE, address_of, prepare
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy

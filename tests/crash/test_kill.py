@@ -11,30 +11,20 @@ from typing import Any
 
 import pytest
 
-from interlock import Interlock, Tool
+from interlock import Interlock
 from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.data.canonical import digest
-from interlock.registry.admission import Evidence, publish
-from interlock.registry.catalog import contract_digest
 from interlock.store.homes import home_at
 from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
-from tests.doors.test_records import FIELDS
 from tests.support import forked
+from tests.support.calls import FIELDS, prepare
+from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other
-
-
-async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
-    async with Interlock.open(home) as lock:
-        for one in tools or (mark,):
-            content = contract_digest(one)
-            evidence = Evidence(content, True, "test", "")
-            await lock.journal.commit(publish(one.manifest, content, "library:", evidence, "test"))
 
 
 def drive(mode: str, home: Path, lines: Path, count: int, calls: int = 1) -> list[dict[str, Any]]:
@@ -102,7 +92,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
-    await prepare(home)
+    await prepare(home, mark)
     turns = drive("points", home, lines, 6)
     assert len(POINTS) == 18
     assert len(turns) == 108
@@ -114,7 +104,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
 @pytest.mark.proves("AUDIT-04")
 async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
-    await prepare(home)
+    await prepare(home, mark)
     turns = drive("random", home, lines, 110, calls=40 if THOROUGH else 16)
     assert [turn["point"] for turn in turns].count("random") == 110  # with the labelled points, more than 200
     await judge(home, lines, turns, monkeypatch)
@@ -156,7 +146,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
 ) -> None:
     monkeypatch.setattr(background, "TICKETS_EVERY_S", 0.01)
     home = tmp_path / "home"
-    await prepare(home)
+    await prepare(home, mark)
     heard = asyncio.Queue[Alert]()
     async with Interlock.open(home) as lock:
         lock.gateway.telemetry.alerts.listeners.append(heard.put_nowait)
@@ -178,7 +168,7 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that
 @pytest.mark.proves("AUDIT-04")
 async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_the_home_next(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    await prepare(home)
+    await prepare(home, mark)
     await die_in_a_write(home, tmp_path / "effects", "a")
     for told in (1, 0):
         async with Interlock.open(home) as lock:

@@ -10,9 +10,9 @@ import pytest
 from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.store.homes import home_at
-from tests.gateway.test_pieces import ANN, CHANGE, LARGE, changing, produce
 from tests.support import forked
 from tests.support.calls import admit
+from tests.support.pieces import ANN, CHANGE, LARGE, changing, produce
 
 ROOT = Path(__file__).parents[2]
 # Killed in the writer's thread: two pieces are on disk, and the third is written and not committed.
@@ -20,7 +20,7 @@ DYING = """
 import asyncio, os, sys
 from interlock import Interlock
 from interlock.store import payloads
-from tests.gateway.test_pieces import ANN, LARGE, changing, produce
+from tests.support.pieces import ANN, LARGE, changing, produce
 
 add_piece = payloads.add_piece
 

@@ -21,8 +21,8 @@ from interlock.cli import root as cli
 from interlock.doors.listening import DRAIN_S
 from interlock.settings import Settings
 from tests import warm
-from tests.cli.conftest import Cli
 from tests.needs import missing
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

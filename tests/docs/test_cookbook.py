@@ -17,8 +17,9 @@ from interlock.api.policy import Policy, run_cases
 from interlock.authority.identities import Identity
 from interlock.contract.declare import Tool
 from interlock.data.schema import Json
-from tests.docs.test_docs import ROOT, blocks_of
 from tests.support.calls import until
+from tests.support.pages import blocks_of
+from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "how-to" / "policy-cookbook.md"
 FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file}

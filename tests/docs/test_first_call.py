@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
-from tests.docs.test_docs import ROOT, Player, Typed, blocks_of, typed
 from tests.support import surroundings
+from tests.support.pages import Player, Typed, blocks_of, typed
+from tests.support.source import ROOT
 from tests.thorough import THOROUGH
 
 PAGE = ROOT / "docs" / "how-to" / "first-call.md"

@@ -16,9 +16,9 @@ from mcp import Client
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
-from tests.doors.test_conditions import RATE, READS
-from tests.doors.test_lifecycle import Place, opened
 from tests.support.calls import admit
+from tests.support.http_tools import RATE, READS
+from tests.support.lifecycles import Place, opened
 from tests.support.ways import ERAS, Wish
 from tests.surfaces.offices import offer
 from tests.upstreams.servers import Answer, HttpServer, json_answer

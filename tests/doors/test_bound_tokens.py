@@ -35,7 +35,7 @@ from interlock.doors.rest.routes import ROUTERS
 from interlock.doors.server import Listening, serving
 from interlock.window.reading import Part
 from tests import sample
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.calls import admit, until
 from tests.support.identities import did_of
 

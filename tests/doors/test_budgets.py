@@ -12,7 +12,8 @@ from interlock.api.service import Service
 from interlock.authority import budgets
 from interlock.call.context import Caller
 from interlock.core.amounts import millionths
-from tests.doors.test_rest import World, did, refused, serving
+from tests.support.identities import did_of
+from tests.support.rest import World, refused, serving
 
 SETTINGS = """
 [[budgets]]
@@ -48,12 +49,12 @@ async def shown(world: World, by: str, **query: Any) -> list[list[str]]:
 async def test_everybody_sees_what_is_theirs_and_auditors_all_of_their_tenant(home: Path) -> None:
     (home / "settings.toml").write_text(SETTINGS)
     async with serving(home) as world:
-        alice, boss = await world.lock.caller_of(world.tokens["alice"]), Caller(id=did("boss"))
+        alice, boss = await world.lock.caller_of(world.tokens["alice"]), Caller(id=did_of("boss"))
         eve = Caller(id="eve", tenant="local2")
         await spend(world, alice, "s1", "t1")
         await spend(world, boss, "s2", "t2")
         await spend(world, eve, "s3", "t1")
-        mine = f"local/{did('alice')}/s1"
+        mine = f"local/{did_of('alice')}/s1"
         assert await shown(world, "alice") == [["local"], [mine], []]
         assert await shown(world, "alice", task="t1") == [["local"], [mine], ["local/t1"]]
         assert await shown(world, "alice", task="nothing") == [["local"], [mine], []]
@@ -62,7 +63,7 @@ async def test_everybody_sees_what_is_theirs_and_auditors_all_of_their_tenant(ho
         everybody = await shown(world, "root", all="true")
         assert everybody == [
             ["local", "local2"],
-            sorted((mine, f"local/{did('boss')}/s2", "local2/eve/s3")),
+            sorted((mine, f"local/{did_of('boss')}/s2", "local2/eve/s3")),
             ["local/t1", "local/t2", "local2/t1"],
         ]
         assert [one["what"] for one in world.records("audit.read")] == ["budgets"]

@@ -7,25 +7,11 @@ from typing import Any
 
 import pytest
 
-from interlock import Context, tool
 from tests import sample
-from tests.doors.test_rest import World, refused, world  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.support.calls import admit, until
+from tests.support.rest import World, crawl, refused, world
 
 __all__ = ["world"]
-
-
-@tool(
-    version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="long_running",
-    checkpoints=["phase_complete"],
-)  # fmt: skip
-async def crawl(ctx: Context, steps: sample.Number) -> int:
-    """Go step by step, and wait half way until the test lets it go on."""
-    for step in range(steps):
-        await ctx.checkpoint("phase_complete" if step else "begun", {"step": step, "mail": "ann@example.org"})
-        if step == 1 and sample.world.gate is not None:
-            await sample.world.gate.wait()
-    return steps
 
 
 @pytest.mark.part_of("LIFE-09", rest="async calls that are submitted of themselves and told by callback")

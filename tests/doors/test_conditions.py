@@ -26,14 +26,15 @@ from interlock.registry.source import load
 from interlock.store.sealing import Box
 from tests import sample
 from tests.authority.fake_vault import TOKEN, FakeVault
-from tests.contract.test_manifest import REQUIRED
-from tests.core.test_errors import listed
-from tests.doors.test_rest import COMPLETE, World, refused, serving, until_ended
 from tests.gateway import isolated_tools as cell
-from tests.gateway import test_allowances as pay
-from tests.gateway.test_programs import NAMED, written
+from tests.support import payments as pay
 from tests.support import stores
 from tests.support.calls import admit, until
+from tests.support.codes import listed
+from tests.support.http_tools import RATE, READS
+from tests.support.manifests import REQUIRED
+from tests.support.programs import NAMED, written
+from tests.support.rest import COMPLETE, World, refused, serving, until_ended
 from tests.support.servers import place
 from tests.upstreams.servers import Answer, HttpServer
 
@@ -259,15 +260,6 @@ def _same(message: str) -> str:
     return message
 
 
-RATE: Json = {
-    "name": "rate", "description": "Rate of one currency.", "method": "GET", "path": "/rate/{of}",
-    "input_schema": {
-        "type": "object",
-        "properties": {"of": {"type": "string", "description": "currency", "examples": ["CHF"]}},
-        "required": ["of"],
-    },
-}  # fmt: skip
-READS: Json = {"tools": {"rate": {"mutation_class": "read_only", "result_schema": {"type": "object"}}}}
 UPSTREAM: Mapping[str, Answer] = {
     "E3502": Answer(status=503),
     "E3503": Answer(status=504),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,34 +17,38 @@ from interlock import Caller, Context, Field, Hook, Interlock, Sandboxing, tool
 from interlock.api.service import Service
 from interlock.call.connector import RemoteCall
 from interlock.call.results import ENVELOPE_SCHEMA
-from interlock.contract.contract import ERROR_SCHEMA, contract_of, parse_contract
-from interlock.contract.standard import ToolError, ToolInterface
+from interlock.contract.contract import contract_of, parse_contract
+from interlock.contract.standard import ToolInterface
 from interlock.contract.standard.export import declaration, interface
 from interlock.core.errors import CODES, Failure
-from interlock.core.seldom import Seldom
 from interlock.data.schema import Schema
 from interlock.doors.server import Gate, Listening
 from interlock.http.route import Application
-from interlock.privacy.redact import safe_log
 from interlock.registry import quarantine
 from interlock.registry.retirement import deprecate, move
 from interlock.registry.source import load
-from interlock.telemetry.logs import JsonLines
 from tests import sample
-from tests.conftest import TOOLS
-from tests.gateway.test_paging import rows
-from tests.gateway.test_programs import NAMED, written
+from tests.sample import TOOLS
 from tests.support.calls import admit
+from tests.support.faults import (
+    PLACE,
+    State,
+    choosy,
+    explodes,
+    failing,
+    log_each_in_full,
+    logged,
+    raising,
+    sound,
+    state,
+)
+from tests.support.paging import rows
+from tests.support.programs import NAMED, written
+from tests.support.upstreams import Scripted
+from tests.support.upstreams import opened as far
 from tests.support.wires import WIRES, Heard, Wires, opened
-from tests.upstreams.test_manager import Scripted
-from tests.upstreams.test_manager import opened as far
 
 Json = dict[str, Any]
-SECRET = "sk-live-0123456789abcdef"
-PASSWORD = "correcthorsebattery"
-PLACE = "/srv/interlock/private/signing.key"
-WORDS = f"cannot read {PLACE} with password={SECRET}"
-TRACEBACK = f'{WORDS}\nTraceback (most recent call last):\n  File "{PLACE}", line 3, in run'
 Hint = Annotated[str, Field(description="set by the runtime", examples=["t"], json_schema_extra={"x-internal": True})]
 
 
@@ -156,38 +158,6 @@ def _send(ctx: Context, case: tuple[str, Any, bool]) -> None:
 
 # Tools that send something early: what, and their result.
 SENDERS = {"c.early": (EARLY, {"number": 1, "name": "last"}), "c.listed": (LISTED, [1]), "c.worded": (WORDED, "last")}
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="c")
-async def explodes(how: sample.Text) -> str:
-    """Fail with what nobody else should read."""
-    raise state.failures[how]()
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="c")
-async def choosy(text: sample.Text) -> str:
-    """Never get as far as this."""
-    return text
-
-
-@choosy.check
-def _(text: str) -> list[str]:
-    raise RuntimeError(WORDS)
-
-
-class State:
-    """What the tools of this module did, and how they are to fail."""
-
-    runs = 0
-    failures: dict[str, Callable[[], Exception]] = {  # noqa: RUF012 - never changed
-        "foreseen": lambda: Failure("E3502", TRACEBACK),
-        "in its details": lambda: Failure("E3401", "see the details", details={"why": WORDS, "at": [PLACE]}),
-        "as a pointer": lambda: Failure("E3401", "see there", details={"pointer": PLACE, "pointers": [PLACE, WORDS]}),
-        "unforeseen": lambda: RuntimeError(WORDS),
-    }
-
-
-state = State()
 
 
 @pytest_asyncio.fixture
@@ -318,36 +288,6 @@ async def test_every_code_is_the_same_triple_with_its_own_status_at_every_door(w
         assert {door: one.status for door, one in heard.items()} == {
             door: statuses.get(door, "isError") for door in doors
         }
-
-
-def sound(heard: Heard, door: str) -> Json:
-    """The envelope, which has all that every envelope has and nothing that none may have."""
-    envelope = heard.failure
-    assert Schema(ERROR_SCHEMA).valid(envelope)
-    if door != "grpc":  # which has a typed form of it, with no place for anything else
-        assert ToolError.parse(envelope).document() == envelope
-    for name in (
-        "retryable", "humanMessage", "message", "traceId", "error_code", "errorCode", "error_class", "recoverability",
-        "resolution", "policy_refs", "evidence_refs",
-    ):  # fmt: skip
-        assert name in envelope
-    assert envelope["traceId"]
-    assert envelope["humanMessage"] == envelope["message"]
-    for private in (SECRET, PASSWORD, PLACE, "Traceback", "RuntimeError: ", ".py"):
-        assert private not in heard.text
-    return envelope
-
-
-def raising(*_: Any, **__: Any) -> Any:
-    raise RuntimeError(WORDS)
-
-
-def failing(*_: Any, **__: Any) -> Any:
-    """A failure of Interlock's own making that says where something is and quotes a credential."""
-    trace = f'Traceback (most recent call last):\n  File "{PLACE}", line 3'
-    details: Json = {"at": [PLACE], f"in {PLACE}": trace, "with": [SECRET], SECRET: 1, "pointer": f"/{SECRET}"}
-    words = f"`{PLACE}` cannot be read with {SECRET} or password={PASSWORD}\n{trace}"
-    raise Failure("E3801", words, details={**details, "password": PASSWORD}, resolution=SECRET, native_error_ref=SECRET)
 
 
 def _hook(lock: Interlock, when: Any, raises: Raiser) -> None:
@@ -494,21 +434,6 @@ async def _look_at(wires: Wires, door: str) -> None:
     denied = (await wires.call(door, "demo.add", {"a": 1})).failure
     assert (denied["error_code"], denied["policy_refs"]) == ("E3206", ["no-sums"])
     assert (denied["recoverability"], denied["resolution"]) == ("none", "ask for the missing permission")
-
-
-def log_each_in_full(wires: Wires) -> None:
-    """Lift the limit of one traceback per kind and minute: here the same fault comes through every door."""
-    wires.lock.gateway.failure_log._seldom = Seldom(0.0, time.monotonic)  # pyright: ignore[reportPrivateUsage]
-
-
-def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str:
-    """What the log says under a trace: what happened and where, without the secret."""
-    form = JsonLines(lambda text: safe_log(wires.lock.redactor, text))
-    found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
-    lines = "\n".join(form.format(record) for record in found if record.levelno >= logging.WARNING)
-    assert SECRET not in lines
-    assert PASSWORD not in lines
-    return lines if PLACE in lines or "raising" in lines or "NoneType" in lines else ""
 
 
 @pytest.mark.proves("CONTRACT-13")

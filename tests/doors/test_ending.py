@@ -15,8 +15,8 @@ from interlock.api.service import Service
 from interlock.doors import rest
 from interlock.doors.server import Listening, serving
 from tests import sample
-from tests.doors.test_grpc import refusal, served
 from tests.support.calls import admit
+from tests.support.grpc import refusal, served
 from tests.support.servers import LOOPBACK, place
 
 Json = dict[str, Any]

@@ -19,10 +19,9 @@ from interlock import Caller, Context, Interlock, tool
 from interlock.api import progress
 from interlock.api.service import Ask, Service
 from tests import sample
-from tests.doors.test_hostile import Place, here, post, until
-from tests.support.calls import admit
+from tests.support.calls import admit, until
+from tests.support.servers import Place, post
 
-__all__ = ["here"]
 Json = dict[str, Any]
 Frame = tuple[int | None, str, Json]
 
@@ -196,8 +195,13 @@ async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
             await say("a")
             await hear(frames, "a")
         await until(lambda: not here.lock.gateway.observer.followers)
-    gc.collect()
-    assert [one() for one in begun] == [None, None, None]
+
+    def left() -> list[Any]:  # the task of the last response may still have its end before it
+        gc.collect()
+        return [one() for one in begun if one() is not None]
+
+    await until(lambda: not left())
+    assert len(begun) == 3
 
 
 async def test_whoever_is_told_of_the_end_is_told_how_it_ended(lock: Interlock) -> None:

@@ -17,9 +17,9 @@ from mcp.server.context import ServerRequestContext
 
 from interlock.data.schema import Json
 from interlock.doors.mcp import calling
-from tests.doors.test_mcp import DOOR, PATIENCE_S, World, serving, text
-from tests.doors.test_mcp import world as world
 from tests.support.calls import use_policy
+from tests.support.mcp import DOOR, PATIENCE_S, World, serving, text
+from tests.support.mcp import world as world
 
 CATALOGS = Path(__file__).parents[1] / "upstreams" / "data" / "catalogs"
 # Long descriptions, `_meta`, output schemas, and names with dashes.

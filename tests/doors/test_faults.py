@@ -21,7 +21,11 @@ from interlock.doors.mcp.refusals import enveloped
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.upstreams.manager import Upstreams
 from tests import sample
-from tests.doors.test_contracts import (
+from tests.gateway import isolated_tools
+from tests.support import forked
+from tests.support.calls import admit
+from tests.support.faults import (
+    BEHIND,
     PLACE,
     SECRET,
     TRACEBACK,
@@ -32,13 +36,10 @@ from tests.doors.test_contracts import (
     raising,
     sound,
 )
-from tests.gateway import isolated_tools
-from tests.support import forked
-from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.upstreams import Scripted
+from tests.support.upstreams import opened as far
 from tests.support.wires import WIRES, Heard, Wires, opened, wired
-from tests.upstreams.test_manager import Scripted
-from tests.upstreams.test_manager import opened as far
 
 Json = dict[str, Any]
 Raised = Callable[[], Exception]
@@ -203,7 +204,7 @@ from interlock.core.seldom import Seldom
 from interlock.doors.mcp import McpDoor
 from interlock.privacy.redact import safe_log
 from interlock.telemetry.logs import configure
-from tests.doors.test_contracts import choosy, explodes, raising
+from tests.support.faults import choosy, explodes, raising
 from tests.doors.test_faults import waits
 from tests.support.calls import admit
 from tests.sample import add
@@ -352,42 +353,6 @@ def test_the_typed_envelope_of_grpc_has_every_field_of_the_others_under_one_name
 
 
 # Approvals, tokens and the journal
-
-TICKET = "/v1/approvals/apr_01ARZ3NDEKTSV4RRFFQ69G5FAV"
-GRANT: Json = {"tool": "demo.add", "caller": "local:x", "arguments": {"a": "1"}, "uses": 1, "expires_in_s": 60}
-# Which part is broken, and the requests to every endpoint that needs it: by REST, by JSON-RPC, in a call.
-BEHIND: dict[str, tuple[Callable[[Wires], list[tuple[Any, str]]], list[tuple[str, str, Json | None]], list[str]]] = {
-    "approvals": (
-        lambda w: [
-            *((w.lock.approvals, name) for name in ("list", "show", "approve", "deny")),
-            *((w.lock.standing_approvals, name) for name in ("list", "grant", "revoke")),
-        ],
-        [
-            ("GET", "/v1/approvals", None), ("GET", TICKET, None), ("POST", f"{TICKET}/approve", {}),
-            ("POST", f"{TICKET}/deny", {}), ("GET", "/v1/approvals/standing", None),
-            ("POST", "/v1/approvals/standing", GRANT), ("DELETE", "/v1/approvals/standing/sta_x", None),
-        ],
-        ["approvals.list", "approvals.show", "approvals.approve", "approvals.deny"],
-    ),
-    "tokens": (
-        lambda w: [(w.service.tokens, name) for name in ("issue", "delegate", "revoke", "inspect")],
-        [
-            ("POST", "/v1/tokens/issue", {"agent": "bot", "tools": ["demo.add"]}),
-            ("POST", "/v1/tokens/delegate", {"to": "did:example:x"}),
-            ("POST", "/v1/tokens/revoke", {"ref": "x", "reason": "lost"}),
-            ("POST", "/v1/tokens/inspect", {"token": "x"}),
-        ],
-        [],
-    ),
-    "the journal's readers": (
-        lambda w: [(w.lock.readers, "read"), (w.lock.readers, "run"), (w.service.audit, "begin_export")],
-        [
-            ("GET", "/v1/audit/records", None), ("GET", "/v1/audit/verify", None), ("GET", "/v1/audit/export", None),
-            ("GET", "/v1/calls", None),
-        ],
-        ["calls.list"],
-    ),
-}  # fmt: skip
 
 
 async def _audits(wires: Wires) -> None:

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from interlock.http import connection
 from interlock.http.connection import Connection
-from tests.doors import test_connection
-from tests.support.servers import Place, place
+from tests.support import connections
+from tests.support.servers import Place
 
 Json = dict[str, Any]
-App = test_connection.Place
-door = test_connection.place  # a fixture: a connection over an application that echoes
+App = connections.Place
+door = connections.place  # a fixture: a connection over an application that echoes
 META: Json = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 LARGEST_ANSWER = 64 << 10
-
-
-@pytest_asyncio.fixture
-async def here(home: Path) -> AsyncGenerator[Place]:
-    async with place(home) as made:
-        yield made
 
 
 # On the wire

@@ -21,10 +21,10 @@ from interlock.telemetry.w3c import read as read_trace
 from tests import sample
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.metrics import of, render
+from tests.support.upstreams import Scripted
+from tests.support.upstreams import opened as far
 from tests.support.ways import DOORS, Told, Ways, Wish, register_people, served
-from tests.telemetry.test_metrics import of, render
-from tests.upstreams.test_manager import Scripted
-from tests.upstreams.test_manager import opened as far
 
 Json = dict[str, Any]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

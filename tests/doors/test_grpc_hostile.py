@@ -15,9 +15,9 @@ from interlock.authority.identities import Identity
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.testing import FakeClock
 from tests import sample
-from tests.doors.test_grpc import OPERATOR, World, refusal, served, stage, told, world
 from tests.support.calls import until
-from tests.support.identities import did_of
+from tests.support.grpc import World, refusal, served, stage, told, world
+from tests.support.identities import OPERATOR, did_of
 
 __all__ = ["world"]
 

@@ -23,8 +23,8 @@ from interlock.doors import grpc as door
 from interlock.doors.grpc import links, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from tests.doors.test_grpc import World, refusal, served, stage
 from tests.support.calls import until
+from tests.support.grpc import World, refusal, served, stage
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="reads what Linux tells of sockets")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"

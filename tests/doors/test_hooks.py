@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from interlock import Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from tests import sample
-from tests.cli.conftest import Cli
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.calls import admit
+from tests.support.cli import Cli
 from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]

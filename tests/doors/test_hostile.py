@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
 import socket
-from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from bench import soak
 from interlock import Interlock
@@ -25,10 +22,10 @@ from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.http import asgi, connection
 from tests import sample
-from tests.doors.test_rest import stepwise
-from tests.support.calls import admit
+from tests.support.calls import admit, until
 from tests.support.identities import did_of
-from tests.support.servers import LOOPBACK, Peer, Place, place
+from tests.support.rest import stepwise
+from tests.support.servers import LOOPBACK, Peer, Place, place, post
 
 Json = dict[str, Any]
 LONG = "1111111111111111111"  # a number that the quick parser would round
@@ -36,26 +33,9 @@ META: Json = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.model
 BOTH = "application/json, text/event-stream"
 
 
-@pytest_asyncio.fixture
-async def here(home: Path) -> AsyncGenerator[Place]:
-    async with place(home) as made:
-        yield made
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
-        while not (await held if inspect.isawaitable(held := holds()) else held):  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
-
-
 def head(here: Place, request: str, *headers: str) -> bytes:
     lines = (f"{request} HTTP/1.1", "host: 127.0.0.1", f"authorization: {here.bearer['authorization']}", *headers)
     return "\r\n".join((*lines, "", "")).encode()
-
-
-async def post(here: Place, path: str, body: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
-        return await client.post(path, content=body.encode(), headers={"content-type": "application/json"})
 
 
 async def token(

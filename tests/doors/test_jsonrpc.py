@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from interlock.core.errors import CODES
 from interlock.doors.jsonrpc import MAX_BATCH, JsonRpcDoor
-from tests.doors.test_rest import World, serving
-from tests.gateway.test_batch import (
+from tests.support.batches import (
     OVERLAPPING,
     gates,
     others_would_have_begun,
@@ -26,8 +25,9 @@ from tests.gateway.test_batch import (
     release,
     running,
     shift,
-    until,
 )
+from tests.support.calls import until
+from tests.support.rest import World, serving
 
 Json = dict[str, Any]
 OPS_03 = pytest.mark.proves("OPS-03")

@@ -13,10 +13,10 @@ import pytest
 from interlock import Interlock
 from interlock.contract.standard import ToolExternalMapping
 from interlock.registry.source import load
-from tests.gateway.test_programs import NAMED, written
 from tests.support.calls import admit
+from tests.support.mcp_upstreams import SCRIPTED, sdk_server
+from tests.support.programs import NAMED, written
 from tests.upstreams.servers import HttpServer, json_answer
-from tests.upstreams.test_mcp import SCRIPTED, sdk_server
 
 Json = dict[str, Any]
 REST = "A2A and browsers, which have no adapter yet"

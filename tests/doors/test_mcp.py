@@ -3,150 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx2
 import mcp_types as types
 import orjson
 import pytest
-import pytest_asyncio
-import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
+from mcp import Client, MCPError
 from mcp.server.mcpserver import MCPServer
 
-from interlock import Caller, Context, Failure, Field, Interlock, tool
+from interlock import Interlock, tool
 from interlock.api import mcp_names
 from interlock.api.service import Service
-from interlock.authority.dids import make_did_key
-from interlock.authority.identities import Identity
-from interlock.authority.keys import make_private
-from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor
 from tests import sample
-from tests.conftest import TOOLS
-from tests.support import forked, postgres
-from tests.support.calls import publish, records, until, use_policy
+from tests.sample import TOOLS
+from tests.support.calls import records, until, use_policy
+from tests.support.identities import OPERATOR
+from tests.support.mcp import AGENT, DOOR, OTHER, OWN, PATIENCE_S, REVIEWER, VALUES, World, serving, stdio, text
+from tests.support.mcp import world as world
 from tests.thorough import examples
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-DOOR = pytest.mark.part_of(
-    "OPS-02",
-    rest="over stdio: progress, cancellation, announced list changes, prompts, resources, paging and input in several"
-    " round trips, which are asserted over HTTP",
-)
-PATIENCE_S = 120
-
-AGENT, OTHER = (make_did_key(make_private("EdDSA").public_key()) for _ in range(2))
-OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
-REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="slow", timeout_class="long_running")
-async def count(ctx: Context, to: sample.Number) -> int:
-    """Count, and say how far it is; above a hundred, wait for somebody to give up on it."""
-    for step in range(min(to, 3)):
-        ctx.progress(f"step {step}", percent=100 * step / 3)
-    if to > 100:
-        ctx.progress("waiting")
-        await asyncio.Event().wait()
-    return to
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="shapes")
-async def point(x: sample.Number) -> sample.Point:
-    """An object."""
-    return sample.Point(x, 2)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="shapes", max_inline_chars=200)
-async def long_text(length: Annotated[int, Field(description="how long", examples=[3])]) -> str:
-    """A text of that length."""
-    return "x" * length
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="shapes")
 async def added_later(x: sample.Number) -> int:
     """A tool that is registered while clients are connected."""
     return x
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="shapes")
-async def broken(x: sample.Number) -> int:
-    """A tool that fails, with content of its own or without."""
-    details = {"content": [{"type": "text", "text": "no"}, {"type": "image", "data": "aa==", "mimeType": "image/png"}]}
-    raise Failure("EXECUTION_FAILED", "it failed", details=details if x else None)
-
-
-OWN = (count, point, long_text, broken)
-
-
-class World:
-    """A server on a port of its own, and tokens for it."""
-
-    def __init__(self, lock: Interlock, home: Path, door: McpDoor, port: int) -> None:
-        self.lock = lock
-        self.home = home
-        self.door = door
-        self.base = f"http://127.0.0.1:{port}"
-        self.url = f"{self.base}/mcp"
-
-    async def token(self, tools: Sequence[str] = ("*",), subject: str = AGENT) -> str:
-        return await self.lock.tokens.issue(subject=subject, by=OPERATOR, tools=[ToolGrant(one) for one in tools])
-
-    @asynccontextmanager
-    async def client(self, mode: str, token: str | None = None, **options: Any) -> AsyncGenerator[Client]:
-        headers = {"authorization": f"Bearer {token or await self.token()}"}
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S))
-            transport = streamable_http_client(self.url, http_client=http)
-            client = Client(transport, mode=mode, read_timeout_seconds=PATIENCE_S, **options)
-            yield await stack.enter_async_context(client)
-
-
-async def prepare(lock: Interlock) -> None:
-    """Put the tools of this file and two agents into a home."""
-    for one in OWN:
-        await lock.journal.commit(publish(one))
-    for one in (*TOOLS, *OWN):
-        lock.catalog.attach(one)
-    for did in (AGENT, OTHER):
-        await lock.identities.register(Identity(did=did, trust=90), by="test")
-    lock.issuer_keys.init("EdDSA")
-
-
-@asynccontextmanager
-async def serving(app: Any) -> AsyncGenerator[int]:
-    """Serve an application on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server.config.load()
-        server.lifespan = server.config.lifespan_class(server.config)
-        await server.startup(sockets=[listening])
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.force_exit = True
-            await server.shutdown(sockets=[listening])
-
-
-@pytest_asyncio.fixture
-async def world(home: Path) -> AsyncGenerator[World]:
-    async with Interlock.open(home, housekeeping=False) as lock:
-        await prepare(lock)
-        door = McpDoor(Service(lock))
-        async with door.lifespan(), serving(door) as port:
-            yield World(lock, home, door, port)
-
-
-def text(result: Any) -> str:
-    return "".join(block.text for block in result.content if block.type == "text")
 
 
 # The handshake and its absence
@@ -587,11 +476,6 @@ async def test_a_page_elsewhere_cannot_reach_the_door(world: World, header: str,
 
 # Frames that are not what they should be
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
 FRAMES = st.one_of(
     st.binary(max_size=200),
     VALUES.map(orjson.dumps),
@@ -648,28 +532,6 @@ async def _status(door: McpDoor, token: str, body: bytes, version: str) -> int:
 
 
 # Stdio
-
-SERVER = """
-import asyncio, sys
-from interlock import Interlock
-from interlock.doors.mcp import McpDoor
-from interlock.api.service import Service
-from tests.sample import add
-
-async def main() -> None:
-    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        lock.catalog.attach(add)
-        await McpDoor(Service(lock)).run_stdio(*sys.argv[2:])
-
-asyncio.run(main())
-"""
-
-
-def stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
-    root = str(Path(__file__).parents[2])
-    command, *words = forked.python()
-    args = [*words, "-c", SERVER, str(world.home), *arguments]
-    return StdioServerParameters(command=command, args=args, env={**env, **postgres.given()}, cwd=root)
 
 
 @DOOR

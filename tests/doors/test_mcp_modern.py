@@ -20,8 +20,9 @@ from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
 from interlock.http.route import Reply, Stream
 from tests import sample
-from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
 from tests.support.calls import use_policy
+from tests.support.identities import OPERATOR
+from tests.support.mcp import AGENT, DOOR, PATIENCE_S, VALUES, prepare
 from tests.thorough import examples
 
 VERSION = "io.modelcontextprotocol/protocolVersion"

@@ -20,8 +20,8 @@ from mcp.server.subscriptions import (
 )
 
 from interlock.doors.mcp import resource_subscriptions
-from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, world
 from tests.support.calls import records, until, use_policy
+from tests.support.mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, world
 
 __all__ = ["world"]
 

@@ -13,9 +13,9 @@ import pytest
 from mcp import Client, MCPError
 
 from interlock.doors.mcp import suspended
-from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, stdio, text, world
 from tests.support import forked
 from tests.support.calls import records, until, use_policy
+from tests.support.mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, Person, World, serving, stdio, text, world
 from tests.upstreams.mcp_servers import asking as asking_server
 from tests.upstreams.mcp_servers.asking import NOTE, TOOLS, Asking
 
@@ -63,39 +63,6 @@ async def _added(world: World, config: dict[str, Any]) -> AsyncGenerator[None]:
         yield
     finally:
         await world.lock.upstreams.connections.get("asks").close()
-
-
-class Person:
-    """Answers questions with a word of theirs, and the question."""
-
-    def __init__(self, who: str = "ann", action: Any = "accept") -> None:
-        self.who = who
-        self.action = action
-        self.asked: list[str] = []
-        self.held: asyncio.Event | None = None
-
-    async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
-        self.asked.append(params.message)
-        if self.held is not None:
-            await self.held.wait()
-        content: Any = {"answer": f"{self.who}:{params.message}"} if self.action == "accept" else None
-        return types.ElicitResult(action=self.action, content=content)
-
-    async def sample(self, context: Any, params: Any) -> types.CreateMessageResult | types.ErrorData:
-        if self.action != "accept":
-            return types.ErrorData(code=-1, message="User rejected sampling request")
-        return types.CreateMessageResult(role="assistant", content=types.TextContent(text=self.who), model="m")
-
-    async def roots(self, context: Any) -> types.ListRootsResult:
-        return types.ListRootsResult(roots=[types.Root(uri="file:///home/ann")])  # pyright: ignore[reportArgumentType]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "elicitation_callback": self.elicit,
-            "sampling_callback": self.sample,
-            "list_roots_callback": self.roots,
-        }
 
 
 def call(client: Any, tool: str, name: str) -> Any:

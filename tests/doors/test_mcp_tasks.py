@@ -16,9 +16,8 @@ import pytest_asyncio
 from interlock import Context, Field, Interlock, tool
 from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
-from tests.doors.test_mcp import AGENT, OTHER, REVIEWER, World, prepare, serving, text
-from tests.doors.test_mcp_questions import Person
 from tests.support.calls import admit, records, until, use_policy
+from tests.support.mcp import AGENT, OTHER, REVIEWER, Person, World, prepare, serving, text
 from tests.upstreams.mcp_servers import jobs as jobs_server
 from tests.upstreams.mcp_servers.jobs import TASKS, TOOLS, Jobs
 

@@ -16,8 +16,7 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.mcp import McpDoor
-from tests.doors.test_contracts import failing, logged, raising, sound
-from tests.doors.test_faults import BEHIND
+from tests.support.faults import BEHIND, failing, logged, raising, sound
 from tests.support.identities import did_of
 from tests.support.wires import Heard, Wires, opened, typed_refusal
 

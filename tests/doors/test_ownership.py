@@ -13,10 +13,9 @@ import pytest
 from interlock import Caller, Effect, Failure, Interlock, tool
 from interlock.api.service import Ask, Service
 from tests import sample
-from tests.conftest import TOOLS
-from tests.doors.test_checkpoints import crawl
-from tests.doors.test_rest import COMPLETE, EVERYTHING, World, refused, wordy, world  # pyright: ignore[reportUnusedImport] - a fixture
+from tests.sample import TOOLS
 from tests.support.calls import admit, turn, until
+from tests.support.rest import COMPLETE, EVERYTHING, World, crawl, refused, wordy, world
 
 __all__ = ["world"]
 

@@ -15,13 +15,12 @@ from mcp.server import MCPServer
 from interlock import Context, tool
 from interlock.upstreams.formats import Provider
 from tests import sample
-from tests.doors.test_mcp import serving
-from tests.doors.test_providers import PROVIDERS, asked, name_of
-from tests.doors.test_rest import World, refused
-from tests.doors.test_rest import world as world
 from tests.support.calls import admit
+from tests.support.mcp import serving
+from tests.support.providers import PROVIDERS, asked, declared, name_of
+from tests.support.rest import World, refused
+from tests.support.rest import world as world
 from tests.upstreams.mcp_servers.real import environment
-from tests.upstreams.test_functions import declared
 
 Json = dict[str, Any]
 EXEC_12 = pytest.mark.proves("EXEC-12")

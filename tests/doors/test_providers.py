@@ -13,31 +13,13 @@ from interlock.api.tools import Tools
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from tests import sample
-from tests.doors.test_rest import World, refused
-from tests.doors.test_rest import world as world
+from tests.support.providers import PROVIDERS, asked, declared, name_of
+from tests.support.rest import World, refused
+from tests.support.rest import world as world
 from tests.upstreams.servers import HttpServer, json_answer
-from tests.upstreams.test_functions import declared
 
 Json = dict[str, Any]
-PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
 EXEC_12 = pytest.mark.proves("EXEC-12")
-
-
-def asked(provider: Provider, name: str, arguments: Json, ident: str = "call_1") -> Json:
-    """A tool call as a model of this provider makes it."""
-    match provider:
-        case "openai-chat":
-            return {"type": "function", "id": ident, "function": {"name": name, "arguments": json.dumps(arguments)}}
-        case "openai-responses":
-            return {"type": "function_call", "call_id": ident, "name": name, "arguments": json.dumps(arguments)}
-        case "anthropic":
-            return {"type": "tool_use", "id": ident, "name": name, "input": arguments}
-        case "gemini":
-            return {"functionCall": {"id": ident, "name": name, "args": arguments}}
-
-
-def name_of(declared: Json) -> str:
-    return declared.get("name") or declared["function"]["name"]
 
 
 @EXEC_12

@@ -25,21 +25,17 @@ from interlock.privacy.redact import Redactor
 from interlock.telemetry.trace import Span
 from interlock.testing import FakeClock
 from tests import processes, sample
-from tests.approvals.test_mail import PASSWORD as MAIL_PASSWORD
-from tests.approvals.test_mail import SmtpServer
-from tests.approvals.test_webhook import SECRET, Receiver
-from tests.doors.test_lifecycle import ONE_EACH, Place, opened
-from tests.support.calls import admit
+from tests.support.calls import FIELDS, admit
 from tests.support.identities import did_of
+from tests.support.lifecycles import ONE_EACH, Place, opened
+from tests.support.mail import PASSWORD as MAIL_PASSWORD
+from tests.support.mail import SmtpServer
 from tests.support.stores import everything_in
 from tests.support.ways import Wish
+from tests.support.webhooks import SECRET, Receiver
 from tests.support.wires import WIRES, Heard, Wires, wired
 
 Json = dict[str, Any]
-FIELDS = {
-    "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
-    "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
-}  # fmt: skip
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
 CHANNELS = [{"name": "chat", "url": "json://127.0.0.1:9/{secret}", "secret": "chat", "allow_private": True}]
 Private = Annotated[

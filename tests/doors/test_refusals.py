@@ -16,7 +16,7 @@ from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.http import connection
-from tests.doors.test_contracts import sound
+from tests.support.faults import sound
 from tests.support.wires import BOTH, META, MODERN, Heard, Wires, opened, typed_refusal
 
 LIST: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}}

@@ -22,11 +22,11 @@ from interlock.core.errors import Failure
 from interlock.registry.retirement import deprecate
 from interlock.testing import FakeClock
 from tests import sample
-from tests.doors.test_rest import COMPLETE
-from tests.gateway.test_results import person
-from tests.registry.test_retirement import GUIDE, versioned
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.private import person
+from tests.support.rest import COMPLETE
+from tests.support.versions import GUIDE, versioned
 from tests.support.ways import DOORS, ERAS, Ways, Wish, register_people, served
 from tests.upstreams.servers import Answer, HttpServer
 

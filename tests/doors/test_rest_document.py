@@ -26,7 +26,7 @@ from interlock.doors.rest import rest_app
 from interlock.doors.rest.invoke import FIELDS, LONGEST_MS, read
 from interlock.doors.rest.models import InvokeBody
 from interlock.http.asgi import MAX_BODY
-from tests.doors.test_rest import serving
+from tests.support.rest import serving
 from tests.thorough import THOROUGH
 
 Json = dict[str, Any]

@@ -13,10 +13,10 @@ import pytest_asyncio
 from interlock import Caller, Failure
 from interlock.authority.delegation import delegate_offline
 from tests import sample
-from tests.doors.test_rest import World, refused, serving
 from tests.support import stores
 from tests.support.identities import did_of as did
 from tests.support.identities import private_key
+from tests.support.rest import World, refused, serving
 
 Json = dict[str, Any]
 APPROVERS = frozenset({"approvers"})

@@ -19,8 +19,8 @@ from interlock.doors.server import Gate
 from interlock.http import route
 from interlock.http.asgi import Scope
 from interlock.store.changes import FRESH_S
-from tests.doors.test_hostile import until
 from tests.sample import Number
+from tests.support.calls import until
 from tests.support.servers import Peer, Place, place
 
 Json = dict[str, Any]

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,19 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-import pytest_asyncio
 
 from interlock import Interlock
 from interlock.authority.identities import Identity
 from interlock.core.errors import Failure
 from interlock.doors.server import Listening
 from interlock.http import asgi, connection
-from tests.doors.test_grpc import certificate
 from tests.support.calls import turn
+from tests.support.grpc import certificate
 from tests.support.identities import did_of
 from tests.support.servers import LOOPBACK, Place, place
 
 Json = dict[str, Any]
 ADD = {"tool_id": "demo.add", "parameters": {"a": 2, "b": 3}}
-
-
-@pytest_asyncio.fixture
-async def here(home: Path) -> AsyncGenerator[Place]:
-    async with place(home) as made:
-        yield made
 
 
 @pytest.mark.parametrize("path", ["/v1/tools", "/v1/tools/invoke", "/rpc", "/mcp", "/health", "/metrics"])

@@ -16,8 +16,8 @@ from interlock.call.events import Event
 from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import sample
-from tests.cli.conftest import Cli
 from tests.support.calls import admit, until
+from tests.support.cli import Cli
 from tests.support.wires import WIRES, Wires, wired
 
 Json = dict[str, Any]

@@ -19,9 +19,9 @@ import pytest
 from interlock import Context, Effect, Failure, Field, Interlock, Precondition, Preview, tool
 from interlock.contract.effects import expected, manifest_faults
 from interlock.contract.manifest import parse_manifest
-from tests.doors.test_parity import opened, same, through_all
 from tests.sample import Text
 from tests.support.calls import admit, code, records
+from tests.support.parity import opened, same, through_all
 from tests.support.ways import Wish
 
 ROUNDS = 1000

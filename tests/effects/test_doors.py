@@ -20,11 +20,11 @@ from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import processes
-from tests.doors.test_parity import opened, same, through_all
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_programs import MARK, NAMED, written
 from tests.sample import Text
 from tests.support.calls import admit, code, records
+from tests.support.parity import opened, same, through_all
+from tests.support.programs import MARK, NAMED, written
 from tests.support.ways import DOORS, Ways, Wish
 
 Json = dict[str, Any]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from interlock.core.clock import Clock
 from interlock.executors.egress import Egress, Limits, Refusal, Seen, violation
 from interlock.executors.egress.proxy import Streams
-from tests.egress.test_reading import client_hello
 from tests.egress.world import OTHER, PUBLIC, SOON, becomes, both, world
+from tests.support.hellos import client_hello
 
 GET = b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 CONNECT = b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n"

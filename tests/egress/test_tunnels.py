@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from interlock.executors.egress import Limits
 from interlock.executors.egress.hello import DENIED
 from interlock.executors.egress.proxy import Streams
-from tests.egress.test_reading import client_hello, in_records, with_extension
 from tests.egress.world import PUBLIC, SOON, World, becomes, both, world
 from tests.needs import need
+from tests.support.hellos import client_hello, in_records, with_extension
 
 CONNECT = b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n"
 HELLO = client_hello("api.example.com")

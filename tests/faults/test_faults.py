@@ -6,13 +6,10 @@ import asyncio
 import ctypes
 import json
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +22,13 @@ from interlock.audit.chain import verify
 from interlock.store.home import Home
 from interlock.store.writer import Writer
 from tests import sample
-from tests.crash.counter import effects
-from tests.crash.test_kill import prepare
+from tests.crash.counter import effects, mark
 from tests.sample import world
 from tests.support import forked
-from tests.support.calls import code, records
+from tests.support.calls import code, prepare, records
+from tests.support.disks import full_disk
 
 ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
-    """No file of this process may grow beyond what it is: the kernel refuses writes as a full disk would."""
-    import signal
-
-    largest = largest or max(path.stat().st_size for path in home.iterdir() if path.is_file())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.proves("AUDIT-04")
@@ -260,7 +241,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 @pytest.mark.proves("IDEM-07")
 async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain(tmp_path: Path) -> None:
     shared_home, lines = tmp_path / "home", tmp_path / "effects"
-    await prepare(shared_home)
+    await prepare(shared_home, mark)
     environment = {**os.environ, "EFFECTS": str(lines), "CRASH_AT": ""}
     workers = [
         await asyncio.create_subprocess_exec(

@@ -16,11 +16,10 @@ from interlock.authority.identities import Identity
 from interlock.gateway import reconcile
 from interlock.testing import FakeClock
 from tests import sample
-from tests.conftest import TOOLS
 from tests.gateway.checkpoint_tools import awaits
 from tests.gateway.isolated_tools import attempt
-from tests.gateway.test_interleavings import slow_write
-from tests.support.calls import admit, until
+from tests.sample import TOOLS
+from tests.support.calls import admit, slow_write, until
 from tests.support.identities import did_of
 
 USER, AGENT = did_of("user"), did_of("agent")

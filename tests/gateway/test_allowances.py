@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,15 +26,14 @@ from interlock.executors.sandbox.job import Outcome
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.testing import FakeClock
 from tests.gateway.metered_tools import burn
-from tests.gateway.test_secrets import lateness
-from tests.support.calls import code, publish
+from tests.support.calls import code, lateness, publish
+from tests.support.payments import Amount, route, world
 from tests.support.stores import busy
 
 BUDGETS = pytest.mark.proves("OBS-08")
 COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
 RATES = pytest.mark.proves("RESIL-05")
 
-Amount = Annotated[float, Field(description="what it costs", examples=[0.5], ge=0)]
 Flag = Annotated[bool, Field(description="whether to", examples=[False])]
 Name = Annotated[str, Field(description="a name", examples=["a"])]
 Tree = Annotated[list[Any], Field(description="cost, retries and calls below", examples=[[1, 0, []]])]
@@ -46,18 +44,6 @@ ANN, BOB = Caller(id="user:ann", tenant="acme", trust=90), Caller(id="user:bob",
 EVE = Caller(id="user:eve", tenant="other", trust=90)
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
 AGENT = make_did_key(make_private("EdDSA").public_key())
-
-
-class World:
-    def __init__(self) -> None:
-        self.runs = 0
-        self.failure: Failure | Exception | None = None
-        self.failures: dict[str, int] = {}
-        self.began = threading.Event()
-        self.go = threading.Event()
-
-
-world = World()
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="pay", estimated_cost=1.0)
@@ -108,15 +94,6 @@ async def sign(ctx: Context) -> str:
 @sign.preview
 def _() -> Preview:
     return Preview(impact="would sign")
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="pay", external_service="maps")
-async def route(actual: Amount = 1.0) -> str:
-    """A read that asks a service."""
-    world.runs += 1
-    if world.failure is not None:
-        raise world.failure
-    return "there"
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="pay", external_service="maps")

@@ -23,10 +23,10 @@ from interlock.contract.manifest import Sandboxing, parse_manifest
 from interlock.contract.standard import ToolResult
 from interlock.privacy.scrub import holds
 from interlock.registry.source import load
-from tests.cli.conftest import Cli
 from tests.gateway import artifact_tools as files
-from tests.gateway.test_programs import TEXT, manifest, written
 from tests.support.calls import admit, code, records
+from tests.support.cli import Cli
+from tests.support.programs import TEXT, manifest, written
 from tests.support.stores import refusing
 
 pytestmark = pytest.mark.usefixtures("module_leaves_nothing_behind")

@@ -16,9 +16,9 @@ from interlock.data.canonical import sealed_digest
 from interlock.store.backup import copied
 from interlock.store.homes import home_at
 from tests import sample
-from tests.approvals.test_webhook import Receiver
 from tests.support.calls import admit
 from tests.support.stores import address_of, contents
+from tests.support.webhooks import Receiver
 
 PLANTED = "the quick brown heron wades"
 

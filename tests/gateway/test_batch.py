@@ -3,162 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
+from interlock import BatchPolicy, Caller, Interlock, Request
 from interlock.call.events import Event
-from interlock.gateway.hooks import Hook, HookResult, Seen
+from interlock.gateway.hooks import Hook, HookResult
 from interlock.testing import FakeClock
-from tests.sample import Number, Text
-from tests.support.calls import code, publish, records
+from tests.support.batches import (
+    OVERLAPPING,
+    checked,
+    gates,
+    judged,
+    others_would_have_begun,
+    overlaps,
+    prepare,
+    release,
+    running,
+    shift,
+)
+from tests.support.calls import code, records, until
 
-running: set[int] = set()
-overlaps: list[tuple[frozenset[int], int]] = []
-gates: dict[int, asyncio.Event] = {}
-checked: list[int] = []
-judged: list[int] = []
-
-
-async def _work(number: int, fail: bool) -> int:
-    overlaps.append((frozenset(running), number))
-    running.add(number)
-    try:
-        await gates.setdefault(number, asyncio.Event()).wait()
-        if fail:
-            raise Failure("PRECONDITION_FAILED", "as asked")
-        return number
-    finally:
-        running.discard(number)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
-async def safe(number: Number, fail: Annotated[bool, Field(description="fail as asked")] = False) -> int:
-    """May overlap others."""
-    return await _work(number, fail)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b")
-async def alone(number: Number) -> int:
-    """Reads, but says nothing about overlapping."""
-    return await _work(number, False)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
-async def depends(number: Number) -> int:
-    """May overlap others for even numbers only."""
-    return await _work(number, False)
-
-
-@depends.concurrent
-def _(number: int) -> Any:
-    if number == 100:
-        raise SystemExit
-    return "yes" if number == 101 else number % 2 == 0
-
-
-@depends.check
-def _(number: int) -> list[str]:
-    checked.append(number)
-    return ["a number is not negative"] if number < 0 else []
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
-async def refuses(number: Number) -> int:
-    """Decides by input, and never agrees."""
-    return await _work(number, False)
-
-
-@refuses.concurrent
-async def _(number: int) -> bool:
-    judged.append(number)
-    return False
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
-async def modifies(ctx: Context, text: Text) -> str:
-    """Asks for a change of context."""
-    ctx.modify_context(topic=text)
-    await asyncio.sleep(0)
-    return text
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
-async def outside(number: Number) -> int:
-    """Reads something outside."""
-    return await _work(number, False)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, isolated_calls=True)
-async def outside_isolated(number: Number) -> int:
-    """Reads something outside that no other call changes."""
-    return await _work(number, False)
-
-
-@tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="b", concurrency_safe=True, external_io=False,
-    effects=[Effect("place:{number}", "UPDATE")],
-)  # fmt: skip
-async def write(number: Number) -> int:
-    """Writes, and can be undone."""
-    return await _work(number, False)
-
-
-@write.compensate
-async def _unwrite(number: int) -> None: ...
-
-
-@tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="b", concurrency_safe=True, external_io=False,
-    isolated_calls=True, effects=[Effect("place:{number}", "UPDATE")],
-)  # fmt: skip
-async def write_isolated(number: Number) -> int:
-    """Writes a place of its own."""
-    return await _work(number, False)
-
-
-@write_isolated.compensate
-async def _unwrite_isolated(number: int) -> None: ...
-
-
-def _destroys(name: str, isolated: bool) -> Any:
-    """A tool whose effect cannot be undone."""
-
-    @tool(
-        version="1.0.0", mutation_class="write_irreversible", namespace="b", name=name, concurrency_safe=True,
-        external_io=False, isolated_calls=isolated, effects=[Effect("place:{number}", "DELETE")],
-    )  # fmt: skip
-    async def destroys(number: Number) -> int:
-        """Destroys a place."""
-        return await _work(number, False)
-
-    @destroys.preview
-    def _(number: int) -> Preview:
-        return Preview(impact=f"{number} would be gone")
-
-    return destroys
-
-
-destroy, destroy_isolated = _destroys("destroy", False), _destroys("destroy_isolated", True)
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
-async def tells(ctx: Context, number: Number) -> int:
-    """Says how far it is, and ends at once."""
-    ctx.progress(f"{number} is half way", percent=50)
-    return number
-
-
-TOOLS = (
-    safe, alone, depends, refuses, modifies, outside, outside_isolated, write, write_isolated, destroy,
-    destroy_isolated, tells,
-)  # fmt: skip
-OVERLAPPING = ("safe", "outside_isolated", "write_isolated")
 KINDS = (*OVERLAPPING, "alone", "depends", "outside", "write", "destroy", "destroy_isolated")
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
@@ -167,16 +36,6 @@ REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 async def batches(lock: Interlock) -> Interlock:
     await prepare(lock)
     return lock
-
-
-async def prepare(lock: Interlock) -> None:
-    running.clear()
-    overlaps.clear()
-    gates.clear()
-    judged.clear()
-    for one in TOOLS:
-        await lock.journal.commit(publish(one))
-        lock.catalog.attach(one)
 
 
 def requests(lock: Interlock, kinds: list[str]) -> list[Request]:
@@ -190,30 +49,6 @@ async def agree(lock: Interlock, wanted: list[Request]) -> None:
         if request.tool.startswith("b.destroy"):
             asked = await lock.call(request.tool, request.arguments, key=request.key)
             await lock.approvals.approve(asked.metadata["pending"]["ticketId"], by=REVIEWER)
-
-
-async def release(numbers: list[int], until: Callable[[], bool]) -> None:
-    """Let members end in a given order, turn by turn, for as long as the batch is not done."""
-    async with asyncio.timeout(20):
-        while not until():
-            for number in numbers:
-                if number in running:
-                    gates[number].set()
-                    break
-            await asyncio.sleep(0)
-
-
-async def others_would_have_begun() -> None:
-    """Give calls that may begin the time for it: turns of the loop, and of the threads that hooks and checks run in."""
-    for _ in range(50):
-        await asyncio.to_thread(int)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait, turn by turn of the loop, until something holds."""
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - what is waited for is in the tools' hands, which have no event to set
-            await asyncio.sleep(0)
 
 
 @pytest.mark.proves("LIFE-17")
@@ -263,18 +98,6 @@ async def test_what_destroys_writes_or_reaches_outside_runs_alone(batches: Inter
     await release([0, 1, 2, 3], task.done)
     assert [result.unwrap() for result in await task] == [0, 1, 2, 3]
     assert overlaps == [(frozenset(), number) for number in range(4)]
-
-
-def shift(lock: Interlock, by: int) -> list[int]:
-    """Have a hook add to every number. Returns the numbers that it was given."""
-    seen: list[int] = []
-
-    def add(one: Seen) -> HookResult:
-        seen.append(one.input["number"])
-        return HookResult(updated_input={"number": one.input["number"] + by})
-
-    lock.hook(Hook(id="adds", when="pre", tools="b.depends", run=add))
-    return seen
 
 
 @pytest.mark.proves("LIFE-17")

@@ -16,8 +16,8 @@ from interlock.api.calls import Calls
 from interlock.call.capability import Capability
 from interlock.contract.standard.calls import ToolPermissionDecision
 from interlock.data.schema import Json
-from tests.gateway.test_permissions import Where, bound_to
 from tests.support.calls import admit, code
+from tests.support.capabilities import Where, bound_to
 
 Paths = Annotated[list[str], Field(description="files", examples=[["/srv/a"]], json_schema_extra={"format": "path"})]
 Secret = Annotated[str, Field(description="a file", examples=["/srv/a"], json_schema_extra={"format": "path"})]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from interlock import Interlock, Sandboxing, tool
 from interlock.call.capability import Capability, Link, ToolGrant
@@ -18,21 +15,7 @@ from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from tests.gateway import isolated_tools as cell
 from tests.support.calls import code, publish, records
-
-
-@pytest_asyncio.fixture
-async def upstream() -> AsyncGenerator[int]:
-    """A host that the tool's manifest names, here on this machine."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
+from tests.support.hosts import upstream as upstream
 
 
 def bound_to(*resources: str) -> Capability:

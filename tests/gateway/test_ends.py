@@ -12,20 +12,11 @@ import pytest
 from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.call.cost import Cost
 from interlock.contract.effects import Change
-from interlock.core.errors import Failure
 from interlock.data.canonical import digest
 from tests import sample
-from tests.doors.test_records import FIELDS
 from tests.gateway import isolated_tools as cell
-from tests.support.calls import admit, code
-
-SURROGATE = "\ud800"
-
-
-def _loop() -> list[Any]:
-    found: list[Any] = []
-    found.append(found)
-    return found
+from tests.support.calls import FIELDS, admit, code
+from tests.support.failures import FAILURES, SURROGATE, fall, looped
 
 
 def _deep() -> Any:
@@ -42,7 +33,7 @@ def _set_cost(ctx: Context, amount: Any) -> None:
 REPORTS: dict[str, Callable[[Context], Any]] = {
     "a resource that is no text": lambda ctx: ctx.effect(SURROGATE, "UPDATE"),
     "a value that is no JSON": lambda ctx: ctx.effect("x:a", "UPDATE", after=object()),
-    "a value that holds itself": lambda ctx: ctx.effect("x:a", "UPDATE", after=_loop()),
+    "a value that holds itself": lambda ctx: ctx.effect("x:a", "UPDATE", after=looped()),
     "a value too deep": lambda ctx: ctx.effect("x:a", "UPDATE", after=_deep()),
     "a value too large": lambda ctx: ctx.effect("x:a", "UPDATE", after=10**30),
     "a change that is none": lambda ctx: ctx.changes.append(7),  # pyright: ignore[reportArgumentType]
@@ -59,13 +50,6 @@ REPORTS: dict[str, Callable[[Context], Any]] = {
     "a part that is no text": lambda ctx: ctx.partial(SURROGATE),
     "a part that is no JSON": lambda ctx: ctx.partial(object()),
     "a fact that is no text": lambda ctx: ctx.attest(SURROGATE, SURROGATE, lambda: SURROGATE),
-}
-FAILURES: dict[str, Callable[[], Exception]] = {
-    "a message that is no text": lambda: Failure("E3411", SURROGATE),
-    "details that are no JSON": lambda: Failure("E3411", "no", details={"a": object()}),
-    "details that are no text": lambda: Failure("E3411", "no", details={"a": SURROGATE, SURROGATE: 1}),
-    "a text that is no text": lambda: ValueError(SURROGATE),
-    "details that hold themselves": lambda: Failure("E3411", "no", details={"a": _loop()}),
 }
 
 
@@ -85,25 +69,6 @@ def _(name: str) -> Preview:
 
 
 @report.compensate
-async def _(name: str) -> None:
-    return None
-
-
-@tool(
-    version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:a", "UPDATE")],
-    concurrency_safe=True,
-)  # fmt: skip
-async def fall(name: sample.Name) -> str:
-    """Fail with something odd."""
-    raise FAILURES[name]()
-
-
-@fall.preview
-def _(name: str) -> Preview:
-    return Preview(impact=name)
-
-
-@fall.compensate
 async def _(name: str) -> None:
     return None
 

@@ -13,22 +13,19 @@ import pytest
 from interlock import Caller, Interlock
 from interlock.audit.decisions import decision_of
 from interlock.authority.decisions import Question
-from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
-from interlock.authority.keys import make_private
 from interlock.call.phases import Decision
 from interlock.call.results import Result
 from interlock.contract.standard.calls import ToolPermissionDecision
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
-from tests.authority.test_remote import FakeEngine, fake
-from tests.conftest import TOOLS
-from tests.sample import world
+from tests.sample import TOOLS, world
 from tests.support.calls import code, records
+from tests.support.engines import FakeEngine, fake
+from tests.support.identities import AGENT
 
 __all__ = ["fake"]
 
-AGENT = make_did_key(make_private("EdDSA").public_key())
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 

@@ -35,11 +35,10 @@ from interlock.executors.function import make
 from interlock.registry import quarantine
 from interlock.telemetry import w3c
 from interlock.testing import FakeClock
-from tests.gateway.test_engines import AGENT
 from tests.support import source
 from tests.support.calls import admit, code, records, until
 from tests.support.executors import site
-from tests.support.identities import did_of
+from tests.support.identities import AGENT, did_of
 from tests.support.stores import busy, impatient
 
 pytestmark = pytest.mark.usefixtures("either_way")

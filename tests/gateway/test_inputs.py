@@ -22,22 +22,23 @@ from interlock.gateway.inputs import replay
 from interlock.registry.source import load
 from interlock.store.homes import home_at
 from tests import sample
-from tests.cli.conftest import Cli
-from tests.crash.test_kill import ROOT, prepare
+from tests.crash.counter import mark
 from tests.gateway import isolated_tools
-from tests.gateway.test_ends import fall
-from tests.gateway.test_paging import rows
-from tests.gateway.test_programs import NUMBER, manifest, written
 from tests.support import forked
-from tests.support.calls import admit, records
+from tests.support.calls import admit, prepare, records
+from tests.support.cli import Cli
+from tests.support.failures import fall
 from tests.support.identities import did_of
+from tests.support.paging import rows
+from tests.support.private import CANARY
+from tests.support.programs import NUMBER, manifest, written
+from tests.support.source import ROOT
 from tests.support.stores import bury
 from tests.support.wires import opened
 from tests.upstreams.servers import HttpServer, json_answer
 
 Json = dict[str, Any]
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
-CANARY = "Quux-7731-canary"
 Count = Annotated[int, Field(description="how many", examples=[1])]
 Counts = Annotated[list[int], Field(description="how many of each", examples=[[1]])]
 Note = Annotated[str | None, Field(description="anything", examples=["x"])]
@@ -559,7 +560,7 @@ async def _has_the_hash_alone(lock: Interlock, call: str, model_input: Json) -> 
 
 @pytest.mark.proves("LIFE-05")
 async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: Path, tmp_path: Path) -> None:
-    await prepare(home)
+    await prepare(home, mark)
     died = await asyncio.create_subprocess_exec(
         *forked.python(), "-c", DYING, str(home), cwd=ROOT,
         env={**os.environ, "EFFECTS": str(tmp_path / "effects"), "CRASH_AT": "after the effect"},

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen, Tool
+from interlock import Caller, Context, Failure, Hook, Interlock, Request, Seen
 from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.store.homes import home_at
@@ -22,7 +22,7 @@ from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import Name, world
-from tests.support.calls import admit, code, records, turn, until, write
+from tests.support.calls import admit, code, records, slow_write, turn, until, write
 from tests.support.stores import busy, impatient
 
 
@@ -31,19 +31,6 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any]:
-    """A write in a thread that nothing can stop, until the world is released."""
-
-    def pay() -> str:
-        """Pay slowly, and heed nobody."""
-        entered.set()
-        world.release.wait(10)
-        world.runs += 1
-        return "paid"
-
-    return write(pay, restart_safe=restart_safe)
 
 
 Timed = tuple[Interlock, FakeClock]

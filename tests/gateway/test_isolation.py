@@ -30,9 +30,9 @@ from interlock.data.schema import Json
 from interlock.registry.source import load
 from tests import processes
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_programs import TEXT, manifest, written
 from tests.sample import Text
 from tests.support.calls import admit, code, publish, records, until
+from tests.support.programs import TEXT, manifest, written
 
 TOOLS = (
     cell.double, cell.attempt, cell.count, cell.drop, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more,

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-from typing_extensions import TypedDict
 
-from interlock import Caller, Field, Interlock, tool
-from tests.sample import Text
+from interlock import Caller, Interlock
 from tests.support.calls import code
-
-
-class Page(TypedDict):
-    items: list[int]
-    cursor: str | None
-    totalCount: int
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="p", paged=True)
-async def rows(
-    prefix: Text,
-    secret: Annotated[str, Field(description="part of the query", examples=["x"])],
-    cursor: Annotated[str | None, Field(description="where to go on")] = None,
-) -> Page:
-    """Twenty-five rows, ten at a time."""
-    assert (prefix, secret) == ("a", "hush")
-    start = int(cursor or 0)
-    page = list(range(25))[start : start + 10]
-    after = start + 10
-    return {"items": page, "cursor": str(after) if after < 25 else None, "totalCount": 25}
+from tests.support.paging import rows
 
 
 @pytest.fixture

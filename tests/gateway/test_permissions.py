@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, Sandboxing, tool
-from interlock.call.capability import Capability, Link, ToolGrant
 from interlock.contract import permissions
 from interlock.contract.contract import Contract, contract_of
 from interlock.contract.manifest import parse_manifest
@@ -28,13 +27,13 @@ from interlock.executors.egress import EgressPolicy
 from interlock.gateway import token_checks
 from interlock.registry.source import load
 from tests.gateway import isolated_tools as cell
-from tests.gateway.test_egress import upstream as host
-from tests.gateway.test_programs import manifest, written
 from tests.support.calls import admit, code, records
+from tests.support.capabilities import Where, bound_to
+from tests.support.hosts import upstream as host
+from tests.support.programs import manifest, written
 
 __all__ = ["host"]
 
-Where = Annotated[str, Field(description="a file", examples=["/srv/data/a"], json_schema_extra={"format": "path"})]
 LEFT = (
     "in-process tools share the server's process: their network, what they read, changes that are not watched, and"
     " credentials in its memory are not held to the list"
@@ -45,14 +44,6 @@ LEFT = (
 async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
     async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
         yield opened
-
-
-def bound_to(*resources: str) -> Capability:
-    link = Link(
-        jti="j", subject="did:key:z", scopes=frozenset(), tools=(ToolGrant("*"),), not_before=0, expires=2**40,
-        resources=resources, constraints={},
-    )  # fmt: skip
-    return Capability(digest="|".join(resources), issuer="i", links=(link,))
 
 
 # Files

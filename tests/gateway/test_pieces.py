@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
-from interlock import Caller, Failure, Field, Interlock, tool
+from interlock import Caller, Failure, Interlock
 from interlock.api.doctor import examine
 from interlock.audit.chain import verify
 from interlock.audit.retention import expire_payloads
@@ -23,30 +23,8 @@ from interlock.store.journal import Journal
 from interlock.store.payloads import PIECE_BYTES
 from interlock.store.sealing import keys_in_use
 from tests.support import stores
-from tests.support.calls import admit, until, write
-
-Size = Annotated[int, Field(description="how many characters", examples=[1])]
-LARGE = 3 * PIECE_BYTES
-ANN = Caller(id="user:ann", tenant="north")
-
-
-def text(size: int) -> str:
-    return ("0123456789" * (size // 10 + 1))[:size]
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="piece", max_inline_chars=100, persist_output=True)
-async def produce(size: Size) -> str:
-    """A text of so many characters."""
-    return text(size)
-
-
-async def change_much(size: Size) -> str:
-    """Change something and tell much about it."""
-    return text(size)
-
-
-changing = write(change_much, max_inline_chars=100, persist_output=True)
-CHANGE = "demo.change_much"
+from tests.support.calls import admit, until
+from tests.support.pieces import ANN, CHANGE, LARGE, changing, produce, text
 
 
 @asynccontextmanager

@@ -18,18 +18,7 @@ from interlock.data.schema import Json
 from interlock.registry.source import load
 from interlock.store.homes import home_at
 from tests.support.calls import admit
-
-SOURCE = """
-from interlock import tool
-
-def helper():
-    return "as admitted"
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="pinned", sandbox=True, timeout_s=20)
-def say() -> str:
-    "Say what the helper says."
-    return helper()
-"""
+from tests.support.tool_modules import SOURCE
 
 
 async def test_an_edited_file_is_not_what_runs_and_is_another_version(home: Path, tmp_path: Path) -> None:

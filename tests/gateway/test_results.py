@@ -29,6 +29,7 @@ from interlock.data.schema import Schema
 from interlock.store.port import Transaction
 from tests.sample import Number, Text, world
 from tests.support.calls import admit, code, publish, records
+from tests.support.private import person
 from tests.support.stores import everything_in
 
 returned: list[Any] = []
@@ -45,19 +46,6 @@ async def shaped(text: Text) -> dict[str, list[Annotated[int, Field(ge=0, le=9)]
 async def lenient(text: Text) -> dict[str, float | bool]:
     """Return text where numbers are promised."""
     return returned[-1]
-
-
-class Person(BaseModel):
-    name: str
-    mail: Annotated[str, Field(json_schema_extra={"x-sensitivity": "pii", "x-disclose": "pii:read"})]
-    note: str
-    password: str
-
-
-@tool(version="1.0.0", mutation_class="read_only", namespace="r")
-async def person(text: Text) -> Person:
-    """A person with things not everybody may see."""
-    return Person(name="Ann", mail="ann@example.org", note=f"call 555-123-4567, {text}", password="supersecret")
 
 
 PRIVATE = ("ann@example.org", "555-123-4567", "supersecret")

@@ -29,9 +29,9 @@ from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests import processes
 from tests.authority.fake_vault import TOKEN, FakeVault
-from tests.cli.conftest import Cli
 from tests.sample import Text
-from tests.support.calls import code, publish, records
+from tests.support.calls import code, lateness, publish
+from tests.support.cli import Cli
 from tests.support.stores import everything_in
 
 API_KEY, PASSWORD, LENT = "sk-secret123456", "supersecret", "Zq7-lent-canary-9431"
@@ -864,13 +864,6 @@ async def test_a_credential_that_met_a_rate_limit_rests_and_the_next_call_gets_a
     time.advance((retry_after_ms or 60_000) / 1000)
     assert (await lend.call("lend.use", which=NAME, key="b")).ok
     assert stage.seen == [LENT, "spare", LENT]
-
-
-async def lateness(lock: Interlock, result: Result) -> None:
-    """Wait until the true outcome of a call that was cut off is on record."""
-    async with asyncio.timeout(10):
-        while not records(lock, result.invocation_id, kind="late"):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
 
 
 @DOORS

@@ -22,8 +22,7 @@ from interlock.store.homes import home_at
 from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests import sample
-from tests.conftest import TOOLS
-from tests.sample import world
+from tests.sample import TOOLS, world
 from tests.support.calls import code
 
 HOUR, DAY = 3_600, 86_400

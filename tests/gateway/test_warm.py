@@ -13,9 +13,9 @@ from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from tests import sample
-from tests.gateway.test_pinned import SOURCE
 from tests.support.calls import admit
 from tests.support.executors import site
+from tests.support.tool_modules import SOURCE
 
 
 async def _home_with_a_sandboxed_tool(home: Path, directory: Path) -> None:

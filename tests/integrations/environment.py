@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.upstreams.mcp_servers.real import (
     ROOT,
-    _once,  # pyright: ignore[reportPrivateUsage]
+    install_once,
     install_python,
     make_environment,
 )
@@ -22,7 +22,7 @@ def libraries_python() -> str:
     names another version: only what is missing is installed, which takes some seconds, once.
     """
     folder = ROOT / ".venv-integrations"
-    _once(folder, (LOCK,), _install)
+    install_once(folder, (LOCK,), _install)
     return str(folder / "bin" / "python")
 
 

@@ -18,7 +18,7 @@ from interlock.contract.contract import admitted_contract, parse_contract
 from interlock.store.port import Transaction
 from interlock.store.tables import tool_version
 from interlock.store.tools import bump_epoch
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 
 MANY = 600
 KINDS = 3  # reads, writes that can be undone, and others

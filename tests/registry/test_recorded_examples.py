@@ -9,7 +9,7 @@ import pytest
 
 from interlock import Effect, Example, Failure, Field, Interlock, Tool, tool
 from interlock.registry.catalog import contract_digest
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 
 City = Annotated[str, Field(description="the city", examples=["Bern"], min_length=2)]
 SOURCE = '''

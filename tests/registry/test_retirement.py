@@ -13,10 +13,9 @@ from typing import Any
 import orjson
 import pytest
 
-from interlock import Clock, Interlock, Result, Tool
+from interlock import Clock, Interlock, Result
 from interlock.api import background
-from interlock.contract.declare import from_manifest
-from interlock.contract.manifest import LifecycleState, parse_manifest
+from interlock.contract.manifest import LifecycleState
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.registry import retirement
@@ -24,10 +23,10 @@ from interlock.registry.retirement import Milestone, Usage, amend, deprecate, mo
 from interlock.store.changes import MAX_STALE_S
 from interlock.store.port import Store
 from interlock.store.tools import Notice
+from tests.support.versions import GUIDE, versioned
 
 Json = dict[str, Any]
 DAY_MS = 86_400_000
-GUIDE = "https://example.com/to-2"
 STATES: tuple[LifecycleState, ...] = ("active", "deprecated", "sunset", "removed")
 
 
@@ -47,27 +46,6 @@ class FakeTime:
     def pass_a_moment(self) -> None:
         """Long enough for every process to notice what another one did to the registry."""
         self.ms += int(MAX_STALE_S * 1000)
-
-
-def versioned(version: str) -> Tool[..., Any]:
-    document: Json = {
-        "tool_id": "answer",
-        "namespace": "demo",
-        "version": version,
-        "name": "Answer",
-        "description": "Answers with its own version.",
-        "provider": "local",
-        "protocol": "native",
-        "parameters": {"type": "object", "properties": {}},
-        "result_schema": {"type": "string"},
-        "required_permissions": [],
-        "timeout_class": "interactive",
-        "idempotency": {},
-        "mutation_class": "read_only",
-        "observability": {},
-        "aliases": ["reply"],
-    }
-    return from_manifest(parse_manifest(document), lambda: version, {})
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
@@ -12,31 +11,10 @@ import pytest
 import pytest_asyncio
 
 from interlock.executors.sandbox import pool
-from interlock.executors.sandbox.allowance import Allowance
-from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
-from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
-from tests import leaks, processes
-from tests.needs import need
+from tests import leaks
+from tests.support.sandboxes import ROOMY, bundles_left, strays
 from tests.support.zygotes import Zygote
-
-ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
-PROGRAMS = {"bubblewrap": ("bwrap", "bubblewrap"), "gvisor": ("runsc", "runsc")}
-
-
-def require(backend: str) -> None:
-    """The back end's program must be there."""
-    if backend in PROGRAMS:
-        need(*PROGRAMS[backend])
-
-
-def has_cgroups() -> bool:
-    """Whether this host lets us make groups. Where it does not, tests assert what bounds a call instead."""
-    try:
-        Cgroups.open().close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
@@ -74,34 +52,5 @@ def nothing_is_left() -> Generator[None]:
     assert bundles_left() == []
 
 
-# Zygotes, spare children, and the servers that tests share.
-_TESTS_OWN = ("zygote.launch", "tests.warm", "interlock-redis-")
-
-
-def strays() -> list[str]:
-    """Processes below ours that are not those of the tests: what a call has left."""
-    found: list[str] = []
-    for pid in processes.below(os.getpid()):
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z" and not any(ours in line for ours in _TESTS_OWN):
-            found.append(line)
-    return found
-
-
 def _mounts() -> str:
     return Path("/proc/self/mountinfo").read_text()
-
-
-def bundles_left() -> list[Path]:
-    """The temporary directories of sandboxes of this process."""
-    return list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))
-
-
-def groups_left(server: int | None = None) -> list[str]:
-    """The cgroups of a server, of this process if none is named. Other servers' come and go while we look."""
-    mine = f"{PREFIX}{os.getpid() if server is None else server}-"
-    return [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(mine)]

@@ -13,7 +13,7 @@ async def siege(backend: str, first: int, step: int) -> int:
     from interlock.executors.sandbox.pool import Host
     from interlock.executors.sandbox.supervisor import Sandbox
     from tests.sandbox.attacks import ATTACKS, Attack
-    from tests.sandbox.conftest import ROOMY, bundles_left, groups_left, strays
+    from tests.support.sandboxes import ROOMY, bundles_left, groups_left, strays
 
     packages = tuple(path for path in sys.path if path.endswith(("site-packages", "src")))
     host = Host(paths=packages)

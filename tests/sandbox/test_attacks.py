@@ -12,11 +12,10 @@ import pytest
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests.needs import missing
 from tests.sandbox.attacks import ATTACKS, Attack
-from tests.sandbox.conftest import require
+from tests.support.sandboxes import ORDINARY, ordinary_python, require
 from tests.thorough import THOROUGH
 
 HERE = Path(__file__).parent
-ORDINARY = 1000
 
 
 @pytest.mark.proves("EXEC-03")
@@ -43,7 +42,7 @@ def test_every_attack_fails_on_every_back_end_for_every_user(place: tuple[int, s
     if os.getuid() != 0 and user != os.getuid():
         missing("only root can become another user: run the tests as root")
     done = subprocess.run(
-        [_python(user), "-I", str(HERE / "siege.py"), backend, *map(str, part), *sys.path],
+        [ordinary_python(user), "-I", str(HERE / "siege.py"), backend, *map(str, part), *sys.path],
         user=user,
         group=user,
         extra_groups=[],
@@ -55,20 +54,3 @@ def test_every_attack_fails_on_every_back_end_for_every_user(place: tuple[int, s
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "every attack failed\n", "")
-
-
-def _python(user: int) -> str:
-    """An interpreter that this user can start: the one that runs the tests may lie in somebody's home."""
-    for python in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
-        tried = (
-            subprocess.run([python, "-c", ""], user=user, group=user, check=False, cwd="/")
-            if _there(python, user)
-            else None
-        )
-        if tried is not None and tried.returncode == 0:
-            return python
-    return missing(f"no interpreter of this version can be started by user {user}")
-
-
-def _there(python: str, user: int) -> bool:
-    return user == os.getuid() or all(os.stat(one).st_mode & 0o001 for one in (python, *Path(python).parents))

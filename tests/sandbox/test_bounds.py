@@ -14,7 +14,7 @@ import pytest_asyncio
 from interlock.executors.sandbox.job import MIB, Limits, Mount, PythonJob, Tier
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests.needs import missing
-from tests.sandbox.conftest import ROOMY
+from tests.support.sandboxes import ROOMY
 
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
 

@@ -17,8 +17,7 @@ from interlock.core.errors import Failure
 from interlock.executors.sandbox.job import PythonJob
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests.needs import missing
-from tests.sandbox.conftest import require
-from tests.sandbox.test_attacks import ORDINARY, _python  # pyright: ignore[reportPrivateUsage]
+from tests.support.sandboxes import ORDINARY, ordinary_python, require
 
 HERE = Path(__file__).parent
 BOUNDS = Bounds(3, 2000)
@@ -35,7 +34,7 @@ def test_progress_parts_checkpoints_and_cancellation_cross_on_every_back_end_for
     if os.getuid() != 0 and user != os.getuid():
         missing("only root can become another user: run the tests as root")
     done = subprocess.run(
-        [_python(user), "-I", str(HERE / "crossing.py"), backend, *sys.path],
+        [ordinary_python(user), "-I", str(HERE / "crossing.py"), backend, *sys.path],
         user=user,
         group=user,
         extra_groups=[],

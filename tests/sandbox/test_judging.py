@@ -22,7 +22,7 @@ from interlock.executors.sandbox.child import Ended
 from interlock.executors.sandbox.job import MIB, Limits, Outcome, PythonJob, Status, failure_of
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.executors.sandbox.watch import Evidence, judge
-from tests.sandbox.conftest import has_cgroups
+from tests.support.sandboxes import has_cgroups
 
 CODES: dict[Status, str] = {
     "error": "E3401", "timeout": "E3402", "memory": "E3403", "crashed": "E3404", "no_result": "E3404",

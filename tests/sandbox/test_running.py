@@ -33,7 +33,7 @@ from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests import processes
 from tests.sandbox.attacks import namespaces
-from tests.sandbox.conftest import ROOMY, groups_left, has_cgroups, strays
+from tests.support.sandboxes import ROOMY, groups_left, has_cgroups, strays
 
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
 # For whatever happens in its own time, however busy the machine is.

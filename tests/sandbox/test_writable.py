@@ -15,9 +15,8 @@ from interlock.executors.sandbox.job import Mount, Outcome, PythonJob, Tier
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests.needs import missing
-from tests.sandbox.conftest import require
-from tests.sandbox.test_attacks import ORDINARY, _python  # pyright: ignore[reportPrivateUsage]
 from tests.sandbox.writing import SOURCE, places
+from tests.support.sandboxes import ORDINARY, ordinary_python, require
 
 HERE = Path(__file__).parent
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
@@ -35,7 +34,7 @@ def test_a_writable_directory_is_all_that_a_call_writes_to_on_every_back_end_for
     if os.getuid() != 0 and user != os.getuid():
         missing("only root can become another user: run the tests as root")
     done = subprocess.run(
-        [_python(user), "-I", str(HERE / "writing.py"), backend, *sys.path],
+        [ordinary_python(user), "-I", str(HERE / "writing.py"), backend, *sys.path],
         user=user,
         group=user,
         extra_groups=[],

@@ -141,7 +141,7 @@ async def write(backend: str) -> list[str]:
     from interlock.executors.sandbox.job import MIB, Limits, Mount, Outcome, PythonJob
     from interlock.executors.sandbox.pool import Host
     from interlock.executors.sandbox.supervisor import Sandbox
-    from tests.sandbox.conftest import ROOMY, bundles_left, groups_left, strays
+    from tests.support.sandboxes import ROOMY, bundles_left, groups_left, strays
 
     faults: list[str] = []
     host = Host(paths=tuple(path for path in sys.path if path.endswith(("site-packages", "src"))))

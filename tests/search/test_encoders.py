@@ -25,8 +25,8 @@ from interlock.search.onnx import OnnxEncoder
 from interlock.search.table import shipped
 from interlock.search.vectors import checked
 from interlock.search.wordpiece import WordPiece
-from tests.search.test_search import REG_14, TOOLS
 from tests.support.calls import admit
+from tests.support.office import OFFERED, REG_14
 from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
 from tests.upstreams.servers import Got, HttpServer, json_answer
@@ -49,7 +49,7 @@ def _embed(got: Got) -> HttpAnswer:
 @asynccontextmanager
 async def _office(home: Path, encoder: str, **settings: Any) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home, search_encoder=encoder, **settings) as lock:
-        await admit(lock, *TOOLS)
+        await admit(lock, *OFFERED)
         yield lock
 
 
@@ -122,7 +122,7 @@ async def test_a_service_that_comes_back_is_used_again_and_vectors_survive_a_res
     told = orjson.loads(head)
     assert told["model"].startswith("ollama:tiny@")
     assert told["dimension"] == shipped().documents(["x"]).shape[1]
-    assert len(rest) >= len(TOOLS) * (32 + 2 * told["dimension"])
+    assert len(rest) >= len(OFFERED) * (32 + 2 * told["dimension"])
     assert len(rest) % (32 + 2 * told["dimension"]) == 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Failure, Field, Interlock, Tool, tool
+from interlock import Failure, Field, Interlock
 from interlock.api.search import DEFAULT_LIMIT
 from interlock.authority.tokens import ToolGrant
 from interlock.registry import quarantine
@@ -17,35 +17,15 @@ from interlock.registry.retirement import deprecate, move
 from interlock.search import index as module
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
+from tests.support.office import OFFERED, REG_14, some_tool
 from tests.support.wires import Wires, wired
 
-REG_14 = (
-    "a ranking by pgvector: the vectors are in memory and in a file of each machine, whatever the database, so the"
-    " model and the dimension are recorded per file and not per row"
-)
 Value = Annotated[str, Field(description="a value", examples=["x"])]
-
-
-def _offer(name: str, text: str) -> Tool[..., Any]:
-    async def function(value: Value) -> str:
-        return value
-
-    function.__name__, function.__doc__ = name, text
-    return tool(version="1.0.0", mutation_class="read_only", namespace="office", external_io=False)(function)
-
-
-TOOLS = [
-    _offer("send_email", "Send an email message to a recipient."),
-    _offer("create_invoice", "Write an invoice for goods that a customer ordered."),
-    _offer("forecast", "Weather of the next seven days in a city."),
-    _offer("translate", "Translate a text into another language."),
-    _offer("delete_file", "Delete a file from a folder."),
-]
 
 
 @pytest_asyncio.fixture
 async def office(lock: Interlock) -> Interlock:
-    await admit(lock, *TOOLS)
+    await admit(lock, *OFFERED)
     await lock.catalog.forget()
     return lock
 
@@ -121,7 +101,7 @@ async def test_a_search_follows_the_registry_and_indexes_only_what_is_new(
     indexed.clear()
     assert "office.track_parcel" not in await _names(office, "where is the parcel")
     assert indexed == []
-    await admit(office, _offer("track_parcel", "Find out where a parcel is."))
+    await admit(office, some_tool("track_parcel", "Find out where a parcel is."))
     await office.catalog.forget()
     assert (await _names(office, "where is the parcel"))[0] == "office.track_parcel"
     assert indexed == ["track_parcel"]
@@ -155,7 +135,7 @@ async def test_what_a_caller_may_not_use_is_not_found_and_does_not_change_scores
     before = await found("weather for a text message")
     assert [name for name, _ in before] == ["office.forecast"]
     assert await found("office.send_email") == await found("office.nothing_of_the_kind")
-    await admit(lock, *(_offer(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
+    await admit(lock, *(some_tool(f"weather_{number}", "Weather message, weather text.") for number in range(5)))
     await lock.catalog.forget()
     assert await found("weather for a text message") == before
 
@@ -193,7 +173,7 @@ async def test_a_tool_is_found_if_the_rules_allow_some_call_of_it(office: Interl
 
 
 async def test_a_search_compiles_the_contract_of_one_tool_for_all_that_the_rules_treat_alike(lock: Interlock):
-    await admit(lock, *(_offer(f"send_{number}", f"Send a letter, kind {number}.") for number in range(30)))
+    await admit(lock, *(some_tool(f"send_{number}", f"Send a letter, kind {number}.") for number in range(30)))
     await lock.catalog.forget()
     async with Interlock.open(lock.home.path, housekeeping=False) as other:
         found = await other.search("send a letter", limit=30)

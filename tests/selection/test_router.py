@@ -26,8 +26,8 @@ from interlock.selection.intent import softmax
 from interlock.selection.router import Router, features, figures, is_held_out, train
 from interlock.selection.together import Used, recommend, used_together
 from interlock.store.selections import Called, Selected
-from tests.selection.test_select import opened, some_tool
 from tests.support.calls import admit
+from tests.support.office import opened, some_tool
 
 # What tools say of themselves, and two ways in which their callers ask for them: by words of the description, which the
 # search finds, and by words of this house. Nobody could guess what those mean; some of them point to another tool.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 
-from interlock import Context, Failure, Field, Interlock, Tool, tool
+from interlock import Context, Failure, Interlock, tool
 from interlock.api.evaluating import evaluate
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
@@ -26,43 +25,10 @@ from interlock.selection.router import Router, features
 from interlock.testing import FakeClock
 from tests.support.calls import admit, use_policy
 from tests.support.identities import did_of
+from tests.support.office import Value, opened, some_tool
 from tests.support.wires import wired
 from tests.upstreams.servers import Answer as HttpAnswer
 from tests.upstreams.servers import Got, HttpServer, json_answer
-
-Value = Annotated[str, Field(description="a value", examples=["x"])]
-
-
-def some_tool(name: str, text: str, **options: Any) -> Tool[..., Any]:
-    async def function(value: Value) -> str:
-        return f"{name} {value}"
-
-    function.__name__, function.__doc__ = name, text
-    facts: dict[str, Any] = {
-        "version": "1.0.0",
-        "mutation_class": "read_only",
-        "namespace": "office",
-        "external_io": False,
-        **options,
-    }
-    return tool(**facts)(function)
-
-
-TOOLS = [
-    some_tool("send_email", "Send an email message to a recipient."),
-    some_tool("create_invoice", "Write an invoice for goods that a customer ordered."),
-    some_tool("forecast", "Weather of the next seven days in a city."),
-    some_tool("translate", "Translate a text into another language."),
-    some_tool("run_query", "Run an SQL query on the database of orders.", estimated_cost=2.0),
-]
-
-
-@asynccontextmanager
-async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, housekeeping=False, **settings) as lock:
-        await admit(lock, *TOOLS)
-        await lock.catalog.forget()
-        yield lock
 
 
 def _stages(made: Any) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from interlock.core.clock import iso
 from interlock.gateway.reconcile import reconcile
 from interlock.store import records
 from interlock.testing import FakeClock
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.identities import did_of
 from tests.support.stores import beside
 
@@ -239,7 +239,7 @@ async def test_a_policy_in_force_always_has_somebody_to_be_named_for_it(place: P
 
 
 async def test_what_is_registered_through_a_door_serves_again_after_a_restart(place: Place, home: Path) -> None:
-    from tests.doors.test_rest import COMPLETE
+    from tests.support.rest import COMPLETE
 
     assert (await place.service.registration.register(COMPLETE, by=ROOT))["new"] is True
     assert (await place.service.registration.register(COMPLETE, by=ROOT))["new"] is False

@@ -29,8 +29,8 @@ from interlock.store.postgres import connection as postgres
 from interlock.store.postgres import schema
 from interlock.store.postgres.dialect import translate
 from interlock.store.transaction import Transaction, insert
-from tests.store.test_statements import repositories
 from tests.support.postgres import Server
+from tests.support.source import repositories
 
 MODULES = [path.stem for path in repositories() if path.stem not in ("port", "__init__")]
 # Texts that hold JSON, by the names of their columns.

@@ -18,8 +18,8 @@ from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.testing import FakeClock
 from tests import sample
-from tests.audit.test_agreement import make
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
+from tests.support.histories import make
 from tests.support.postgres import Server
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests import warm
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 
 PATIENCE_S = 120.0

@@ -22,8 +22,8 @@ from interlock.net import redis
 from interlock.net.redis import MOST_BYTES
 from interlock.settings import load_settings
 from interlock.store.decisions import MOST_SUBJECTS
-from tests.authority.test_remote import FakeHttpEngine, http
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
+from tests.support.engines import FakeHttpEngine, http
 from tests.support.redis import Server
 
 __all__ = ["http"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")

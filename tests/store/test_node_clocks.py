@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
-from interlock.cli.doctor import Finding, examine
+from interlock.api.doctor import Finding, examine
 from interlock.core.clock import Clock
 from interlock.store import records
 from interlock.store.homes import home_at

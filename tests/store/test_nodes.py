@@ -29,8 +29,8 @@ from interlock import Failure, Interlock
 from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.registry import quarantine
 from tests import warm
-from tests.cli.conftest import Cli
 from tests.support import forked
+from tests.support.cli import Cli
 from tests.support.cluster import NOT_COPIED, SERVE, address_of, prepare
 from tests.support.postgres import Server
 from tests.support.redis import Server as Redis

@@ -22,8 +22,7 @@ from interlock.api.doctor import examine
 from interlock.audit.chain import verify
 from interlock.store.home import APPLICATION_ID, Home
 from interlock.testing import FakeClock
-from tests.audit.test_agreement import make
-from tests.audit.test_outcomes import VERSIONS, live, work
+from tests.support.histories import VERSIONS, live, make, work
 
 REVISIONS = sorted(path.name[:4] for path in VERSIONS.glob("0*.py"))
 Text = Annotated[str, Field(description="any text", examples=["a"])]

@@ -38,8 +38,8 @@ from interlock.store.postgres.layout import departures
 from interlock.store.readers import THREADS, Readers
 from interlock.store.signing import Signer
 from tests import sample, warm
-from tests.cli.conftest import Cli
 from tests.support.calls import admit
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 from tests.support.stores import busy, impatient
 

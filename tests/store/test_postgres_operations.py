@@ -16,17 +16,17 @@ import psycopg
 import pytest
 
 from interlock import Failure, Interlock
+from interlock.api.doctor import examine
 from interlock.audit import retention, tail
 from interlock.audit.backups import copy_verified, drill, due, made_in, restore_store
 from interlock.audit.chain import verify
-from interlock.cli.doctor import examine
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store import copying, facts
 from interlock.store.home import Home
 from interlock.store.homes import home_at, restored_home
 from tests import sample
-from tests.cli.conftest import Cli
+from tests.support.cli import Cli
 from tests.support.postgres import Server
 from tests.thorough import THOROUGH
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import interlock
-from tests.support.source import parse
-
-SOURCE = Path(interlock.__file__).parent
+from tests.support.source import FOR_SQLITE, PACKAGE, parse, repositories
 
 DRIVERS = {"sqlite3", "sqlalchemy", "alembic"}
 STATEMENT = re.compile(
@@ -26,24 +22,6 @@ EXCEPTED = {
 }
 
 
-# Files of the store that are for SQLite: a second database has others in their place.
-FOR_SQLITE = {
-    "administration.py": "gives pages back to the disk, and deletes what retention removes",
-    "backup.py": "copies the file",
-    "connection.py": "the driver",
-    "copying.py": "writes the rows of a copy into a file",
-    "expressions.py": "expressions that databases write in different ways",
-    "home.py": "opens the file and brings it to the current schema",
-    "journal.py": "the queue of the writer, and short reads",
-    "layout.py": "compares the schema in the file with the one that the migrations make",
-    "migration.py": "makes the file, and changes its schema in one transaction",
-    "readers.py": "opens connections for reading",
-    "tables.py": "the definitions of the tables",
-    "transaction.py": "a transaction of the writer",
-    "turns.py": "the queue of processes that wait for the lock of the file",
-    "verify_reads.py": "reads files that may be damaged or edited",
-    "writer.py": "the writer",
-}
 # What only SQLite understands, and what it does otherwise than others: time and random values come from the program.
 OF_SQLITE_ONLY = re.compile(
     r"\b(?i:rowid|_rowid_|sqlite_\w+)\b|\bINSERT\s+OR\b|\bREPLACE\s+INTO\b|\bLIMIT\s+-1|\bPRAGMA\b|\bGLOB\b|\bMATCH\b"
@@ -55,15 +33,9 @@ OF_SQLITE_ONLY = re.compile(
 TYPES = re.compile(r"\bsqlite3\b|\b(Cursor|Connection)\b")
 
 
-def repositories() -> Iterator[Path]:
-    for path in sorted((SOURCE / "store").glob("*.py")):
-        if path.name not in FOR_SQLITE:
-            yield path
-
-
 def outside() -> Iterator[str]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith("store/"):
             yield name
 
@@ -116,13 +88,13 @@ def _texts(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_no_file_outside_of_the_store_imports_a_driver_or_holds_a_statement() -> None:
-    found = {name: faults((SOURCE / name).read_text()) for name in outside() if name not in EXCEPTED}
+    found = {name: faults((PACKAGE / name).read_text()) for name in outside() if name not in EXCEPTED}
     wrong = {name: lines for name, lines in found.items() if lines}
     assert wrong == {}, "move these statements to a repository in src/interlock/store"
 
 
 def test_an_exception_is_needed() -> None:
-    assert {name for name in EXCEPTED if not faults((SOURCE / name).read_text())} == set()
+    assert {name for name in EXCEPTED if not faults((PACKAGE / name).read_text())} == set()
 
 
 def test_imports_and_statements_are_found_and_prose_is_not() -> None:
@@ -158,7 +130,7 @@ def test_repositories_hold_no_statement_that_only_sqlite_understands_and_no_type
 
 
 def test_a_file_for_sqlite_is_there_and_needs_to_be_excepted() -> None:
-    texts = {name: (SOURCE / "store" / name).read_text() for name in FOR_SQLITE}
+    texts = {name: (PACKAGE / "store" / name).read_text() for name in FOR_SQLITE}
     assert {name for name, text in texts.items() if not peculiarities(text) and not faults(text)} == set()
 
 
@@ -167,14 +139,14 @@ def test_signatures_outside_of_the_store_name_no_type_of_the_driver() -> None:
         name: found
         for name in outside()
         if name not in EXCEPTED
-        and "sqlite3" in (text := (SOURCE / name).read_text())
+        and "sqlite3" in (text := (PACKAGE / name).read_text())
         and (found := [one for one in peculiarities(text) if "sqlite3 in a signature" in one])
     }
     assert wrong == {}
 
 
 def test_the_port_names_no_type_of_a_driver() -> None:
-    assert faults((SOURCE / "store" / "port.py").read_text()) == []
+    assert faults((PACKAGE / "store" / "port.py").read_text()) == []
 
 
 def test_what_only_sqlite_understands_is_found_and_common_sql_is_not() -> None:

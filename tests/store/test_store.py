@@ -57,7 +57,7 @@ async def test_in_durable_mode_a_read_is_on_disk_before_its_answer(lock: Interlo
 
 
 async def test_in_batched_mode_reads_answer_first_and_writes_do_not(home: Path) -> None:
-    from tests.conftest import TOOLS
+    from tests.sample import TOOLS
 
     async with Interlock.open(home, audit="batched") as batched:
         for one in TOOLS:

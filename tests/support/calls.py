@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -13,6 +15,7 @@ from interlock import Effect, Interlock, Preview, Result, Tool, tool
 from interlock.registry.admission import Evidence
 from interlock.registry.admission import publish as published
 from interlock.registry.catalog import contract_digest
+from tests.sample import world
 
 
 def write(
@@ -44,6 +47,13 @@ async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
         await lock.journal.commit(publish(one))
         lock.catalog.attach(one)
     await lock.journal.changes.look()
+
+
+async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
+    """Make a data directory in which tools are admitted."""
+    async with Interlock.open(home) as lock:
+        for one in tools:
+            await lock.journal.commit(publish(one))
 
 
 async def turn() -> None:
@@ -87,3 +97,29 @@ def publish(tool: Tool[..., Any]) -> Any:
     """The unit that publishes a tool as admitted, without a trial."""
     digest = contract_digest(tool)
     return published(tool.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+
+
+FIELDS = {
+    "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
+    "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
+}  # fmt: skip
+
+
+def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any]:
+    """A write in a thread that nothing can stop, until the world is released."""
+
+    def pay() -> str:
+        """Pay slowly, and heed nobody."""
+        entered.set()
+        world.release.wait(10)
+        world.runs += 1
+        return "paid"
+
+    return write(pay, restart_safe=restart_safe)
+
+
+async def lateness(lock: Interlock, result: Result) -> None:
+    """Wait until the true outcome of a call that was cut off is on record."""
+    async with asyncio.timeout(10):
+        while not records(lock, result.invocation_id, kind="late"):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests import warm
-from tests.cli.conftest import Cli
 from tests.support.balancer import Balancer
+from tests.support.cli import Cli
 
 NOT_COPIED = shutil.ignore_patterns("anchors.jsonl", "instances", "*.lock")
 SERVE = ("serve", "--port", "0", "--no-grpc", "--no-token", "--json")

@@ -7,6 +7,7 @@ from typing import Any
 
 from interlock.authority.dids import make_did_key
 from interlock.authority.keys import make_private
+from interlock.call.context import Caller
 
 
 @functools.cache
@@ -20,3 +21,4 @@ def did_of(name: str) -> str:
 
 
 USER, AGENT, HELPER = did_of("user"), did_of("agent"), did_of("helper")
+OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))

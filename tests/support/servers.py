@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+
 from interlock import Interlock
 from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.doors.server import Listening, Server, serving
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.identities import did_of
 
 LOOPBACK = Listening(port=0, grpc_port=None)
@@ -67,3 +69,8 @@ async def place(home: Path, listening: Listening = LOOPBACK, **settings: Any) ->
             made = Place(lock, server, token, "https" if listening.secure else "http")
             yield made
             await made.close()
+
+
+async def post(here: Place, path: str, body: str) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
+        return await client.post(path, content=body.encode(), headers={"content-type": "application/json"})

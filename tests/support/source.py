@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "src" / "interlock"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "interlock"
 
 # Parsing all of the package takes seconds, and several tests look at all of it.
 parse = cache(ast.parse)
@@ -21,3 +22,29 @@ def nodes_with(*words: str) -> Iterator[tuple[str, ast.AST]]:
             name = path.relative_to(PACKAGE).as_posix()
             for node in ast.walk(parse(text)):
                 yield name, node
+
+
+# Files of the store that are for SQLite: a second database has others in their place.
+FOR_SQLITE = {
+    "administration.py": "gives pages back to the disk, and deletes what retention removes",
+    "backup.py": "copies the file",
+    "connection.py": "the driver",
+    "copying.py": "writes the rows of a copy into a file",
+    "expressions.py": "expressions that databases write in different ways",
+    "home.py": "opens the file and brings it to the current schema",
+    "journal.py": "the queue of the writer, and short reads",
+    "layout.py": "compares the schema in the file with the one that the migrations make",
+    "migration.py": "makes the file, and changes its schema in one transaction",
+    "readers.py": "opens connections for reading",
+    "tables.py": "the definitions of the tables",
+    "transaction.py": "a transaction of the writer",
+    "turns.py": "the queue of processes that wait for the lock of the file",
+    "verify_reads.py": "reads files that may be damaged or edited",
+    "writer.py": "the writer",
+}
+
+
+def repositories() -> Iterator[Path]:
+    for path in sorted((PACKAGE / "store").glob("*.py")):
+        if path.name not in FOR_SQLITE:
+            yield path

@@ -10,7 +10,7 @@ import pytest
 
 from interlock import Hook, Interlock
 from interlock.call.events import Event
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.calls import records
 from tests.support.wires import wired
 

@@ -24,7 +24,7 @@ from interlock.telemetry.alerts import FULL, SIGNALS, Alert, Alerts, Memory
 from interlock.testing import FakeClock
 from tests import sample
 from tests.support import source
-from tests.telemetry.conftest import traced
+from tests.support.traced import traced
 from tests.upstreams.servers import HttpServer
 
 # The clause, as it is written.

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from interlock import Interlock
 from interlock.settings import load_settings
-from tests.telemetry.conftest import attach
+from tests.support.traced import attach
 from tests.upstreams.hostile import flood, raw_server, read_head
 
 

@@ -20,8 +20,8 @@ from interlock.executors.egress import EgressPolicy
 from interlock.telemetry import w3c
 from interlock.telemetry.trace import MOST_OUTBOUND
 from tests.support.calls import publish
+from tests.support.traced import Traced, Tree, traced
 from tests.telemetry import reaching
-from tests.telemetry.conftest import Traced, Tree, traced
 from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, free_port
 
 SECRET = "hunter2hunter2"

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from interlock import Caller, Failure, Interlock
 from interlock.telemetry.metrics import LATENCY_MS, METRICS, WINDOW_S, Metrics
 from interlock.testing import FakeClock
 from tests import sample
 from tests.sample import flaky
+from tests.support.metrics import of, render, scraped
+from tests.support.traced import attach
 from tests.telemetry import tools
-from tests.telemetry.conftest import attach
 
 # The clause, as it is written.
 REQUIRED = {
@@ -33,23 +33,6 @@ REQUIRED = {
     "tool.schema.validation_failure_rate": ("gauge", {"toolId", "phase"}),
 }
 Samples = Mapping[str, Mapping[frozenset[tuple[str, str]], float]]
-
-
-def scraped(text: bytes) -> Samples:
-    """What Prometheus itself would read. Its Python client calls every counter `…_total`, however it is written."""
-    found: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample_ in family.samples:
-            found.setdefault(sample_.name.removesuffix("_total"), {})[frozenset(sample_.labels.items())] = sample_.value
-    return found
-
-
-def of(samples: Samples, name: str, **labels: str) -> float:
-    return samples[name][frozenset(labels.items())]
-
-
-async def render(lock: Interlock) -> Samples:
-    return scraped(await lock.gateway.telemetry.metrics.render())
 
 
 @pytest.mark.proves("OBS-03")

@@ -17,8 +17,8 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway import checkpoint_tools
 from tests.support.calls import admit
+from tests.support.traced import traced
 from tests.telemetry import tools
-from tests.telemetry.conftest import traced
 
 FORBIDDEN = """
 @id("not-slow")

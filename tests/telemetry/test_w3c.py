@@ -18,7 +18,7 @@ from interlock.data.schema import Json
 from interlock.telemetry import w3c
 from interlock.telemetry.w3c import Position
 from tests import sample
-from tests.telemetry.conftest import attach, traced
+from tests.support.traced import attach, traced
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 
-from interlock.call.connector import Definition
 from interlock.contract.contract import contract_of
 from interlock.data.schema import properties_of
 from interlock.registry.admission import Evidence, examine
-from interlock.upstreams.manifests import Imported, import_all
+from tests.support.catalogs import definitions, imported
 
 CATALOGS = sorted((Path(__file__).parent / "data" / "catalogs").glob("*.json"))
-
-
-def definitions(path: Path) -> list[Definition]:
-    tools: list[dict[str, Any]] = orjson.loads(path.read_bytes())["tools"]
-    return [
-        Definition(
-            name=tool["name"],
-            description=tool.get("description", ""),
-            input_schema=tool["inputSchema"],
-            output_schema=tool.get("outputSchema"),
-            native={"protocol": "mcp", "name": tool["name"]},
-            hints=tool.get("annotations", {}),
-            title=tool.get("title"),
-        )
-        for tool in tools
-    ]
-
-
-def imported(path: Path, *, accept_hints: bool = False) -> list[Imported]:
-    return import_all(definitions(path), upstream=path.stem, kind="mcp", versions="1.0.0", accept_hints=accept_hints)
 
 
 def test_the_catalogs_are_those_of_22_servers_with_231_tools() -> None:

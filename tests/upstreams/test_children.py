@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import sys
 import textwrap
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +22,11 @@ from interlock.testing import FakeClock
 from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program
 from interlock.upstreams.response_limits import Allowance, Intake
 from interlock.upstreams.supervisor import Restarts, Supervisor
+from tests.support.children import gone
+from tests.support.children import no_process_is_left as no_process_is_left
 from tests.upstreams.hostile import loop_is_free
 
 AT_ONCE = Restarts(pause_s=0.0)
-
-
-def children() -> set[int]:
-    """The processes this one has, dead or alive."""
-    while True:
-        try:
-            threads = Path("/proc/self/task").iterdir()
-            return {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}
-        except (FileNotFoundError, ProcessLookupError):
-            """A thread ended meanwhile and left its children to another, read already perhaps: look again."""
-
-
-@pytest.fixture(autouse=True)
-def no_process_is_left() -> Generator[None]:
-    before = children()
-    yield
-    assert children() <= before
 
 
 def program(source: str, *arguments: str, **facts: Any) -> Program:
@@ -70,18 +53,6 @@ class Heard:
     async def line(self) -> str:
         async with asyncio.timeout(10):
             return (await self.lines.get()).decode()
-
-
-def gone(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process ends in that time; exact, without looking again and again."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], within_s)[0])
-    finally:
-        os.close(handle)
 
 
 ECHO = """

@@ -22,9 +22,9 @@ from interlock.data.schema import Json
 from interlock.upstreams import repository
 from interlock.upstreams.manager import Report
 from interlock.upstreams.settlement import PROVE_EVERY_S
+from tests.support.providers import PROVIDERS, TAKES, declared
+from tests.support.upstreams import MODULE
 from tests.upstreams.servers import Answer, Asked, Got, HttpServer, ShopServer, json_answer, served
-from tests.upstreams.test_functions import PROVIDERS, TAKES, declared
-from tests.upstreams.test_langchain import MODULE
 
 
 async def _refused(lock: Interlock, report: Report, upstream: str, wrong: set[str], right: str) -> None:

@@ -13,9 +13,9 @@ from interlock.contract.contract import ERROR_SCHEMA, Contract
 from interlock.contract.manifest import Manifest
 from interlock.data.schema import Json
 from interlock.upstreams.formats import Provider
-from tests.gateway.test_programs import written
-from tests.upstreams.test_functions import PROVIDERS, TAKES, declared
-from tests.upstreams.test_langchain import MODULE
+from tests.support.programs import written
+from tests.support.providers import PROVIDERS, TAKES, declared
+from tests.support.upstreams import MODULE
 
 ANYTHING = ["string", "object", "array", "number", "boolean", "null"]
 

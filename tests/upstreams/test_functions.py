@@ -20,34 +20,14 @@ from interlock.upstreams import formats, functions
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
-from tests.cli.conftest import Cli
 from tests.support.calls import SIX, records
+from tests.support.cli import Cli
+from tests.support.providers import PROVIDERS, TAKES, declared
 from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.servers import Answer, HttpServer, json_answer
 
-PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
-TAKES: Json = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "description": "Which city."}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 READS = {"defaults": {"mutation_class": "read_only"}}
-
-
-def declared(provider: Provider, name: str, schema: Json, **flags: bool) -> Json:
-    """A function as a provider's request declares it."""
-    facts: Json = {"name": name, "description": f"Says something about {name}."}
-    match provider:
-        case "openai-chat":
-            return {"type": "function", "function": {**facts, "parameters": schema, **flags}}
-        case "openai-responses":
-            return {"type": "function", **facts, "parameters": schema, **flags}
-        case "anthropic":
-            return {**facts, "input_schema": schema, **flags}
-        case "gemini":
-            return {"functionDeclarations": [{**facts, "parametersJsonSchema": schema}]}
 
 
 @pytest.mark.shows("Function schemas of a provider", "discovery")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ import pydantic
 import pytest
 
 from interlock.call.connector import Definition
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, Schema
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.protobuf import definitions
+from tests.support.grpc_upstreams import found_in, upstream
 from tests.support.wires import WIRES, opened
 from tests.upstreams.servers import (
     TRACEPARENT,
     Asked,
-    Pauses,
     ShopServer,
     Tap,
     free_port,
@@ -36,24 +34,6 @@ from tests.upstreams.servers import (
     remote_call,
     services_of,
 )
-
-
-@asynccontextmanager
-async def upstream(*ports: int, **said: Any) -> AsyncGenerator[GrpcUpstream]:
-    resolve = said.pop("resolve", None)
-    targets = said.pop("targets", [f"127.0.0.1:{port}" for port in ports])
-    services = said.pop("services", None)
-    config = GrpcConfig.model_validate({"targets": targets, "allow_private": True, "plaintext": True, **said})
-    more = {} if resolve is None else {"resolve": resolve}
-    one = GrpcUpstream("shop", config, clock=Clock(), sleep=Pauses(), services=services, **more)
-    try:
-        yield one
-    finally:
-        await one.close()
-
-
-async def found_in(one: GrpcUpstream) -> dict[str, Definition]:
-    return {tool.name.rpartition(".")[2]: tool for tool in (await one.discover()).tools}
 
 
 async def failure_of(one: GrpcUpstream, native: Json, **facts: Any) -> Failure:

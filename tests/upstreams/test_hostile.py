@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,9 @@ from interlock.upstreams.http import HttpUpstream
 from interlock.upstreams.http_requests import HttpConfig
 from interlock.upstreams.manifests import MOST_PARTS
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from tests.support.calls import until
+from tests.support.http_upstreams import ONE_THING, upstream
+from tests.support.upstreams import Scripted, definition, opened, states
 from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.servers import (
     Answer,
@@ -45,10 +48,7 @@ from tests.upstreams.servers import (
     json_answer,
     remote_call,
 )
-from tests.upstreams.test_manager import Scripted, definition, opened, states
-from tests.upstreams.test_mcp import until
 
-READ: Json = {"protocol": "http", "method": "GET", "path": "/thing"}
 OPENAPI: Json = {
     "openapi": "3.1.0",
     "info": {"title": "Things", "version": "1"},
@@ -69,16 +69,6 @@ THING: Json = {
     "input_schema": {"type": "object", "properties": {}},
     "output_schema": {"type": "object"},
 }
-
-
-@asynccontextmanager
-async def http(url: str, **said: Any) -> AsyncGenerator[HttpUpstream]:
-    config = HttpConfig.model_validate({"urls": [url], "allow_private": True, **said})
-    one = HttpUpstream("shop", config, clock=Clock(), sleep=Pauses())
-    try:
-        yield one
-    finally:
-        await one.close()
 
 
 # Looking with credentials
@@ -328,9 +318,9 @@ async def test_what_an_upstream_gives_back_of_a_secret_is_not_passed_on(tmp_path
     ],
 )
 async def test_an_answer_that_is_none_is_a_failure_that_says_so(answer: Answer, code: str | None) -> None:
-    async with HttpServer.open() as server, http(server.url, max_response_bytes=1_000_000) as one:
+    async with HttpServer.open() as server, upstream(server.url, max_response_bytes=1_000_000) as one:
         server.otherwise = lambda _: replace(answer, cut=answer.cut or "content-length" in answer.headers)
-        call = remote_call(READ, attempts=1, left_s=0.5 if code in ("E3503", "E3502") else 20.0)
+        call = remote_call(ONE_THING, attempts=1, left_s=0.5 if code in ("E3503", "E3502") else 20.0)
         if code is None:
             assert await one.call(call) is not None
             return
@@ -343,10 +333,10 @@ async def test_an_upstream_that_squeezes_a_bomb_into_a_little_is_cut_off() -> No
     import gzip
 
     bomb = gzip.compress(b"0" * 50_000_000)
-    async with HttpServer.open() as server, http(server.url, max_response_bytes=1_000_000) as one:
+    async with HttpServer.open() as server, upstream(server.url, max_response_bytes=1_000_000) as one:
         server.otherwise = lambda _: Answer(body=bomb, headers={"content-encoding": "gzip"})
         with pytest.raises(Failure) as caught:
-            await one.call(remote_call(READ, attempts=1))
+            await one.call(remote_call(ONE_THING, attempts=1))
         assert caught.value.code == "E3416"
 
 

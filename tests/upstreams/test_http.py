@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,13 @@ from hypothesis import strategies as st
 from interlock import Interlock
 from interlock.call.context import Caller
 from interlock.contract.manifest import RetryPolicy
-from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.upstreams import openapi, wire
-from interlock.upstreams.http import HttpUpstream
 from interlock.upstreams.http_requests import HttpConfig, build
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.websocket import WebSocketConfig
+from tests.support.http_upstreams import READ, WRITE, failure_of, upstream
 from tests.upstreams.servers import (
     TRACEPARENT,
     Answer,
@@ -45,8 +43,6 @@ from tests.upstreams.servers import (
     tls_contexts,
 )
 
-READ: Json = {"protocol": "http", "method": "GET", "path": "/things/{id}"}
-WRITE: Json = {"protocol": "http", "method": "POST", "path": "/things"}
 _ANSWER: Json = {"responses": {"200": {"description": "", "content": {"application/json": {"schema": {}}}}}}
 _ID: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 # The same two operations, as a document describes them.
@@ -62,24 +58,6 @@ _READ_OF_DOCUMENT, _WRITE_OF_DOCUMENT = (
 )
 READS = pytest.mark.parametrize("read", [READ, _READ_OF_DOCUMENT], ids=["file", "document"])
 WRITES = pytest.mark.parametrize("write", [WRITE, _WRITE_OF_DOCUMENT], ids=["file", "document"])
-
-
-@asynccontextmanager
-async def upstream(*urls: str, pauses: Pauses | None = None, **said: Any) -> AsyncGenerator[HttpUpstream]:
-    more = {name: said.pop(name) for name in ("resolve", "services") if name in said}
-    config = HttpConfig.model_validate({"urls": list(urls), "allow_private": True, **said})
-    one = HttpUpstream("shop", config, clock=Clock(), sleep=pauses or Pauses(), **more)
-    try:
-        yield one
-    finally:
-        await one.close()
-
-
-async def failure_of(one: HttpUpstream, native: Json = READ, **facts: Any) -> Failure:
-    facts.setdefault("arguments", {"id": "7"})
-    with pytest.raises(Failure) as caught:
-        await one.call(remote_call(native, **facts))
-    return caught.value
 
 
 @pytest.mark.shows("HTTP, described by a file", "call")

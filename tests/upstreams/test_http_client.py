@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from interlock.data.schema import Json
+from tests.support.http_upstreams import READ, WRITE, failure_of, upstream
 from tests.upstreams.servers import Answer, Got, HttpServer, remote_call
-from tests.upstreams.test_http import READ, WRITE, failure_of, upstream
 
 TEXT = b'{"said": "' + b"hello " * 50_000 + b'"}'
 LOOK: Json = {"protocol": "http", "method": "HEAD", "path": "/things/{id}"}

@@ -26,8 +26,8 @@ from interlock.upstreams import wire
 from interlock.upstreams.remote_config import Look
 from interlock.upstreams.response_limits import BURST, Allowance, Intake, addressee, decoded, more_values
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from tests.support import grpc_upstreams, http_upstreams
 from tests.thorough import examples
-from tests.upstreams import test_grpc, test_http
 from tests.upstreams.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
 from tests.upstreams.servers import Answer, HttpServer, Pauses, ShopServer, SocketServer, remote_call
 
@@ -149,7 +149,7 @@ def test_an_excerpt_is_one_line_without_characters_that_steer_a_terminal() -> No
 
 async def test_an_answer_in_an_unusual_charset_is_refused_without_being_decoded() -> None:
     body = b"a" * 120_000 + b"-" + b"z9" * 60_000
-    async with HttpServer.open() as server, test_http.upstream(server.url) as one:
+    async with HttpServer.open() as server, http_upstreams.upstream(server.url) as one:
         for charset in ("punycode", "idna", "unicode_escape", "rot13", "utf-7", "hex", "x" * 5000):
             headers = {"content-type": f"text/plain; charset={charset}"}
             server.otherwise = lambda _, headers=headers: Answer(body=body, headers=headers)
@@ -171,7 +171,7 @@ def test_the_usual_charsets_are_read(charset: str | None, codec: str) -> None:
 
 
 async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed() -> None:
-    async with HttpServer.open() as server, test_http.upstream(server.url) as one:
+    async with HttpServer.open() as server, http_upstreams.upstream(server.url) as one:
         server.otherwise = lambda _: Answer(body=b"[" + b"[]," * 3_000_000 + b"1]")
         async with loop_is_free():
             with pytest.raises(Failure) as caught:
@@ -187,9 +187,9 @@ async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed() -> 
 
 @pytest.mark.parametrize("method", ["Get", "List"])
 async def test_a_message_of_empty_messages_is_counted_before_it_is_expanded(tmp_path: Path, method: str) -> None:
-    async with ShopServer.open(tmp_path) as server, test_grpc.upstream(server.port) as one:
+    async with ShopServer.open(tmp_path) as server, grpc_upstreams.upstream(server.port) as one:
         thing = server.message("shop.common.Thing")
-        found = await test_grpc.found_in(one)
+        found = await grpc_upstreams.found_in(one)
 
         async def hostile(_: Any, __: Any) -> Any:
             return thing.FromString(b"\x1a\x00" * 500_000)
@@ -404,7 +404,7 @@ def _http_flood(kind: str) -> Callable[[socket.socket], None]:
 @pytest.mark.parametrize("kind", HTTP_FLOODS)
 async def test_a_flood_of_tiny_http_pieces_ends_the_link_and_the_call_says_so(kind: str) -> None:
     with raw_server(_http_flood(kind)) as server:
-        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one, loop_is_free():
+        async with http_upstreams.upstream(f"http://127.0.0.1:{server.port}") as one, loop_is_free():
             with pytest.raises(Failure) as caught:
                 await one.call(remote_call(READ, attempts=1))
             assert caught.value.code == "E3502"
@@ -424,7 +424,7 @@ async def test_an_http_answer_in_chunks_is_no_flood(size: int) -> None:
             connection.sendall(early + CHUNKED + pieces)
 
     with raw_server(serve) as server:
-        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one:
+        async with http_upstreams.upstream(f"http://127.0.0.1:{server.port}") as one:
             for _ in range(20 if size > 8 else 3):
                 assert await one.call(remote_call(READ, attempts=1)) == orjson.loads(text)
         assert server.accepted == 1
@@ -439,7 +439,7 @@ async def test_an_http_answer_that_ends_with_its_connection_is_whole() -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
     with raw_server(serve) as server:
-        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one:
+        async with http_upstreams.upstream(f"http://127.0.0.1:{server.port}") as one:
             assert await one.call(remote_call(READ, attempts=1)) == orjson.loads(text)
 
 

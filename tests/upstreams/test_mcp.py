@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +27,9 @@ from interlock.upstreams.mcp import McpConfig, McpUpstream, negotiation, session
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.mcp.sessions import IDLE_S
 from interlock.upstreams.supervisor import Restarts
+from tests.support.calls import until
+from tests.support.children import children, gone
+from tests.support.mcp_upstreams import SCRIPTED, ask, by_address, failure_of, sdk_server, text
 from tests.upstreams.servers import (
     TRACEPARENT,
     Answer,
@@ -36,11 +39,8 @@ from tests.upstreams.servers import (
     json_answer,
     new_certificate,
     remote_call,
-    served,
 )
-from tests.upstreams.test_children import children, gone
 
-SCRIPTED = Path(__file__).parent / "mcp_servers" / "scripted.py"
 ERAS = pytest.mark.parametrize("era", [(), ("--modern",)], ids=["handshake", "modern"])
 
 
@@ -76,33 +76,12 @@ async def scripted(*options: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
             await one.close()
 
 
-async def ask(one: McpUpstream, tool: str, arguments: Json | None = None, **facts: Any) -> Json:
-    return await one.call(remote_call({"protocol": "mcp", "name": tool}, arguments, **facts))
-
-
-async def failure_of(one: McpUpstream, tool: str, arguments: Json | None = None, **facts: Any) -> Failure:
-    with pytest.raises(Failure) as caught:
-        await ask(one, tool, arguments, **facts)
-    return caught.value
-
-
 async def state(one: McpUpstream, **facts: Any) -> Json:
     return (await ask(one, "state", **facts))["structuredContent"]
 
 
-def text(value: Json) -> str:
-    return value["content"][0]["text"]
-
-
 def read_all(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for something that another task brings about."""
-    async with asyncio.timeout(10):
-        while not true():  # noqa: ASYNC110 - there is nothing to be told by
-            await asyncio.sleep(0.001)
 
 
 def test_it_is_a_connector() -> None:
@@ -771,27 +750,6 @@ def test_a_configuration_that_makes_no_sense_is_refused(said: Json) -> None:
 
 
 # By address
-
-
-@asynccontextmanager
-async def by_address(url: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
-    said: Json = {"url": url, "allow_private": True, **facts.pop("said", {})}
-    given: dict[str, Any] = {"clock": Clock(), "on_change": lambda: None}
-    one = McpUpstream("far", McpConfig.model_validate(said), **given | facts)
-    try:
-        yield one
-    finally:
-        async with asyncio.timeout(20):
-            await one.close()
-
-
-@asynccontextmanager
-async def sdk_server() -> AsyncGenerator[str]:
-    """The SDK's own server, over HTTP on this machine."""
-    from tests.upstreams.mcp_servers.sdk import app
-
-    async with served(app()) as base:
-        yield f"{base}/mcp"
 
 
 @pytest.mark.shows("MCP over HTTP", "discovery")

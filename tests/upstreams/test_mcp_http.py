@@ -20,8 +20,9 @@ from interlock.upstreams.mcp import http as mcp_http
 from interlock.upstreams.mcp.events import Events, Meter
 from interlock.upstreams.mcp.upstream import McpUpstream
 from interlock.upstreams.response_limits import Allowance, Intake
+from tests.support.calls import until
+from tests.support.mcp_upstreams import ask, by_address, failure_of, text
 from tests.upstreams.servers import Got
-from tests.upstreams.test_mcp import ask, by_address, failure_of, text, until
 
 Reply = Callable[[Got, Json], bytes]
 VERSION = "2025-06-18"

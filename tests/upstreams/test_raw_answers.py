@@ -12,8 +12,9 @@ from itertools import chain, repeat
 import pytest
 
 from interlock import Failure
+from tests.support.http_upstreams import ONE_THING
+from tests.support.http_upstreams import upstream as http
 from tests.upstreams.servers import remote_call
-from tests.upstreams.test_hostile import READ, http
 
 MOST_BYTES = 1_000_000
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
@@ -85,7 +86,7 @@ async def test_an_answer_without_sense_or_end_fails_its_call_and_ends_its_connec
     async with Upstream.opened(answer) as upstream:
         async with http(upstream.url, max_response_bytes=MOST_BYTES) as one:
             with pytest.raises(Failure) as caught:
-                await one.call(remote_call(READ, attempts=1, left_s=30.0))
+                await one.call(remote_call(ONE_THING, attempts=1, left_s=30.0))
             assert caught.value.code in ("E3401", "E3416", "E3502")
             assert len(caught.value.message) < 1000
         async with asyncio.timeout(30), upstream.closed:

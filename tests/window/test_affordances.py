@@ -34,11 +34,11 @@ from interlock.window.affordances import (
 )
 from interlock.window.blocks import read_blocks
 from interlock.window.tokens import Counter, estimate
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.calls import admit
+from tests.support.catalogs import catalog_tools
 from tests.support.identities import did_of
 from tests.support.servers import place
-from tests.window.test_tokens import catalog_tools
 
 CATALOG = dict(sorted(catalog_tools(), key=lambda one: one[0].partition(".")[::2]))
 NAMES = list(CATALOG)

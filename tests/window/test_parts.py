@@ -20,8 +20,8 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.window.tokens import estimate
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.orders import ORDERS, orders
 from tests.support.wires import Wires, wired
-from tests.window.test_results import ORDERS, orders
 
 PARTS: list[Json] = [
     {},

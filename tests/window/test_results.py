@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock import Caller, Context, Failure, Field, Interlock, Result, tool
+from interlock import Caller, Failure, Interlock, Result
 from interlock.call.capability import ToolGrant
 from interlock.data.schema import Json
 from interlock.testing import FakeClock
@@ -22,9 +22,10 @@ from interlock.window.levels import LOSS, WEIGHTS, View, choose, plain, texts, t
 from interlock.window.reading import Part, read_part
 from interlock.window.routing import LIFETIMES_S, destinations
 from interlock.window.tokens import estimate
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
 from tests.support.calls import admit
 from tests.support.identities import did_of
+from tests.support.orders import ORDERS, orders
 from tests.support.servers import place
 
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=30)
@@ -36,7 +37,6 @@ SCHEMA: Json = {
     "properties": {"id": {"type": "integer"}, "name": {"type": "string"}, "tags": {"type": "array"}},
     "required": ["id"],
 }
-ORDERS: Json = {"orders": [{"id": n, "name": f"order {n}", "note": "x" * 50} for n in range(200)]}
 
 SURF_11 = pytest.mark.proves("SURF-11")
 SURF_13 = pytest.mark.part_of("SURF-13", rest="instruction-like text in forms that no pattern knows")
@@ -311,12 +311,6 @@ def test_the_reserve_has_its_bounds(reserve: int) -> None:
         Window(3000, system=2000)
     assert Window(10_000).room == 10_000 - 2048
     assert (LEAST_RESERVE, MOST_RESERVE) == (2048, 4096)
-
-
-@tool(namespace="shop", version="1.0.0", mutation_class="read_only", max_inline_chars=2000)
-async def orders(ctx: Context, many: Annotated[int, Field(description="how many", examples=[2])]) -> Any:
-    """List orders, newest first."""
-    return {"orders": ORDERS["orders"][:many]}
 
 
 @pytest.mark.proves("SURF-14")

@@ -20,9 +20,8 @@ from interlock.data.schema import Json
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.window.tokens import estimate
+from tests.support.catalogs import CATALOGS, imported
 from tests.support.wires import Wires, wired
-from tests.upstreams.test_catalogs import imported
-from tests.window.test_tokens import CATALOGS
 
 SERVERS = (
     "basic-memory", "chrome-devtools", "firecrawl", "playwright", "server-filesystem", "server-github", "server-slack",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,31 +12,13 @@ from hypothesis import strategies as st
 
 from interlock import Failure, Interlock
 from interlock.call.capability import ToolGrant
-from interlock.data.schema import Json
 from interlock.window import tokens
 from interlock.window.affordances import Offer, offer, sizes
 from interlock.window.tokens import estimate
-from tests.conftest import TOOLS
+from tests.sample import TOOLS
+from tests.support.catalogs import catalog_tools
 from tests.support.identities import did_of
 from tests.support.servers import place
-
-CATALOGS = Path(__file__).parents[1] / "upstreams" / "data" / "catalogs"
-
-
-def catalog_tools() -> list[tuple[str, Json]]:
-    """The 231 tools of 22 real MCP servers, as manifests."""
-    found: list[tuple[str, Json]] = []
-    for path in sorted(CATALOGS.glob("*.json")):
-        document: Json = json.loads(path.read_bytes())
-        for one in document["tools"]:
-            manifest = {
-                "description": one.get("description", ""),
-                "parameters": one["inputSchema"],
-                "mutation_class": "read_only",
-                "protocol": "mcp",
-            }
-            found.append((f"{document['name']}.{one['name']}", manifest))
-    return found
 
 
 def offers(count: tokens.Counter = estimate) -> list[Offer]:

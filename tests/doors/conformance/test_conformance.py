@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import socket
 import sys
 import tarfile
@@ -28,41 +27,24 @@ import pytest
 
 from interlock import Caller, Interlock
 from tests import warm
+from tests.support.conformance import SUITE, program
 from tests.thorough import THOROUGH
 from tests.upstreams.mcp_servers.real import (
     CACHE,
-    _node,  # pyright: ignore[reportPrivateUsage]
-    _once,  # pyright: ignore[reportPrivateUsage]
-    _run,  # pyright: ignore[reportPrivateUsage]
+    install_once,
+    run_command,
 )
 
-HERE = Path(__file__).parent
 EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
-EXPECTED: dict[str, Any] = tomllib.loads((HERE / "expected.toml").read_text())
+EXPECTED: dict[str, Any] = tomllib.loads((SUITE / "expected.toml").read_text())
 PATTERNS = {"filename": "*.txt"}
 PATIENCE_S = 400.0
 
 
-def _install_suite(folder: Path) -> None:
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name, folder / name)
-    node = _node()
-    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
-    _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
-
-
-def program(package: str, entry: str) -> list[str]:
-    """The command of a program of the suite's lock."""
-    folder = CACHE / "conformance"
-    _once(folder, (HERE / "package.json", HERE / "package-lock.json"), _install_suite)
-    return [str(_node()), str(folder / "node_modules" / package / entry)]
-
-
 def _install_everything(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "mcp", "--require-hashes"]
-    _run([*pip, "-r", str(HERE / "everything.txt"), "-d", str(folder)], folder)
+    run_command([*pip, "-r", str(SUITE / "everything.txt"), "-d", str(folder)], folder)
     (packed,) = folder.glob("mcp-*.tar.gz")
     with tarfile.open(packed) as source:
         source.extractall(folder, filter="data")
@@ -72,7 +54,7 @@ def _install_everything(folder: Path) -> None:
 async def everything() -> AsyncGenerator[str]:
     """The everything-server on a port of its own, listening: its address."""
     folder = CACHE / "everything"
-    _once(folder, (HERE / "everything.txt",), _install_everything)
+    install_once(folder, (SUITE / "everything.txt",), _install_everything)
     (package,) = folder.glob(f"mcp-*/{EVERYTHING}")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -168,7 +150,7 @@ async def served(folder: Path, protocol: str) -> AsyncGenerator[str]:
         options = ("--no-prefix", "--allow-private", "--idempotency", "each")
         await cli("upstream", "add", "mcp", "everything", url, *options, "--protocol", protocol)
         # The everything-server has no tasks; they exist in 2026-07-28 only.
-        overlay = ("--overlay", str(HERE / "jobs.yaml"), "--cwd", str(HERE.parents[2]))
+        overlay = ("--overlay", str(SUITE / "jobs.yaml"), "--cwd", str(SUITE.parents[2]))
         jobs = ("--", sys.executable, "-m", "tests.upstreams.mcp_servers.jobs")
         await cli("upstream", "add", "mcp", "jobs", *options, *overlay, *jobs)
         token = (await cli("token", "issue", "--agent", "suite")).strip()

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.doors.conformance.test_conformance import program
-from tests.doors.test_mcp import PATIENCE_S, World, records, world
+from tests.support.calls import records
+from tests.support.conformance import program
+from tests.support.mcp import PATIENCE_S, World, world
 
 __all__ = ["world"]
 

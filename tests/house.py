@@ -61,17 +61,18 @@ def packages() -> set[str]:
     return {".".join(name.split(".")[:2]) for name in modules() if "." in name}
 
 
-def imports(module: Module, *, lazily: bool) -> set[str]:
-    """The modules of ours that a module imports. Imports for the type checker alone do not count.
+def imports(module: Module, *, lazily: bool, typed: bool = False) -> set[str]:
+    """The modules of ours that a module imports.
 
-    `lazily` adds imports inside functions, which happen when the function is called.
+    `lazily` adds imports inside functions, which happen when the function is called; `typed` adds those that only the
+    type checker sees.
     """
-    return {one for one in _imported(module.tree, lazily) if one != module.name and one in modules()}
+    return {one for one in _imported(module.tree, lazily, typed) if one != module.name and one in modules()}
 
 
-def _imported(tree: ast.AST, lazily: bool) -> Iterator[str]:
+def _imported(tree: ast.AST, lazily: bool, typed: bool) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typed:
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
             continue
@@ -81,12 +82,15 @@ def _imported(tree: ast.AST, lazily: bool) -> Iterator[str]:
             for one in node.names:
                 full = f"{node.module}.{one.name}"
                 yield full if full in modules() else node.module
-        yield from _imported(node, lazily)
+        yield from _imported(node, lazily, typed)
 
 
-def cycles() -> list[list[str]]:
-    """Groups of modules that import each other in a circle when they are loaded (Tarjan's algorithm)."""
-    graph = {name: sorted(imports(one, lazily=False)) for name, one in modules().items()}
+def cycles(*, typed: bool = False) -> list[list[str]]:
+    """Groups of modules that import each other in a circle, also by imports inside functions (Tarjan's algorithm).
+
+    `typed` adds the circles that only the type checker sees.
+    """
+    graph = {name: sorted(imports(one, lazily=True, typed=typed)) for name, one in modules().items()}
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -200,6 +204,7 @@ def table() -> list[tuple[str, str, str]]:
         ("file median / max", "160 / 706", f"{statistics.median(sizes):.0f} / {max(sizes)}"),
         ("function median / p95 / max", "7 / 26 / 134", f"{statistics.median(lengths):.0f} / {p95} / {lengths[-1]}"),
         ("import cycles", "2", f"{len(cycles())}"),
+        ("import cycles that only the type checker sees", "-", f"{len(cycles(typed=True))}"),
         (f"classes over {MOST_METHODS} methods, without a reason", "-", f"{len(large_classes())}"),
         ("widest fan-out of one module", "42", f"{widest[1]} ({widest[0]})"),
         ("module-level mutable state, without a reason", "27", f"{len(mutable_state())}"),

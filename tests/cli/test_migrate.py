@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from interlock.store.home import SCHEMA_HEAD, Home, Instance
+from interlock.store.home import Home, Instance
+from interlock.store.schema_version import SCHEMA_HEAD
 from tests.cli.conftest import Cli
 from tests.cli.test_upgrade import OLDER, RUNNING, schema, set_back
 

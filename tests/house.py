@@ -136,11 +136,8 @@ def cycles(*, typed: bool = False) -> list[list[str]]:
 
 
 def fan_out() -> dict[str, int]:
-    """Return how many of our modules each module imports, the largest number first.
-
-    `core.record` does not count: it stands for the `dataclasses` of the standard library.
-    """
-    counted = {name: len(imports(one, lazily=True) - {f"{PACKAGE}.core.record"}) for name, one in modules().items()}
+    """Return how many of our modules each module imports, the largest number first."""
+    counted = {name: len(imports(one, lazily=True)) for name, one in modules().items()}
     return dict(sorted(counted.items(), key=lambda one: -one[1]))
 
 
@@ -252,7 +249,7 @@ def table() -> list[tuple[str, ...]]:
     sizes = [one.lines for one in modules().values() if one.lines > 1]
     lengths = sorted(functions())
     tests = sum(path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py"))
-    widest = max(len(imports(one, lazily=True)) for one in modules().values())
+    widest = next(iter(fan_out().values()))
     p95 = lengths[int(len(lengths) * 0.95)]
     median = f"{statistics.median(lengths):.0f} / {p95} / {lengths[-1]}"
     none = ("-",) * len(PEERS)

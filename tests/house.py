@@ -32,6 +32,23 @@ OF_TESTS = re.compile(r"\b(?:test_\w+|conftest)\b")
 REASON = "# many methods:"
 # Says beside a list or dictionary at the level of a module why it is there.
 STATE_REASON = "# module state:"
+# The codebases that this one is compared with. Their columns were measured once.
+PEERS = ("h11", "Starlette", "stamina", "procrastinate", "docket", "MCP SDK v2")
+# Words with a meaning of their own here, which readers had to decode. The glossary has better ones.
+RIDDLES = frozenset(
+    {
+        "straight", "thin", "hot", "desk", "elsewhere", "promises", "told", "said", "whoever", "whatever", "wherever",
+        "whichever", "mend", "unsaid", "thereof", "therein", "hereby", "wherein", "whence", "thence", "hence",
+    }
+)  # fmt: skip
+MODULES = "(modules)"
+# Lines of each package in the commit before the work on upstream recipes, search and PostgreSQL began (a3ba78fd~1).
+BEFORE = {
+    "(modules)": 1152, "api": 5050, "approvals": 2011, "audit": 1898, "authority": 6510, "call": 2650, "cli": 8972,
+    "contract": 4759, "core": 1309, "data": 2450, "doors": 8554, "effects": 1580, "executors": 6769, "gateway": 8392,
+    "http": 1306, "net": 989, "privacy": 1244, "registry": 2662, "resilience": 1201, "store": 8060, "telemetry": 1431,
+    "upstreams": 10288,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +84,18 @@ def packages() -> set[str]:
     return {".".join(name.split(".")[:2]) for name in modules() if "." in name}
 
 
-def imports(module: Module, *, lazily: bool) -> set[str]:
-    """The modules of ours that a module imports. Imports for the type checker alone do not count.
+def imports(module: Module, *, lazily: bool, typed: bool = False) -> set[str]:
+    """The modules of ours that a module imports.
 
-    `lazily` adds imports inside functions, which happen when the function is called.
+    `lazily` adds imports inside functions, which happen when the function is called; `typed` adds those that only the
+    type checker sees.
     """
-    return {one for one in _imported(module.tree, lazily) if one != module.name and one in modules()}
+    return {one for one in _imported(module.tree, lazily, typed) if one != module.name and one in modules()}
 
 
-def _imported(tree: ast.AST, lazily: bool) -> Iterator[str]:
+def _imported(tree: ast.AST, lazily: bool, typed: bool) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typed:
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
             continue
@@ -87,12 +105,15 @@ def _imported(tree: ast.AST, lazily: bool) -> Iterator[str]:
             for one in node.names:
                 full = f"{node.module}.{one.name}"
                 yield full if full in modules() else node.module
-        yield from _imported(node, lazily)
+        yield from _imported(node, lazily, typed)
 
 
-def cycles() -> list[list[str]]:
-    """Groups of modules that import each other in a circle when they are loaded (Tarjan's algorithm)."""
-    graph = {name: sorted(imports(one, lazily=False)) for name, one in modules().items()}
+def cycles(*, typed: bool = False) -> list[list[str]]:
+    """Groups of modules that import each other in a circle, also by imports inside functions (Tarjan's algorithm).
+
+    `typed` adds the circles that only the type checker sees.
+    """
+    graph = {name: sorted(imports(one, lazily=True, typed=typed)) for name, one in modules().items()}
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -121,11 +142,8 @@ def cycles() -> list[list[str]]:
 
 
 def fan_out() -> dict[str, int]:
-    """Return how many of our modules each module imports, the largest number first.
-
-    `core.record` does not count: it stands for the `dataclasses` of the standard library.
-    """
-    counted = {name: len(imports(one, lazily=True) - {f"{PACKAGE}.core.record"}) for name, one in modules().items()}
+    """Return how many of our modules each module imports, the largest number first."""
+    counted = {name: len(imports(one, lazily=True)) for name, one in modules().items()}
     return dict(sorted(counted.items(), key=lambda one: -one[1]))
 
 
@@ -155,8 +173,11 @@ def large_classes() -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda one: -one[1]))
 
 
-def mutable_state() -> list[str]:
-    """Lists, dictionaries and sets at the level of a module that are neither named as constants nor explained."""
+def mutable_state(*, explained: bool = False) -> list[str]:
+    """Lists, dictionaries and sets at the level of a module that are not named as constants.
+
+    Those with a reason beside them are left out, unless `explained`.
+    """
     kinds = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
     found: list[str] = []
     for module in modules().values():
@@ -168,7 +189,7 @@ def mutable_state() -> list[str]:
                 targets, value = [node.target], node.value
             else:
                 continue
-            if not isinstance(value, kinds) or STATE_REASON in lines[node.lineno - 2]:
+            if not isinstance(value, kinds) or (STATE_REASON in lines[node.lineno - 2] and not explained):
                 continue
             names = [one.id for one in targets if isinstance(one, ast.Name)]
             found += [f"{module.name}.{name}" for name in names if not name.isupper() and not name.startswith("__")]
@@ -255,25 +276,84 @@ def docstrings_that_begin_with(words: Iterable[str]) -> list[str]:
     ]
 
 
-def table() -> list[tuple[str, str, str]]:
-    """The table: what is measured, what it was before the source was put in order, and what it is now."""
+def classes_over(most: int) -> int:
+    """The number of classes with more methods, whether they have a reason or not."""
+    classes = [node for one in modules().values() for node in ast.walk(one.tree) if isinstance(node, ast.ClassDef)]
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return sum(sum(isinstance(one, kinds) for one in node.body) > most for node in classes)
+
+
+def odd_words_per_thousand() -> float:
+    """How often the pages use a word that a reader has to decode (`RIDDLES`), for each 1,000 of their words."""
+    texts = [path.read_text() for path in (ROOT / "docs").rglob("*.md") if "reference" not in path.parts]
+    words = [
+        word.lower()
+        for text in texts
+        for word in re.findall(r"[A-Za-z]+", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    ]
+    return 1000 * sum(word in RIDDLES for word in words) / len(words)
+
+
+def package_sizes() -> dict[str, int]:
+    """The lines of source of each package."""
+    found: dict[str, int] = {}
+    for one in modules().values():
+        parts = one.path.relative_to(SOURCE).parts
+        name = parts[0] if len(parts) > 1 else MODULES
+        found[name] = found.get(name, 0) + one.lines
+    return found
+
+
+def _about(lines: int, to: int = 1000) -> str:
+    """A number of lines, rounded, so that the page changes only where the source does."""
+    return f"{round(lines / to) * to:,}"
+
+
+def table() -> list[tuple[str, ...]]:
+    """The table: what is measured, what it was before the source was put in order, what it is now, and of others.
+
+    The others are the columns of `PEERS`, read once.
+    """
     sizes = [one.lines for one in modules().values() if one.lines > 1]
     lengths = sorted(functions())
     tests = sum(path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py"))
-    widest = next(iter(fan_out().items()))
+    widest = next(iter(fan_out().values()))
     p95 = lengths[int(len(lengths) * 0.95)]
+    median = f"{statistics.median(lengths):.0f} / {p95} / {lengths[-1]}"
+    none = ("-",) * len(PEERS)
     return [
-        ("files / lines of source", "315 / 61,021", f"{len(modules())} / {sum(sizes):,}"),
-        ("lines of tests", "59,633", f"{tests:,}"),
-        ("file median / max", "160 / 706", f"{statistics.median(sizes):.0f} / {max(sizes)}"),
-        ("function median / p95 / max", "7 / 26 / 134", f"{statistics.median(lengths):.0f} / {p95} / {lengths[-1]}"),
-        ("import cycles", "2", f"{len(cycles())}"),
-        (f"classes over {MOST_METHODS} methods, without a reason", "-", f"{len(large_classes())}"),
-        ("widest fan-out of one module", "42", f"{widest[1]} ({widest[0]})"),
-        ("module-level mutable state, without a reason", "27", f"{len(mutable_state())}"),
-    ]
+        ("files / lines of source", "315 / 61,021", f"{round(len(modules()), -1)} / {_about(sum(sizes))}",
+         "11 / 2,568", "34 / 6,712", "10 / 1,512", "117 / 9,772", "37 / 11,961", "122 / 27,188"),
+        ("lines of tests", "59,633", _about(tests), *none),
+        ("file median / max", "160 / 706", f"{round(statistics.median(sizes), -1):.0f} / {max(sizes)}",
+         "153 / 659", "142 / 876", "54 / 913", "17 / 1,042", "215 / 1,388", "117 / 1,507"),
+        ("function median / p95 / max", "7 / 26 / 134", median,
+         "7 / 49 / 64", "5 / 39 / 149", "8.5 / 43 / 184", "8 / 45 / 126", "9 / 72 / 239", "11 / 63 / 206"),
+        ("import cycles, with imports inside functions", "2 small", f"{len(cycles())}", "0", "0", "0", "2", "0", "3"),
+        ("circles of types, for the type checker alone", "-", f"{len(cycles(typed=True))}", *none),
+        ("classes over 12 methods", "43", f"{classes_over(12)}", "1", "8", "0", "11", "8", "13"),
+        (f"classes over {MOST_METHODS} methods, without a reason", "-", f"{len(large_classes())}", *none),
+        ("widest fan-out of one module, every import counted", "42", f"{widest}", "7", "11", "5", "9", "13", "26"),
+        ("module-level mutable state", "27", f"{len(mutable_state(explained=True))}", "0", "1", "1", "2", "5", "6"),
+        ("of these, without a reason", "-", f"{len(mutable_state())}", *none),
+        ("words to decode per 1,000 words of docs", "-", f"{odd_words_per_thousand():.1f}", *none),
+    ]  # fmt: skip
 
+
+def growth() -> list[tuple[str, str, str]]:
+    """Lines of each package before upstream recipes, search and PostgreSQL were built, and now."""
+    now = package_sizes()
+    rows = [(name, BEFORE.get(name, 0), now.get(name, 0)) for name in sorted({*BEFORE, *now})]
+    rows.append(("all", sum(BEFORE.values()), sum(now.values())))
+    return [(name, _about(before, 500), _about(after, 500)) for name, before, after in rows]
+
+
+HEAD = ("", "before", "now", *PEERS)
+GROWTH_HEAD = ("package", "before recipes, search and PostgreSQL", "now")
 
 if __name__ == "__main__":
-    for row in [("", "before", "now"), *table()]:
-        print(f"{row[0]:<48}{row[1]:>16}{row[2]:>44}")
+    for row in [HEAD, *table()]:
+        print(f"{row[0]:<52}" + "".join(f"{cell:>16}" for cell in row[1:]))
+    print()
+    for row in [GROWTH_HEAD, *growth()]:
+        print(f"{row[0]:<20}{row[1]:>40}{row[2]:>12}")

@@ -19,8 +19,9 @@ from interlock import Caller, Interlock
 from interlock.api.health import Health
 from interlock.api.registration import Registration
 from interlock.audit.backups import remove_expired
-from interlock.store.home import MARK, SCHEMA_HEAD
+from interlock.store.home import MARK
 from interlock.store.homes import home_at
+from interlock.store.schema_version import SCHEMA_HEAD
 from tests.needs import need
 from tests.support import stores
 from tests.support.cli import INTERLOCK, Cli, elsewhere, post

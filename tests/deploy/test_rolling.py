@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from interlock.store.home import SCHEMA_HEAD
+from interlock.store.schema_version import SCHEMA_HEAD
 from tests import warm
 from tests.support.balancer import balancing
 from tests.support.cluster import Cluster, Load, load

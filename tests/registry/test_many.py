@@ -11,7 +11,7 @@ import pytest
 
 from interlock import Interlock
 from interlock.api import doctor
-from interlock.api.policy import faults_of
+from interlock.api.policy_faults import faults_of
 from interlock.api.service import Service
 from interlock.authority import policy_check
 from interlock.contract.contract import admitted_contract, parse_contract

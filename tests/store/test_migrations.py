@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from interlock import Failure, Interlock
 from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.store import home as homes
-from interlock.store import migration
-from interlock.store.home import SCHEMA_HEAD, Home
+from interlock.store import migration, schema_status, schema_version
+from interlock.store.home import Home
 from interlock.store.homes import home_at
 from interlock.store.postgres import leases, schema
 from interlock.store.postgres.home import PostgresHome
+from interlock.store.schema_version import SCHEMA_HEAD
 from tests import sample
 from tests.support.next_release import NEXT, write_migrations
 from tests.support.postgres import Server
@@ -48,7 +48,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         scripts = write_migrations(tmp_path / "next", compatible, then)
         with monkeypatch.context() as patch:
             patch.setattr(migration, "SCRIPTS", scripts)
-            patch.setattr(homes, "SCHEMA_HEAD", NEXT)
+            patch.setattr(schema_version, "SCHEMA_HEAD", NEXT)
             patch.setattr(leases, "SCHEMA_HEAD", NEXT)
             yield
 
@@ -160,7 +160,7 @@ async def test_up_down_and_up_again_gives_the_same_schema_and_keeps_the_rows(hom
     await lived(home)
     made, kept = shape(home), rows(home)
     undone: list[str] = []
-    while migration.status(home).at_stake is not None:
+    while schema_status.status(home).at_stake is not None:
         undone.append(migration.down(home).revision)
     assert undone[-1] == FIRST_WITH_RULES
     assert shape(home) != made
@@ -183,7 +183,7 @@ async def test_a_program_works_on_a_schema_that_is_one_migration_newer(
     with next_release():
         (step,) = migration.up(home)
         assert step.revision == NEXT
-        assert migration.status(home)[:2] == (NEXT, SCHEMA_HEAD)
+        assert schema_status.status(home)[:2] == (NEXT, SCHEMA_HEAD)
         newer = shape(home)
     assert "can work on it" in next(one.what for one in examine(home, machine=False) if one.name == "schema")
     await goes_on(home)
@@ -195,10 +195,10 @@ async def test_a_program_works_on_a_schema_that_is_one_migration_newer(
     with next_release():
         migration.down(home)
     assert shape(home) == made
-    assert migration.status(home)[:2] == (SCHEMA_HEAD, migration.compatible_since(SCHEMA_HEAD))
+    assert schema_status.status(home)[:2] == (SCHEMA_HEAD, migration.compatible_since(SCHEMA_HEAD))
     before, after = (
         {
-            name: [row for row in found if row[0] != homes.COMPATIBLE_SINCE]
+            name: [row for row in found if row[0] != schema_version.COMPATIBLE_SINCE]
             for name, found in tables.items()
             if name != "evidence"
         }
@@ -228,12 +228,12 @@ async def test_a_migration_is_undone_only_with_the_rows_named_that_go(
         migration.up(home)
         with home.changing_schema() as connection:
             connection.exec_driver_sql("INSERT INTO parcel (id, size) VALUES ('a', 1), ('b', 2)")
-        assert migration.status(home).at_stake == {"parcel": 2}
+        assert schema_status.status(home).at_stake == {"parcel": 2}
         for lose in ((), ("evidence.note",)):
             with pytest.raises(Failure, match="would lose 2 rows of `parcel`") as refused:
                 migration.down(home, lose)
             assert "--lose parcel" in str(refused.value.resolution)
-        assert migration.status(home).schema == NEXT
+        assert schema_status.status(home).schema == NEXT
         migration.down(home, ("parcel",))
     await goes_on(home)
 

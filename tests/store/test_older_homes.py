@@ -20,7 +20,8 @@ from alembic.config import Config
 from interlock import Context, Effect, Field, Interlock, Preview, tool
 from interlock.api.doctor import examine
 from interlock.audit.chain import verify
-from interlock.store.home import APPLICATION_ID, Home
+from interlock.store.home import Home
+from interlock.store.schema_version import APPLICATION_ID
 from interlock.testing import FakeClock
 from tests.support.histories import VERSIONS, live, make, work
 

@@ -15,9 +15,9 @@ import pytest
 
 import interlock
 from interlock.audit.chain import verify
-from interlock.store import migration
-from interlock.store.home import SCHEMA_HEAD
+from interlock.store import migration, schema_status
 from interlock.store.homes import home_at
+from interlock.store.schema_version import SCHEMA_HEAD
 from tests.support.postgres import Server
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,10 @@ PROGRAM = """
 import asyncio, sys
 from interlock import Failure, Interlock
 from interlock.demo_tools import balance, post
-from interlock.store.home import SCHEMA_HEAD
+try:
+    from interlock.store.schema_version import SCHEMA_HEAD
+except ImportError:  # an earlier release
+    from interlock.store.home import SCHEMA_HEAD
 
 async def main(home, store, first):
     async with Interlock.open(home, store=store, housekeeping=False) as lock:
@@ -123,5 +126,5 @@ def test_the_program_before_the_newest_migration_works_beside_this_one_and_on_it
         assert (new.said, new.post("d"), new.post("e")) == (SCHEMA_HEAD, "replayed", "done")
     with running(before, home, store) as old:
         assert (old.said, old.post("e"), old.post("f")) == (earlier, "replayed", "done")
-    assert migration.status(home_at(home, store)).schema == SCHEMA_HEAD
+    assert schema_status.status(home_at(home, store)).schema == SCHEMA_HEAD
     assert verify(home_at(home, store)).faults == ()

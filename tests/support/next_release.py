@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from interlock.store import migration
-from interlock.store.home import SCHEMA_HEAD
+from interlock.store.schema_version import SCHEMA_HEAD
 
 NEXT = "9001"
 TEXT = '''"""What the next release adds.
@@ -39,11 +39,11 @@ import pathlib
 import sys
 
 import interlock.cli
-from interlock.store import home, migration
+from interlock.store import migration, schema_version
 from interlock.store.postgres import leases
 
 migration.SCRIPTS = pathlib.Path({scripts!r})
-home.SCHEMA_HEAD = leases.SCHEMA_HEAD = {head!r}
+schema_version.SCHEMA_HEAD = leases.SCHEMA_HEAD = {head!r}
 sys.argv[0] = "interlock"
 interlock.cli.main()
 """

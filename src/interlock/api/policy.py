@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from interlock.api.files import keep
+from interlock.api.policy_faults import faults_of
 from interlock.api.rights import require_here
 from interlock.api.shared_config import POLICY, SharedConfiguration
 from interlock.authority.facts import in_normal_form
@@ -153,23 +154,6 @@ def rules_document(parts: Parts) -> Json:
 def fault_document(fault: Fault) -> Json:
     """The JSON form of a fault."""
     return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
-
-
-async def faults_of(parts: Parts, text: str, people: frozenset[str] | None = None) -> list[Fault]:
-    """The faults of a text as the policy of this data directory. A text with grave ones cannot be applied.
-
-    `people` are the groups of the principals that it is to be used with, if these are not the ones in force.
-    """
-    from interlock.authority.policy_check import check, concerned
-
-    now_ms = parts.clock.now_ms()
-    known = await parts.identities.all()
-    here = parts.policy.groups if people is None else people
-    groups = here | {group for identity in known for group in identity.groups}
-    versions = [one for one in await parts.catalog.everything() if not one.gone(now_ms)]
-    matters = concerned(text)
-    contracts = [one.contract for one in versions if matters(one.row.address, one.row.manifest)]
-    return check(text, contracts, groups, {one.row.address for one in versions})
 
 
 async def somebody(parts: Parts, who: str) -> Caller:

@@ -18,7 +18,7 @@ import orjson
 
 from interlock.api.learning import Learning
 from interlock.api.narrowing import Narrowing
-from interlock.api.selection_gate import Gate, Verdict, admit_model
+from interlock.api.selection_gate import Gate, Verdict, admit_model, parameter_faults
 from interlock.api.selection_records import answer_of, said, store, sums, written
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
@@ -283,7 +283,9 @@ class Selections:
         answer: Any = None
         try:
             answer = await selector(request, offered)
-            choice = checked_choice(answer, {one.tool: partial(_faults, by_name[one.tool]) for one in candidates})
+            choice = checked_choice(
+                answer, {one.tool: partial(parameter_faults, by_name[one.tool]) for one in candidates}
+            )
         except Failure as failure:
             facts = {"code": failure.code, **said(answer, _names(candidates))}
             stages.append(Stage("model", len(candidates), (), f"refused: {failure.message}", facts))
@@ -311,17 +313,6 @@ class Selections:
             return done
 
         return await parts.journal.commit(unit)
-
-
-def _faults(version: Version, parameters: Json) -> list[str]:
-    """The reasons why parameters are no valid input of a tool."""
-    from interlock.data.coerce import coerce
-    from interlock.data.explain import input_faults
-    from interlock.data.schema import Schema
-
-    schema = Schema(version.contract.input.caller_facing)
-    found = input_faults(schema, coerce(schema, parameters).value)
-    return [f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in found]
 
 
 def _names(candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -151,3 +151,14 @@ async def admit_model(parts: Parts, caller: Caller) -> None:
     key = orjson.dumps(["selection", caller.tenant, caller.id]).decode()
     bucket = limits.Bucket(key, most, _MINUTE_MS, f"{most} selections by a model per caller in a minute")
     await parts.journal.commit(lambda transaction: limits.admit(transaction, (bucket,)))
+
+
+def parameter_faults(version: Version, parameters: Json) -> list[str]:
+    """The reasons why parameters are no valid input of a tool."""
+    from interlock.data.coerce import coerce
+    from interlock.data.explain import input_faults
+    from interlock.data.schema import Schema
+
+    schema = Schema(version.contract.input.caller_facing)
+    found = input_faults(schema, coerce(schema, parameters).value)
+    return [f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in found]

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from interlock.api.policy_faults import faults_of
 from interlock.api.rights import require_here
 from interlock.authority.policy import SharedTexts
 from interlock.authority.principals import Principals
@@ -103,7 +104,6 @@ class SharedConfiguration:
         return await self.push(earlier.files, by=by, instead_of=None if now is None else now.version)
 
     async def _faults(self, files: Mapping[str, str]) -> list[str]:
-        from interlock.api.policy import faults_of
         from interlock.store.shared_settings import shared_faults  # it loads the models of settings
 
         large = [name for name, text in files.items() if len(text.encode()) > MOST_BYTES]

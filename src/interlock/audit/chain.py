@@ -35,6 +35,7 @@ from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store import last_head, layout, verify_reads
+from interlock.store.compared import COMPARED
 from interlock.store.last_head import GENESIS, SignedHead, anchor_line
 from interlock.store.sealing import Box, is_sealed, key_id_of
 from interlock.store.signing import signed_by
@@ -209,7 +210,7 @@ def _examine(
             _check_unsigned(reader, last, examined)
         if known_head is not None:
             _check_known_head(reader, known_head, examined)
-        for what in layout.contradictions(reader, (*layout.LEDGER, *layout.COMPARED)):
+        for what in layout.contradictions(reader, (*layout.LEDGER, *COMPARED)):
             note(0, what)
         for seq, what in agreement.disagreements(reader, examined.purged_through):
             note(seq, what)

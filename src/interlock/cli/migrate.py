@@ -46,7 +46,8 @@ def status(out: Output, /) -> int:
     interlock migrate status
     """
     from interlock.api.homes import home_at
-    from interlock.store.migration import head, migrations, status
+    from interlock.api.homes import schema_status as status
+    from interlock.store.migration import head, migrations
 
     home = home_at(out.session.path)
     found, known, last = status(home), migrations(), head()
@@ -98,7 +99,8 @@ def up(out: Output, /, *, dry_run: bool, directory: Path | None) -> int:
     interlock migrate up
     """
     from interlock.api.homes import home_at
-    from interlock.store.migration import compatible_since, status, up
+    from interlock.api.homes import schema_status as status
+    from interlock.store.migration import compatible_since, up
 
     refuse_token("migrating the store")
     home = home_at(out.session.path)
@@ -134,7 +136,8 @@ def down(out: Output, /, *, dry_run: bool, directory: Path | None, lose: tuple[s
     interlock migrate down --lose surface
     """
     from interlock.api.homes import home_at
-    from interlock.store.migration import compatible_since, down, last_applied, refuse_loss, status
+    from interlock.api.homes import schema_status as status
+    from interlock.store.migration import compatible_since, down, last_applied, refuse_loss
 
     refuse_token("migrating the store")
     home = home_at(out.session.path)

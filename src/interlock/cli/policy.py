@@ -105,7 +105,8 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     interlock policy check
     interlock policy check new.cedar
     """
-    from interlock.api.policy import fault_document, faults_of
+    from interlock.api.policy import fault_document
+    from interlock.api.policy_faults import faults_of
     from interlock.store.shared_config import text_of
 
     path = file or lock.policy.path

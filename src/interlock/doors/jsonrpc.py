@@ -23,7 +23,6 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.core.turns import Turn, Turns
 from interlock.data.canonical import encode
-from interlock.data.schema import Json
 from interlock.doors.door import ANY, Door, Key
 from interlock.doors.ids import RULE, usable
 from interlock.doors.response_template import REQUEST, Templates
@@ -33,6 +32,7 @@ from interlock.telemetry.w3c import sent as trace_sent
 
 if TYPE_CHECKING:
     from interlock.api.tools import Version
+    from interlock.data.schema import Json
     from interlock.doors.listening import Listening
 
 _log = logging.getLogger("interlock.jsonrpc")

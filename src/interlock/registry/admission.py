@@ -18,10 +18,8 @@ from interlock.contract.versions import predecessor
 from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
 from interlock.core.record import dataclass
-from interlock.data.explain import authoring_faults
-from interlock.data.schema import properties_of, require_schema, resolve_ref
-from interlock.data.subschemas import Places
 from interlock.registry.compat import Surface, classify, require_bump
+from interlock.registry.schema_faults import schema_faults
 from interlock.registry.tool_code import allow_code, remember_source
 from interlock.store import records, tools
 
@@ -80,7 +78,7 @@ class Verdict:
 def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: Evidence | None) -> Verdict:
     """Check a manifest against all eight conditions at once."""
     faults: dict[Conjunct, list[str]] = {
-        "schema_valid": _schema_faults(manifest),
+        "schema_valid": schema_faults(manifest),
         "version_registered": _version_faults(manifest, digest, published),
         "auth_policy_defined": _permission_faults(manifest),
         "timeout_class_assigned": class_faults(manifest),
@@ -136,42 +134,6 @@ def _permission_faults(manifest: Manifest) -> list[str]:
             for path in listed.only_readable
             if path.split("/")[1] == name
         )
-    return faults
-
-
-def _schema_faults(manifest: Manifest) -> list[str]:
-    faults: list[str] = []
-    if manifest.result_schema is None:
-        faults.append("say result_schema: what the tool returns")
-    for schema in (manifest.parameters, manifest.result_schema, manifest.error_schema):
-        try:
-            require_schema(schema or {})
-        except Failure as failure:
-            faults.append(failure.message)
-    blind = Places(manifest.parameters).blind
-    if blind is not None:
-        faults.append(f"`parameters` marks a path, URL, host, command or fragment that rules may miss: {blind}")
-    if manifest.paged:
-        faults.extend(_paging_faults(manifest))
-    if manifest.sandbox is not None and manifest.execution is not None:
-        outside = sorted(manifest.execution.handlers.keys() & _RUN_OUTSIDE)
-        faults.extend(f"a sandboxed tool has no `{name}` handler: it would run outside" for name in outside)
-    if manifest.protocol == "native":
-        faults.extend(fault.message for fault in authoring_faults(manifest.parameters))
-    return faults
-
-
-# Handlers that the gateway calls in its own process.
-_RUN_OUTSIDE = frozenset({"check", "preflight", "version_of", "verify", "concurrent", "fixture"})
-
-
-def _paging_faults(manifest: Manifest) -> list[str]:
-    result = manifest.result_schema or {}
-    items = resolve_ref(result, properties_of(resolve_ref(result, result)).get("items", {}))
-    optional = "cursor" not in manifest.parameters.get("required", ())
-    faults = _unless("cursor" in properties_of(manifest.parameters), "a paged tool takes `cursor`: str | None = None")
-    faults += _unless(optional, "the `cursor` of a paged tool is optional: the first page has none")
-    faults += _unless(items.get("type") == "array", "a paged tool returns an object with `items` and a next `cursor`")
     return faults
 
 

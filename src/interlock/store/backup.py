@@ -24,8 +24,9 @@ from interlock.core.errors import Failure
 from interlock.core.record import dataclass
 from interlock.store.connection import Connection
 from interlock.store.copying import filled
-from interlock.store.home import APPLICATION_ID, MARK, Home, is_known, store_failure
+from interlock.store.home import MARK, Home, store_failure
 from interlock.store.last_head import path_of
+from interlock.store.schema_version import APPLICATION_ID, is_known
 from interlock.store.sealing import Box, keys_in_use
 
 # In a copy of a store on a server, whose settings name that server.

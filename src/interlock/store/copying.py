@@ -18,9 +18,10 @@ from typing import Any, Protocol, cast
 
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
-from interlock.store import home as homes
-from interlock.store.home import Home, schema_of, store_failure
+from interlock.store import schema_version
+from interlock.store.home import Home, store_failure
 from interlock.store.port import Reader
+from interlock.store.schema_version import schema_of
 from interlock.store.timekeeping import reached
 
 # Told how many rows of how many were copied.
@@ -145,10 +146,10 @@ def _refuse_other_schema(source: Home, reader: Reader) -> None:
     if not source.is_ours(reader):
         raise Failure("E3804", "the store to copy was not made by Interlock")
     schema = str(schema_of(reader))
-    if schema < homes.SCHEMA_HEAD:
-        words = f"the store to copy has schema {schema}, and this version copies {homes.SCHEMA_HEAD}"
+    if schema < schema_version.SCHEMA_HEAD:
+        words = f"the store to copy has schema {schema}, and this version copies {schema_version.SCHEMA_HEAD}"
         raise Failure("E3804", words, resolution="run interlock migrate up first")
-    if schema > homes.SCHEMA_HEAD:
+    if schema > schema_version.SCHEMA_HEAD:
         words = f"the store to copy has schema {schema}; this version would leave out what it does not know"
         raise Failure("E3805", words, resolution="copy it with the newer version")
 

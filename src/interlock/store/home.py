@@ -29,14 +29,13 @@ from interlock.store import epochs
 from interlock.store.connection import Connection
 from interlock.store.lock_board import Board, FileBoard
 from interlock.store.port import Reader
+from interlock.store.schema_version import APPLICATION_ID, is_known, refuse_running
 from interlock.store.turns import Turns
 
 if TYPE_CHECKING:
     from interlock.store.epochs import Epochs
     from interlock.store.shared_config import SharedConfig
 
-SCHEMA_HEAD = "0018"
-APPLICATION_ID = 0x494C434B  # "ILCK": distinguishes our database from others
 _INSTANCE = expression(r"[0-9A-Z]{26}\Z")
 # The number of bytes at the end of the anchors file that are read: some twenty lines, which concurrent writers may have
 # swapped.
@@ -331,43 +330,6 @@ class Home:
             _for_journal(connection)
             opened.pop_all()
         return connection
-
-
-def refuse_running(count: int, schema: str, target: str) -> None:
-    """Refuse (E3804) to change the schema under so many processes."""
-    if count == 0:
-        return
-    runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
-    raise Failure(
-        "E3804",
-        f"{runs} on this data directory, and this version would change its database under {them}:"
-        f" schema {schema} to {target}",
-        resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
-    )
-
-
-# The fact that names the oldest schema whose program can work on a database. Migrations write it.
-COMPATIBLE_SINCE = "schema_compatible_since"
-
-
-def schema_of(reader: Reader) -> str | None:
-    """The schema that a database is at; None where nobody has made one."""
-    row = reader.one("SELECT version_num FROM alembic_version")
-    return None if row is None else row[0]
-
-
-def is_known(reader: Reader) -> bool:
-    """Whether this program can work on a database: it is at the schema of the program, or at a newer one that says so.
-
-    Refuses (E3805) any other newer schema. An older one has to be migrated first.
-    """
-    schema = schema_of(reader)
-    if schema is None or schema <= SCHEMA_HEAD:
-        return schema == SCHEMA_HEAD
-    row = reader.one("SELECT value FROM fact WHERE name = ?", (COMPATIBLE_SINCE,))
-    if row is None or row[0] > SCHEMA_HEAD:
-        raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
-    return True
 
 
 def refuse_behind(reader: Reader, anchored: tuple[int, bytes] | None) -> None:

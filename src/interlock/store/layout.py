@@ -46,10 +46,6 @@ CREATE TRIGGER segment_stays BEFORE DELETE ON segment
     BEGIN SELECT RAISE(ABORT, 'segments are append-only'); END
 """
 LEDGER = ("journal", "anchor", "segment")
-# The tables whose rows are compared with the records.
-COMPARED = (
-    "identity", "revocation", "ticket", "standing", "reservation", "session", "spend", "hold", "cost",
-)  # fmt: skip
 
 
 class _Object(NamedTuple):

@@ -2,8 +2,8 @@
 
 A program knows one schema, the last migration it has. It migrates a store of an older schema when it opens it. On a
 newer one it works where that says so: each migration names in `compatible_since` the oldest schema whose program can
-work after it. What this means for all of them together is stored as a fact (`home.COMPATIBLE_SINCE`), because the
-older program has neither the migrations nor what they say.
+work after it. What this means for all of them together is stored as a fact (`schema_version.COMPATIBLE_SINCE`), because
+the older program has neither the migrations nor what they say.
 
 So a change takes two releases: the first adds (`compatible_since` is the schema before), the second removes what the
 first no longer uses. A migration that adds makes tables, indexes, and columns that may be empty or have a default. It
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import sqlalchemy as sa
 from alembic import command
@@ -31,11 +31,9 @@ from sqlalchemy.exc import DBAPIError
 from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.store.connection import Rows
-from interlock.store.home import APPLICATION_ID, COMPATIBLE_SINCE, schema_of
-from interlock.store.inspection import opened
+from interlock.store.schema_version import APPLICATION_ID, COMPATIBLE_SINCE
 
 if TYPE_CHECKING:
-    from interlock.store.home import Home
     from interlock.store.port import Reader
 
 SCRIPTS = Path(__file__).parent / "migrations"
@@ -85,33 +83,8 @@ def head() -> str:
     return migrations()[-1].revision
 
 
-class Status(NamedTuple):
-    """The schema of a database, and what this program has to do with it."""
-
-    schema: str
-    # The oldest schema whose program can work on it.
-    compatible_since: str
-    # Of the migrations of this program, those that are not applied yet.
-    pending: list[Migration]
-    # What undoing the last one would lose, as numbers of rows; None where it cannot be undone.
-    at_stake: dict[str, int] | None
-
-
-def status(home: Home) -> Status:
-    """The schema of a database, without changing it. Refuses (E3804) where there is none, or it is not ours."""
-    if home.new:
-        raise Failure("E3804", "there is no database yet", resolution="it is made by the first command that needs it")
-    with opened(home) as reader:
-        schema = str(schema_of(reader))
-        row = reader.one("SELECT value FROM fact WHERE name = ?", (COMPATIBLE_SINCE,))
-        try:
-            stake = at_stake(last_applied(schema)[0], reader)
-        except Failure:
-            stake = None
-    return Status(schema, schema if row is None else row[0], _pending(schema), stake)
-
-
-def _pending(schema: str) -> list[Migration]:
+def pending_at(schema: str) -> list[Migration]:
+    """The migrations of this program that a database at a schema lacks."""
     return [one for one in migrations() if one.revision > schema]
 
 
@@ -158,21 +131,33 @@ def transaction(path: Path) -> Generator[sa.Connection]:
         engine.dispose()
 
 
-def up(home: Home) -> list[Migration]:
+class Migrated(Protocol):
+    """A data directory whose schema is changed."""
+
+    def changing_schema(self) -> AbstractContextManager[Any]:
+        """A transaction of SQLAlchemy in which the schema may be changed. One process at a time has it."""
+        ...
+
+    def refuse_in_use(self, schema: str, target: str, oldest: str, /) -> None:
+        """Refuse (E3804) to change the schema under processes that run."""
+        ...
+
+
+def up(home: Migrated) -> list[Migration]:
     """Bring a database to the schema of this program; returns the migrations that were applied.
 
     Refuses (E3804) where a process runs that could not go on. A newer schema is left as it is.
     """
     with home.changing_schema() as connection:
         schema = _schema(connection)
-        if pending := _pending(schema):
+        if pending := pending_at(schema):
             target = pending[-1].revision
             home.refuse_in_use(schema, target, compatible_since(target))
             _upgrade(connection)
     return pending
 
 
-def down(home: Home, lose: Collection[str] = ()) -> Migration:
+def down(home: Migrated, lose: Collection[str] = ()) -> Migration:
     """Undo the last migration; returns it. `lose` names what may be lost by that.
 
     Refuses (E3411) where it cannot be undone or something would be lost that is not named, and (E3804) where a process

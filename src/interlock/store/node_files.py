@@ -17,7 +17,8 @@ import orjson
 
 from interlock._version import __version__
 from interlock.core.record import NamedTuple
-from interlock.store.home import SCHEMA_HEAD, Home
+from interlock.store.home import Home
+from interlock.store.schema_version import SCHEMA_HEAD
 
 _PLAIN = ("policy.cedar", "principals.toml", "keys/secrets.key", "keys/cursor.key")
 

@@ -17,8 +17,9 @@ from interlock.core.errors import Failure
 from interlock.core.record import NamedTuple
 from interlock.default_settings import Effective, defaults_if_unstated
 from interlock.store import records
-from interlock.store.home import Home, schema_of
+from interlock.store.home import Home
 from interlock.store.inspection import opened
+from interlock.store.schema_version import schema_of
 
 if TYPE_CHECKING:
     from interlock.store.port import Reader, Transaction

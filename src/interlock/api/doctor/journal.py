@@ -22,7 +22,8 @@ STEPS_SHOWN_MS = 30 * 86_400_000
 
 def check_journal(home: Home) -> Iterator[Finding]:
     from interlock.store import inspection, last_head, layout
-    from interlock.store.home import is_known, refuse_behind, schema_of
+    from interlock.store.home import refuse_behind
+    from interlock.store.schema_version import is_known, schema_of
 
     if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
@@ -95,7 +96,7 @@ def _rewritten(reader: Reader, last: SignedHead | None) -> Iterator[Finding]:
 
 
 def _schema(home: Home, found: str) -> Finding:
-    from interlock.store.home import SCHEMA_HEAD
+    from interlock.store.schema_version import SCHEMA_HEAD
 
     if found == SCHEMA_HEAD:
         return Finding("schema", "good", found)

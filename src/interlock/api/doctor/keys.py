@@ -30,8 +30,8 @@ def check_issuer(home: Home) -> Iterator[Finding]:
     from interlock.core.clock import Clock
     from interlock.core.errors import Failure
     from interlock.store import facts
-    from interlock.store.home import is_known
     from interlock.store.inspection import revoked_keys
+    from interlock.store.schema_version import is_known
 
     issuer = IssuerKeys(home.keys / "issuer", clock=Clock())
     names = issuer.names()
@@ -52,7 +52,7 @@ def check_issuer(home: Home) -> Iterator[Finding]:
 
 
 def check_secrets(home: Home) -> Iterator[Finding]:
-    from interlock.store.home import is_known
+    from interlock.store.schema_version import is_known
     from interlock.store.sealing import Box, keys_in_use
     from interlock.store.shared_config import settings_of
 

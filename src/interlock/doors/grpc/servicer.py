@@ -15,7 +15,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -23,7 +23,6 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from interlock.api import surface_view
-from interlock.api.interlock import Interlock
 from interlock.api.service import Service
 from interlock.api.tools import Version
 from interlock.call.context import Caller
@@ -37,6 +36,9 @@ from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.http.asgi import server_ended, too_large
 from interlock.telemetry import w3c
+
+if TYPE_CHECKING:
+    from interlock.api.interlock import Interlock
 
 # Raw bytes in and out: the guard parses and serializes.
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"

@@ -22,7 +22,7 @@ from interlock.executors.egress.wire import Peer, RefusedError, Stream, pump, un
 from interlock.net import addresses
 
 if TYPE_CHECKING:
-    from interlock.executors.egress.proxy import Egress, Streams
+    from interlock.executors.egress.streams import Record, Streams
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -40,7 +40,7 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 class Conversation:
     """Serves one client connection of an `Egress`."""
 
-    def __init__(self, egress: Egress, streams: Streams) -> None:
+    def __init__(self, egress: Record, streams: Streams) -> None:
         self._egress = egress
         self._limits = egress.limits
         self._stream = Stream(streams, self._touch, self._touch)

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 from interlock.core.clock import Clock
 from interlock.executors.egress.policy import EgressPolicy, Limits, Refusal, Seen
+from interlock.executors.egress.streams import Streams
 from interlock.net.addresses import Resolve, resolve_by_system
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[str, int], Awaitable[Streams]]
 
 _PASSING = frozenset({errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 
 if TYPE_CHECKING:
-    from interlock.executors.egress.proxy import Streams
+    from interlock.executors.egress.streams import Streams
 
 PIECE = 64 * 2**10
 _FAREWELL_PIECES = 64

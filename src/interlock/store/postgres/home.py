@@ -22,13 +22,14 @@ from interlock.core.expressions import expression
 from interlock.store import connection as sqlite
 from interlock.store import epochs
 from interlock.store.connection import StoreError
-from interlock.store.home import RESTORE, Home, is_known, refuse_behind, refuse_running, store_failure
+from interlock.store.home import RESTORE, Home, refuse_behind, store_failure
 from interlock.store.port import Reader
 from interlock.store.postgres import schema
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.leases import Lease
 from interlock.store.postgres.lock_board import PostgresBoard
 from interlock.store.postgres.server_time import ServerTime
+from interlock.store.schema_version import is_known, refuse_running
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from interlock.store.layout import COMPARED
+from interlock.store.compared import COMPARED
 from interlock.store.port import Reader
 from interlock.store.postgres.schema import FUNCTIONS, LEDGER, TRIGGERS, Function, Trigger
 

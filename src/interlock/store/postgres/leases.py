@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.store.connection import StoreError
-from interlock.store.home import SCHEMA_HEAD, store_failure
+from interlock.store.home import store_failure
 from interlock.store.node_files import describe
 from interlock.store.postgres.connection import Connection
 from interlock.store.postgres.schema import LEASE_MS
+from interlock.store.schema_version import SCHEMA_HEAD
 
 if TYPE_CHECKING:
     from interlock.store.postgres.home import PostgresHome

@@ -666,9 +666,7 @@ async def track_fair(ctx: Context, value: Value) -> str:
     return value
 
 
-@pytest.mark.part_of(
-    "SURF-16", rest="what calls cost on the shipped data, which does not say it: the cost is of tokens"
-)
+@pytest.mark.proves("SURF-16")
 async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_and_the_report(home: Path) -> None:
     async with opened(home) as lock:
         await admit(lock, track_dear, track_fair)
@@ -700,7 +698,10 @@ async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_
         # The report has the cost of the tool that is chosen, from the journal: the same every time.
         cheap = await evaluate(lock.selections, task, me, intent=False, cheaper=True)
         dear = await evaluate(lock.selections, task, me, intent=False)
-        assert (cheap["cost_per_task"], dear["cost_per_task"]) == (0.25, 1.0)
+        price = lock.settings.selection_token_price / 1_000_000
+        assert [one["cost_per_task"] - price * one["tokens_per_task"] for one in (cheap, dear)] == pytest.approx(
+            [0.25, 1.0], abs=1e-6
+        )
         assert cheap == await evaluate(lock.selections, task, me, intent=False, cheaper=True)
         # A tool that fails is no equal any more, however cheap it is.
         for _ in range(6):

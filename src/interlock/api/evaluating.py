@@ -70,7 +70,7 @@ async def evaluate(selections: Selections, tasks: Sequence[Task], by: Caller, **
         cost = next((one.cost for one in made.candidates if one.tool == made.chosen), 0.0)
         names = [one.tool for one in made.candidates]
         outcomes.append(Outcome(needed, names, made.chosen, sum(made.tokens.values()), cost))
-    return report(outcomes).document()
+    return report(outcomes, selections.token_price).document()
 
 
 async def evaluate_journal(selections: Selections, by: Caller, **options: Unpack[SelectOptions]) -> Json:

@@ -118,6 +118,7 @@ class Selections:
         self._narrowing = Narrowing(tools.index)
         self.learning = Learning(parts, tools)
         self._configured: Selector | None = None
+        self.token_price = parts.settings.selection_token_price
 
     async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
         """Choose a tool for a request, ask the gate, and put both on record.

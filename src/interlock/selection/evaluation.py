@@ -1,4 +1,8 @@
-"""How good selections are over tasks: precision, recall, wrong tools, tokens and cost."""
+"""How good selections are over tasks: precision, recall, wrong tools, tokens and cost.
+
+INVARIANT: what a task costs is defined here and nowhere else: the price of the tokens that a model reads to choose, and
+the cost of the call of the tool that was chosen.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,16 @@ from interlock.search.evaluation import recall
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A task, with the tools that it needs (of each group one is enough), and what was selected for it."""
+    """A task, with the tools that it needs (of each group one is enough), and what was selected for it.
+
+    `call_cost` is what a call of the chosen tool costs.
+    """
 
     needed: Sequence[Collection[str]]
     candidates: Sequence[str]
     chosen: str | None
     tokens: int
-    cost: float
+    call_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,8 @@ class Report:
         }
 
 
-def report(outcomes: Sequence[Outcome]) -> Report:
-    """Means over tasks; zeros where there are none."""
+def report(outcomes: Sequence[Outcome], token_price: float) -> Report:
+    """Means over tasks; zeros where there are none. `token_price` is that of a million tokens."""
     if not outcomes:
         return Report(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     return Report(
@@ -56,8 +63,13 @@ def report(outcomes: Sequence[Outcome]) -> Report:
         fmean(one.chosen is not None and not _needs(one, one.chosen) for one in outcomes),
         fmean(one.chosen is None for one in outcomes),
         fmean(one.tokens for one in outcomes),
-        fmean(one.cost for one in outcomes),
+        fmean(cost_of(one, token_price) for one in outcomes),
     )
+
+
+def cost_of(one: Outcome, token_price: float) -> float:
+    """What a task costs: the tokens that a model reads for it, and the call of the tool that was chosen."""
+    return one.tokens * token_price / 1_000_000 + one.call_cost
 
 
 def _needs(one: Outcome, tool: str) -> bool:

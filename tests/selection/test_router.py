@@ -309,7 +309,7 @@ def test_the_figures_of_a_report() -> None:
     found = report(outcomes, 1000.0).document()
     assert found == {
         "tasks": 3, "precision": 0.1667, "recall": 0.1667, "wrong_tool_rate": 0.3333, "no_tool_rate": 0.3333,
-        "tokens_per_task": 50.0, "cost_per_task": 0.216667,
+        "tokens_per_task": 50.0, "cost_per_task": 0.216667, "latency_ms_per_task": None,
     }  # fmt: skip
     assert report(outcomes, 0.0).cost == pytest.approx(0.5 / 3)
     assert report([], 3.0).tasks == 0

@@ -27,6 +27,7 @@ from interlock.selection.evaluation import Outcome, report
 from interlock.selection.hierarchy import Hierarchy, partition
 from interlock.selection.intent import classifier
 from interlock.selection.kinds import kinds_of
+from interlock.settings import Settings
 from interlock.window.affordances import knapsack
 from interlock.window.tokens import estimate
 
@@ -35,8 +36,7 @@ Find = Callable[[str, int], list[str]]
 GOALS = ((1_000, 5.0, None, None), (10_000, 5.0, 10.0, 200.0), (38_000, 20.0, None, None))
 WHOLE = (10_000, 5.0)
 CHANGE_MS = 5.0
-# What a million tokens cost that a model reads. The sets do not say what calls cost, so this is the cost of a task.
-TOKEN_PRICE = 3.0
+TOKEN_PRICE: float = Settings.model_fields["selection_token_price"].default
 CHOSEN_AMONG, CHOICE_MS = 500, 10.0
 # Time of other threads would not be counted.
 _ONE_THREAD = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -83,9 +83,8 @@ def selection_table(told: sets.Set, most: int) -> Table:
             left += len(among)
             found = [hit.id for hit in index.search(one.text, 10, index.mask(among))]
             tokens = sum(sizes[tool] for tool in found) + (shown if by_category else 0)
-            cost = tokens * TOKEN_PRICE / 1_000_000
-            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens, cost))
-        made = report(outcomes)
+            outcomes.append(Outcome(one.needed, found, found[0] if found else None, tokens))
+        made = report(outcomes, TOKEN_PRICE)
         figures = (made.precision, made.recall, made.wrong, made.without, made.tokens / whole)
         figures = (left / (len(queries) * len(kinds)), *figures)
         rows.append((name, *(f"{100 * one:.1f}" for one in figures), f"{1000 * made.cost:.2f}"))
@@ -95,7 +94,10 @@ def selection_table(told: sets.Set, most: int) -> Table:
         "cost of 1,000 tasks",
     )  # fmt: skip
     note = f"{len(hierarchy.categories)} categories, {shown:,} tokens to choose from; all schemas have {whole:,}."
-    note += f" The cost is that of the tokens of schemas and categories, at {TOKEN_PRICE:g} a million."
+    note += (
+        f" The cost is that of the tokens of schemas and categories, at {TOKEN_PRICE:g} a million, and of a call of the"
+    )
+    note += " first tool, as interlock tools evaluate has it; the tools of the sets state no cost."
     return Table(title, columns, rows, note)
 
 

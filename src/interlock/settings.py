@@ -414,6 +414,14 @@ class Settings(pydantic.BaseModel):
         le=10_000,
         description="how many selections of a caller ask that model in any minute; others are refused (E3003)",
     )
+    selection_token_price: float = pydantic.Field(
+        3.0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="what a million tokens cost that a model reads, in the unit in which tools state their costs. The"
+        " reports about selections add it to the costs of calls",
+    )
     recommend_callers: int = pydantic.Field(
         3, ge=1, le=1000, description="how many other callers must have used a tool for it to be recommended"
     )

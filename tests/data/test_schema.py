@@ -352,7 +352,7 @@ def test_schemas_are_of_draft_2020_12() -> None:
     assert refused.value.code == "E3105"
 
 
-@pytest.mark.part_of("CONTRACT-06", rest="the affordance compiler, which does not exist yet, reads x-token-cost")
+@pytest.mark.proves("CONTRACT-06")
 def test_a_complete_property_has_no_faults() -> None:
     assert authored() == []
     assert authored(**{"x-sensitivity": "pii", "x-token-cost": 0, "x-internal": True}) == []

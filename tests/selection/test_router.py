@@ -54,9 +54,7 @@ PAIRS = [
 CURRENT = frozenset(TEXTS)
 LEARNED = [pair for pair in PAIRS if not is_held_out(pair[0])]
 HELD_OUT = [pair for pair in PAIRS if is_held_out(pair[0])]
-COST = pytest.mark.part_of(
-    "SURF-16", rest="what calls cost on the shipped data, which does not say it: the cost is of tokens"
-)
+COST = pytest.mark.proves("SURF-16")
 
 
 def _scores(text: str) -> dict[str, float]:
@@ -281,14 +279,24 @@ async def test_selections_are_measured_on_a_trace(home: Path, tmp_path: Path) ->
         assert answer["tasks"] == 3
         assert answer["wrong_tool_rate"] == pytest.approx(1 / 3, abs=1e-4)
         assert answer["tokens_per_task"] > 0
-        assert answer["cost_per_task"] == 0.0
+        # No tool of these tasks costs anything to call: what remains is the price of the tokens.
+        price = lock.settings.selection_token_price / 1_000_000
+        assert answer["cost_per_task"] == pytest.approx(price * answer["tokens_per_task"], abs=1e-6)
         paid = await evaluate(lock.selections, [("run an SQL query", [frozenset({"office.run_query"})])], lock.caller)
-        assert (paid["cost_per_task"], paid["recall"], paid["wrong_tool_rate"]) == (2.0, 1.0, 0.0)
+        assert (paid["recall"], paid["wrong_tool_rate"]) == (1.0, 0.0)
+        assert paid["cost_per_task"] == pytest.approx(2.0 + price * paid["tokens_per_task"], abs=1e-6)
         assert 0 < paid["precision"] <= 1
         assert lock.journal.reader.one("SELECT count(*) FROM journal WHERE kind = 'selection'") == (0,)
         trace.write_text('{"query": ""}')
         with pytest.raises(Failure, match="line 1"):
             await tasks_of(trace)
+    # The price of tokens is a setting. Where it is nothing, a task costs what its call costs.
+    for price, cost in ((0.0, 2.0), (1000.0, 2.0 + paid["tokens_per_task"] / 1000)):
+        async with opened(tmp_path / f"{price:g}", selection_token_price=price) as lock:
+            again = await evaluate(
+                lock.selections, [("run an SQL query", [frozenset({"office.run_query"})])], lock.caller
+            )
+            assert again["cost_per_task"] == pytest.approx(cost, abs=1e-6)
 
 
 @COST
@@ -298,12 +306,13 @@ def test_the_figures_of_a_report() -> None:
         Outcome([{"a"}], ["y"], "y", 50, 0.0),
         Outcome([{"a"}], [], None, 0, 0.0),
     ]
-    found = report(outcomes).document()
+    found = report(outcomes, 1000.0).document()
     assert found == {
         "tasks": 3, "precision": 0.1667, "recall": 0.1667, "wrong_tool_rate": 0.3333, "no_tool_rate": 0.3333,
-        "tokens_per_task": 50.0, "cost_per_task": 0.166667,
+        "tokens_per_task": 50.0, "cost_per_task": 0.216667, "latency_ms_per_task": None,
     }  # fmt: skip
-    assert report([]).tasks == 0
+    assert report(outcomes, 0.0).cost == pytest.approx(0.5 / 3)
+    assert report([], 3.0).tasks == 0
 
 
 @COST
@@ -319,7 +328,7 @@ def test_the_bench_measures_selections_on_the_shipped_data_with_and_without_each
     rows = {str(row[0]): [float(figure) for figure in row[1:]] for row in table.rows}
     assert list(rows) == ["search alone", "with intent", "with categories", "with both"]
     assert all(0 <= figure <= 100 for figures in rows.values() for figure in figures[:-1])
-    # The cost of a task is that of the tokens which a model reads for it.
+    # The cost of a task is that of the tokens which a model reads for it: no tool of the sets states what a call costs.
     tokens, cost = ({name: figures[place] for name, figures in rows.items()} for place in (-2, -1))
     assert 0 < cost["search alone"] < cost["with categories"]
     assert cost["with categories"] / cost["search alone"] == pytest.approx(

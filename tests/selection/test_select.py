@@ -44,7 +44,7 @@ def _recorded(lock: Interlock, made: Any) -> Json:
     assert [(one["before"], one["after"]) for one in record["stages"]] == [
         (one.before, len(one.tools)) for one in made.stages
     ]
-    kept = ("retrieval", "router", "rules", "allocation", "cost", "model")
+    kept = ("retrieval", "router", "rules", "allocation", "cost", "latency", "model")
     assert record["left"] == {stage: _stages(made)[stage][:10] for stage in kept}
     verdict = made.verdict
     gate = None if verdict is None else {"answer": verdict.answer, "check": verdict.check, "reason": verdict.reason}
@@ -62,7 +62,7 @@ async def test_a_request_gets_a_tool_with_what_every_stage_left(home: Path) -> N
         sizes = {one.tool: one.tokens for one in made.candidates}
         assert sizes["office.rain_report"] > sizes["office.forecast"] + 60
         assert [one.name for one in made.stages] == [
-            "intent", "hierarchy", "retrieval", "router", "rules", "allocation", "cost", "model",
+            "intent", "hierarchy", "retrieval", "router", "rules", "allocation", "cost", "latency", "model",
         ]  # fmt: skip
         assert made.verdict is not None
         assert made.verdict.answer == "ALLOW"
@@ -632,9 +632,7 @@ async def track_fair(ctx: Context, value: Value) -> str:
     return value
 
 
-@pytest.mark.part_of(
-    "SURF-16", rest="what calls cost on the shipped data, which does not say it: the cost is of tokens"
-)
+@pytest.mark.proves("SURF-16")
 async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_and_the_report(home: Path) -> None:
     async with opened(home) as lock:
         await admit(lock, track_dear, track_fair)
@@ -666,12 +664,69 @@ async def test_what_calls_have_cost_and_how_often_they_failed_enters_the_choice_
         # The report has the cost of the tool that is chosen, from the journal: the same every time.
         cheap = await evaluate(lock.selections, task, me, intent=False, cheaper=True)
         dear = await evaluate(lock.selections, task, me, intent=False)
-        assert (cheap["cost_per_task"], dear["cost_per_task"]) == (0.25, 1.0)
+        price = lock.settings.selection_token_price / 1_000_000
+        assert [one["cost_per_task"] - price * one["tokens_per_task"] for one in (cheap, dear)] == pytest.approx(
+            [0.25, 1.0], abs=1e-6
+        )
         assert cheap == await evaluate(lock.selections, task, me, intent=False, cheaper=True)
         # A tool that fails is no equal any more, however cheap it is.
         for _ in range(6):
             await call("post.track_fair", "lost")
         assert await costs() == {"post.track_dear": 1.0}
+
+
+@pytest.mark.parametrize("faster", [False, True])
+async def test_of_equal_tools_the_faster_is_chosen_at_every_door_where_latency_counts(home: Path, faster: bool) -> None:
+    clock = FakeClock()
+
+    def takes(name: str, seconds: float) -> Any:
+        async def track(value: Value) -> str:
+            clock.advance(3 if value == "lost" else seconds)
+            if value == "lost":
+                raise ValueError(value)
+            return value
+
+        track.__name__, track.__doc__ = name, "Parcel tracking for shipments."
+        return tool(version="1.0.0", mutation_class="read_only", namespace="post", external_io=False)(track)
+
+    async with opened(home, clock=clock.clock) as lock:
+        await admit(lock, takes("track_x", 0.9), takes("track_y", 0.2))
+        await lock.catalog.forget()
+        request, me = "parcel tracking for shipments", lock.caller
+        first = await lock.select(request, intent=False, faster=True)
+        assert first.chosen == "post.track_x"
+        assert [one.latency_ms for one in first.candidates[:2]] == [None, None]
+        for number in range(5):
+            for name in ("post.track_x", "post.track_y"):
+                assert (await lock.call(name, {"value": str(number)})).ok
+        # Failed calls say nothing about how long a call takes, nor do those of another tenant.
+        for name in ("post.track_x", "post.track_y"):
+            assert not (await lock.call(name, {"value": "lost"})).ok
+        other = Caller(id="eve", tenant="other", scopes=me.scopes, trust=me.trust, groups=me.groups)
+        assert (await lock.select(request, intent=False, faster=True, caller=other)).chosen == "post.track_x"
+        for number in range(5):
+            assert (await lock.call("post.track_x", {"value": f"again {number}"})).ok
+            assert (await lock.call("post.track_y", {"value": f"again {number}"})).ok
+        wanted = "post.track_y" if faster else "post.track_x"
+        async with wired(lock) as wires:
+            wires.bear(await lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("post.*")], by=lock.caller))
+            asked: Json = {"request": request, "intent": False, "faster": faster}
+            rest: Json = (await wires.http.post("/v1/tools/select", json=asked)).json()
+            rpc: Json = orjson.loads(await wires.rpc("tools.select", asked))["result"]
+            bearer = (("authorization", wires.http.headers["authorization"]),)
+            message = wire.SelectRequest(request=request, without_intent=True, faster=faster)
+            answer = await GatewayStub(wires.channel).Select(message, metadata=bearer)
+            library = (await lock.select(request, intent=False, faster=faster)).document()
+            for told in (rest, rpc, orjson.loads(answer.selection_json), library):
+                assert told["chosen"] == wanted
+                (stage,) = [one for one in told["stages"] if one["stage"] == "latency"]
+                assert ("instead of post.track_x" in stage["why"]) is faster
+                latencies = {one["tool"]: one["latency_ms"] for one in told["candidates"]}
+                assert latencies["post.track_x"] == pytest.approx(900.0)
+                assert latencies["post.track_y"] == pytest.approx(200.0)
+        task = [(request, [frozenset({"post.track_x", "post.track_y"})])]
+        measured = await evaluate(lock.selections, task, me, intent=False, faster=faster)
+        assert measured["latency_ms_per_task"] == pytest.approx(200.0 if faster else 900.0)
 
 
 @pytest.mark.parametrize("name", ["office.\ud800x", "\udfff"])
@@ -727,7 +782,7 @@ async def test_every_door_selects_the_same_for_the_holder_of_a_token(
         assert "forecast" not in routed.text
         ranked: list[Json] = routed.json()["candidates"]
         assert [one["tool"] for one in ranked] == ["office.translate", "office.send_email"]
-        more: list[Json] = [{"allocation": -1}, {"cheaper": 7}, {"session": 7}]
+        more: list[Json] = [{"allocation": -1}, {"cheaper": 7}, {"faster": 7}, {"session": 7}]
         for wrong in ({}, {"request": ""}, {"request": 7}, *({"request": "x", **one} for one in more)):
             assert (await wires.http.post("/v1/tools/select", json=wrong)).status_code == 400, wrong
             assert "error" in orjson.loads(await wires.rpc("tools.select", wrong)), wrong

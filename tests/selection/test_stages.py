@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,7 +25,16 @@ from interlock.selection.dangers import dangers
 from interlock.selection.hierarchy import CHOSEN, LEAST_SIZE, Category, Hierarchy, most_tools, partition
 from interlock.selection.intent import LEAST, NONE_THRESHOLD, THRESHOLD, Intent, classifier
 from interlock.selection.kinds import EVERY, KINDS, Kind, kinds_of
-from interlock.selection.stages import Candidate, Stage, apply_rules, checked_choice, fit, keep_best, prefer_cheaper
+from interlock.selection.stages import (
+    Candidate,
+    Stage,
+    apply_rules,
+    checked_choice,
+    fit,
+    keep_best,
+    prefer_cheaper,
+    prefer_faster,
+)
 from interlock.window.tokens import estimate
 
 # Requests, the kind of help that each needs, and whether that is clear enough for a verdict.
@@ -292,6 +301,27 @@ def test_of_two_equal_tools_the_cheaper_is_chosen_and_the_trade_is_stated() -> N
     assert prefer_cheaper([dear, cheap], asked=False)[0] == [dear, cheap]
     worse = Candidate("c.worse", 0.79, cost=0.0, success=0.5)
     assert prefer_cheaper([dear, worse], asked=True)[0] == [dear, worse]
+
+
+def test_of_equal_tools_the_faster_is_chosen_and_no_dearer_one_where_cost_counts_too() -> None:
+    slow = Candidate("a.slow", 0.8, cost=0.25, latency_ms=900.0)
+    fast, quick = Candidate("b.fast", 0.79, cost=0.5, latency_ms=20.0), replace(slow, tool="c.quick", latency_ms=30.0)
+    kept, stage = prefer_faster([slow, fast, quick], asked=True)
+    assert [one.tool for one in kept] == ["b.fast", "a.slow", "c.quick"]
+    assert stage.why == (
+        "b.fast at 20.0 ms instead of a.slow at 900.0 ms: saves 880.0 ms a call, for +0.010 of expected success and"
+        " +0.25 of cost"
+    )
+    assert prefer_faster([slow, fast, quick], asked=True, cheaper=True)[0][0] == quick
+    assert prefer_faster([slow, fast], asked=False)[0] == [slow, fast]
+    # What was not measured is neither faster nor slower, and what fits worse is no equal.
+    new = Candidate("d.new", 0.8)
+    assert prefer_faster([slow, new], asked=True)[0] == [slow, new]
+    assert prefer_faster([new, fast], asked=True)[0] == [new, fast]
+    assert prefer_faster([slow, replace(fast, success=0.5)], asked=True)[0][0] == slow
+    ruled = replace(slow, reason="rule")
+    assert prefer_faster([ruled, fast], asked=True)[0] == [ruled, fast]
+    assert prefer_faster([], asked=True)[0] == []
 
 
 # A model's answer

@@ -61,8 +61,9 @@ class Tenants(RuleBasedStateMachine):
     async def _open(self) -> None:
         home = shutil.copytree(self.prepared, Path(self.folder) / "home")
         opening = Interlock.open(
-            home, housekeeping=False, surface="search", surface_doors=("mcp", "rest"), search_encoder="none"
-        )
+            home, housekeeping=False, surface="search", surface_doors=("mcp", "rest"), search_encoder="none",
+            recommend_callers=1,
+        )  # fmt: skip
         self.lock = await opening.__aenter__()
         self.closing = opening
         if not self.lock.issuer_keys.all():
@@ -145,6 +146,46 @@ class Tenants(RuleBasedStateMachine):
         with pytest.raises(Failure) as refused:
             await self.service.surface_views.show(by=self.callers[tenant], who=_other(tenant))
         return [one.row.address for one in page.versions], shown, refused.value.envelope("")
+
+    @rule(tenant=tenants, query=asked_for, budget=st.sampled_from((0, 40, 400, 4000)))
+    def fit(self, tenant: str, query: str, budget: int) -> None:
+        self.told(tenant, query, self._fit(tenant, query, budget))
+
+    async def _fit(self, tenant: str, query: str, budget: int) -> Any:
+        """What a window is offered, what tools cost in it, and the schema of one of them."""
+        caller = self.callers[tenant]
+        offered = [await self.lock.affordances(budget=budget, query=one, caller=caller) for one in (query, "")]
+        costs = await self.lock.token_costs(caller=caller)
+        window = await self.lock.window(8000, caller=caller)
+        loaded = await window.load(query)
+        try:
+            part: Any = await self.lock.schema_part(query, "", caller=caller)
+        except Failure as failure:
+            part = failure.envelope("")
+        return [one.document() for one in (*offered, loaded)], costs, part
+
+    @rule(tenant=tenants, query=asked_for, name=asked_for, faster=st.booleans())
+    def choose(self, tenant: str, query: str, name: str, faster: bool) -> None:
+        self.told(tenant, query, self._choose(tenant, query, faster))
+        self.told(tenant, name, self._recommend(tenant, name))
+
+    async def _choose(self, tenant: str, query: str, faster: bool) -> Any:
+        made = await self.lock.select(query, caller=self.callers[tenant], cheaper=True, faster=faster, intent=False)
+        offered: list[Any] = []
+
+        async def selector(_: str, tools: Any) -> Any:
+            offered.extend(tools)
+            return {"tool": f"{_other(tenant)}.invoice_of_{_other(tenant)}", "parameters": {"value": "x"}}
+
+        named = await self.lock.select(query, caller=self.callers[tenant], selector=selector, intent=False)
+        assert named.chosen is None
+        # The tool that the model named is its own word: it comes back in the refusal.
+        return made.document(), offered, {**named.document(), "refused": None, "stages": []}
+
+    async def _recommend(self, tenant: str, name: str) -> Any:
+        caller = self.callers[tenant]
+        found = [one.document() for one in await self.lock.recommend(caller=caller)]
+        return found, [one.document() for one in await self.lock.recommend(name, caller=caller)]
 
     def told(self, tenant: str, said: str, work: Coroutine[Any, Any, Any]) -> None:
         """Do something as a caller: nothing that comes back names a tool of the other tenant, but their own words."""

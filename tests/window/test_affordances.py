@@ -233,6 +233,56 @@ def test_what_does_not_fit_gives_way_step_by_step() -> None:
     assert (nothing.index, nothing.text, nothing.remaining) == ("none", "", 3)
 
 
+def _with_cost(name: str, cost: int | None, nested: bool) -> Any:
+    more: Json = {} if cost is None else {"x-token-cost": cost}
+    if nested:
+
+        class Inner(BaseModel):
+            value: Annotated[str, Field(description="a value", examples=["x"], json_schema_extra=more)]
+
+        kind, example = Inner, {"value": "x"}
+    else:
+        kind, example = str, "x"
+
+    async def function(value: Any) -> str:
+        return name
+
+    function.__name__, function.__doc__ = name, "Find where a parcel is."
+    extra: Any = None if nested else more
+    function.__annotations__["value"] = Annotated[
+        kind, Field(description="a value", examples=[example], json_schema_extra=extra)
+    ]
+    return tool(namespace="parcel", version="1.0.0", mutation_class="read_only")(function)
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_stated_token_cost_raises_what_a_schema_is_taken_to_cost_and_changes_the_choice(
+    lock: Interlock, nested: bool
+) -> None:
+    given = {"plain": None, "heavy": 900, "light": 1}
+    await admit(lock, *(_with_cost(name, cost, nested) for name, cost in given.items()))
+    await lock.catalog.forget()
+    sizes_of = {one["tool"]: one["full_tokens"] for one in (await lock.token_costs())["of"]}
+    text = schema_text("parcel.light", (await _manifest(lock, "parcel.light")), estimate)
+    assert sizes_of["parcel.light"] == estimate(text), "never below what is counted"
+    assert sizes_of["parcel.plain"] < sizes_of["parcel.heavy"]
+    assert 900 < sizes_of["parcel.heavy"] < 900 + sizes_of["parcel.plain"]
+    # The most useful tool by its utility; by its utility per token it comes last.
+    ranking = {"parcel.heavy": 1.0, "parcel.plain": 0.5, "parcel.light": 0.5}
+    budget = (await lock.affordances(budget=0)).sizes["index_tokens"] + 700
+    found = await lock.affordances(budget=budget, ranking=ranking)
+    assert {one["name"] for one in found.loaded} == {"parcel.plain", "parcel.light"}
+    assert found.signatures == ("parcel.heavy",)
+    assert found.tokens <= budget
+    wide = await lock.affordances(budget=3000, ranking=ranking)
+    assert {one["name"] for one in wide.loaded} == ranking.keys()
+
+
+async def _manifest(lock: Interlock, name: str) -> Json:
+    return json.loads((await lock.catalog.resolve(name)).row.manifest)
+
+
 class Street(BaseModel):
     name: Annotated[str, Field(description="name of the street", examples=["Main Street"])]
     number: Annotated[int, Field(description="number of the house", examples=[5])]

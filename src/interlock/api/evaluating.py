@@ -67,10 +67,11 @@ async def evaluate(selections: Selections, tasks: Sequence[Task], by: Caller, **
     outcomes: list[Outcome] = []
     for text, needed in tasks:
         made, _ = await selections.choose(text, by, **options)
-        cost = next((one.cost for one in made.candidates if one.tool == made.chosen), 0.0)
+        picked = next((one for one in made.candidates if one.tool == made.chosen), None)
+        cost, latency = (0.0, None) if picked is None else (picked.cost, picked.latency_ms)
         names = [one.tool for one in made.candidates]
-        outcomes.append(Outcome(needed, names, made.chosen, sum(made.tokens.values()), cost))
-    return report(outcomes).document()
+        outcomes.append(Outcome(needed, names, made.chosen, sum(made.tokens.values()), cost, latency))
+    return report(outcomes, selections.token_price).document()
 
 
 async def evaluate_journal(selections: Selections, by: Caller, **options: Unpack[SelectOptions]) -> Json:

@@ -328,6 +328,6 @@ def _top(lead: Lead, seen: _Seen, since: str, until: str | None, limit: int, rea
             "failures": failures,
             "cost": cost,
         }
-        for name, calls, failures, cost in rows
+        for name, calls, failures, cost, _ in rows
     ]
     return {"by": lead, "since": since, "until": until, "top": top}

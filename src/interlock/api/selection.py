@@ -1,6 +1,6 @@
 """Chooses a tool for a request, in stages, and says of each stage what it left and why.
 
-    intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► model ► gate
+    intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► latency ► model ► gate
 
 Every stage works without the others. Only tools that the caller can see are looked at, and the gate comes last, also
 for what a model, a rule or the router chose. A selection is on record, without the text of the request; the text is
@@ -36,6 +36,7 @@ from interlock.selection.stages import (
     fit,
     keep_best,
     prefer_cheaper,
+    prefer_faster,
 )
 from interlock.window.affordances import declaration
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 # How many candidates a search brings before router and rules look at them.
 _FOUND: Final = 50
-# The calls from which on the journal says what a tool costs.
+# The calls from which on the journal says what a tool costs, and how long its calls take.
 _FEWEST_CALLS: Final = 5
 # What is assumed of a tool before it was called: 9 of 10 calls succeed.
 _PRIOR: Final = (9, 10)
@@ -64,12 +65,14 @@ class SelectOptions(TypedDict, total=False):
     """Options of a selection.
 
     `allocation` is how many tokens the schemas of the candidates may take together; `cheaper` chooses the cheaper of
-    tools with equal expected success; `intent` is false where the kind of help is not to narrow the candidates;
-    `selector` is a model that chooses tool and parameters; `session` and `task` are those whose budgets count.
+    tools with equal expected success, `faster` the faster, and both the faster of the cheapest; `intent` is false where
+    the kind of help is not to narrow the candidates; `selector` is a model that chooses tool and parameters; `session`
+    and `task` are those whose budgets count.
     """
 
     allocation: int | None
     cheaper: bool
+    faster: bool
     intent: bool
     selector: Selector | None
     session: str
@@ -118,6 +121,7 @@ class Selections:
         self._narrowing = Narrowing(tools.index)
         self.learning = Learning(parts, tools)
         self._configured: Selector | None = None
+        self.token_price = parts.settings.selection_token_price
 
     async def select(self, request: str, caller: Caller, **options: Unpack[SelectOptions]) -> Selection:
         """Choose a tool for a request, ask the gate, and put both on record.
@@ -154,6 +158,9 @@ class Selections:
         candidates, stage = fit(candidates, options.get("allocation"))
         stages.append(stage)
         candidates, stage = prefer_cheaper(candidates, asked=options.get("cheaper", False))
+        stages.append(stage)
+        cheaper = options.get("cheaper", False)
+        candidates, stage = prefer_faster(candidates, asked=options.get("faster", False), cheaper=cheaper)
         stages.append(stage)
         selector = options.get("selector") or self._model()
         picked, refused, answer = await self._picked(request, candidates, by_name, selector, stages)
@@ -243,7 +250,7 @@ class Selections:
     async def _measured(
         self, by_name: Mapping[str, Version], candidates: Sequence[Candidate], caller: Caller
     ) -> list[Candidate]:
-        """The candidates with their tokens, and with cost and success as the journal of their tenant has them."""
+        """The candidates with their tokens, and with cost, success and latency by the journal of their tenant."""
         offers = await self._windows.measured([by_name[one.tool] for one in candidates])
         tokens = {address: one.schema_tokens for (address, _), one in offers.items()}
         used = await self._parts.readers.read(partial(sums, caller.tenant))
@@ -255,7 +262,8 @@ class Selections:
             enough = known is not None and number >= _FEWEST_CALLS and known.cost > 0
             cost = known.cost / number if known is not None and enough else stated
             success = (number - failed + _PRIOR[0]) / (number + _PRIOR[1])
-            made.append(replace(one, tokens=tokens[one.tool], cost=cost, success=success))
+            latency = known.latency_ms if known is not None and number - failed >= _FEWEST_CALLS else None
+            made.append(replace(one, tokens=tokens[one.tool], cost=cost, success=success, latency_ms=latency))
         return made
 
     async def _picked(

@@ -108,7 +108,7 @@ def _record(made: Selection, caller: Caller, session: str, now_ms: int) -> bytes
 
 
 def sums(tenant: str, reader: Reader) -> dict[str, calls.Sum]:
-    """Calls, failures and cost of the tools of a tenant, by name, in the last records."""
+    """Calls, failures, cost and latency of the tools of a tenant, by name, in the last records."""
     first, last = calls.ends(reader)
     wanted = calls.Filter(tenant=tenant)
     least = max(first, last - _LOOKED_THROUGH + 1)

@@ -20,6 +20,7 @@ _ANSWERS = {"ALLOW": "allowed", "REQUIRE_APPROVAL": "needs approval", "DENY": "d
 @click.argument("words", nargs=-1, required=True)
 @click.option("--allocation", type=click.IntRange(0), help="How many tokens the schemas may take together.")
 @click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
+@click.option("--faster", is_flag=True, help="Of tools with equal expected success, choose the faster one.")
 @click.option("--session", default="", help="The session whose budgets count.")
 @as_holder
 @over_home
@@ -30,6 +31,7 @@ async def select(
     words: tuple[str, ...],
     allocation: int | None,
     cheaper: bool,
+    faster: bool,
     session: str,
     token: str | None,
 ) -> int:
@@ -46,6 +48,7 @@ async def select(
         caller=await acting(lock, token),
         allocation=allocation,
         cheaper=cheaper,
+        faster=faster,
         session=session,
         door="cli",
     )
@@ -104,12 +107,13 @@ async def train_router(lock: Interlock, out: Output, /, tenant: str | None) -> i
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False), required=False)
 @click.option("--journal", is_flag=True, help="Your own selections and the calls that followed them.")
 @click.option("--cheaper", is_flag=True, help="Of tools with equal expected success, choose the cheaper one.")
+@click.option("--faster", is_flag=True, help="Of tools with equal expected success, choose the faster one.")
 @click.option("--no-intent", is_flag=True, help="Without the stage that names the kind of help.")
 @over_home
 async def evaluate(
-    lock: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, no_intent: bool
+    lock: Interlock, out: Output, /, trace: str | None, journal: bool, cheaper: bool, faster: bool, no_intent: bool
 ) -> int:
-    """Measure how well tools are chosen: precision, recall, wrong tools, tokens and cost per task.
+    """Measure how well tools are chosen: precision, recall, wrong tools, tokens, cost and latency per task.
 
     TRACE has one task a line: {"query": "weather in Rome", "relevant": ["office.forecast"]}; `groups` may name
     alternatives.
@@ -125,7 +129,7 @@ async def evaluate(
 
     if (trace is None) == (not journal):
         raise click.UsageError("name a file with tasks, or --journal")
-    options: Any = {"cheaper": cheaper, "intent": not no_intent}
+    options: Any = {"cheaper": cheaper, "faster": faster, "intent": not no_intent}
     if trace is None:
         answer = await evaluate_journal(lock.selections, lock.caller, **options)
     else:
@@ -133,7 +137,8 @@ async def evaluate(
 
     def show(page: Page) -> None:
         for name, value in answer.items():
-            page.line(f"{name.replace('_', ' '):<18} {value if isinstance(value, bool | int) else f'{value:g}'}")
+            told = "not measured" if value is None else value if isinstance(value, bool | int) else f"{value:g}"
+            page.line(f"{name.replace('_', ' '):<19} {told}")
 
     out.answer(answer, show)
     return 0

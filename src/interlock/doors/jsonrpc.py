@@ -290,18 +290,20 @@ class JsonRpcDoor(Route):
         request: Any,
         allocation: Any = None,
         cheaper: Any = False,
+        faster: Any = False,
         intent: Any = True,
         session: Any = "",
     ) -> Json:
         if allocation is not None and (allocation.__class__ is not int or allocation < 0):
             raise _Fault(_PARAMS, "invalid params: `allocation` is a whole number from 0 on")
-        if cheaper.__class__ is not bool or intent.__class__ is not bool:
-            raise _Fault(_PARAMS, "invalid params: `cheaper` and `intent` are true or false")
+        if any(one.__class__ is not bool for one in (cheaper, faster, intent)):
+            raise _Fault(_PARAMS, "invalid params: `cheaper`, `faster` and `intent` are true or false")
         made = await self._service.lock.select(
             _text(request, "request") or "",
             caller=caller,
             allocation=allocation,
             cheaper=cheaper,
+            faster=faster,
             intent=intent,
             session=_text(session, "session") or "",
             door="jsonrpc",

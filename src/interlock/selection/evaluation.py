@@ -1,4 +1,8 @@
-"""Scores of selections over tasks: precision, recall, wrong tools, tokens and cost."""
+"""Scores of selections over tasks: precision, recall, wrong tools, tokens, cost and latency.
+
+INVARIANT: what a task costs is defined here and nowhere else: the price of the tokens that a model reads to choose, and
+the cost of the call of the tool that was chosen.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,25 @@ from interlock.search.evaluation import recall
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A task, with the tools that it needs (of each group one is enough), and what was selected for it."""
+    """A task, with the tools that it needs (of each group one is enough), and what was selected for it.
+
+    `call_cost` is what a call of the chosen tool costs, and `latency_ms` how long it takes, where that was measured.
+    """
 
     needed: Sequence[Collection[str]]
     candidates: Sequence[str]
     chosen: str | None
     tokens: int
-    cost: float
+    call_cost: float = 0.0
+    latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Means over tasks. `wrong` is the part of tasks for which a tool was chosen that they do not need."""
+    """Means over tasks. `wrong` is the part of tasks for which a tool was chosen that they do not need.
+
+    `latency_ms` is the mean of the tasks whose chosen tool was measured; None where there are none.
+    """
 
     tasks: int
     precision: float
@@ -32,6 +43,7 @@ class Report:
     without: float
     tokens: float
     cost: float
+    latency_ms: float | None = None
 
     def document(self) -> dict[str, Any]:
         return {
@@ -42,13 +54,15 @@ class Report:
             "no_tool_rate": round(self.without, 4),
             "tokens_per_task": round(self.tokens, 1),
             "cost_per_task": round(self.cost, 6),
+            "latency_ms_per_task": None if self.latency_ms is None else round(self.latency_ms, 1),
         }
 
 
-def report(outcomes: Sequence[Outcome]) -> Report:
-    """Means over tasks; zeros where there are none."""
+def report(outcomes: Sequence[Outcome], token_price: float) -> Report:
+    """Means over tasks; zeros where there are none. `token_price` is that of a million tokens."""
     if not outcomes:
         return Report(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    measured = [one.latency_ms for one in outcomes if one.latency_ms is not None]
     return Report(
         len(outcomes),
         fmean(_precision(one) for one in outcomes),
@@ -56,8 +70,14 @@ def report(outcomes: Sequence[Outcome]) -> Report:
         fmean(one.chosen is not None and not _needs(one, one.chosen) for one in outcomes),
         fmean(one.chosen is None for one in outcomes),
         fmean(one.tokens for one in outcomes),
-        fmean(one.cost for one in outcomes),
+        fmean(cost_of(one, token_price) for one in outcomes),
+        fmean(measured) if measured else None,
     )
+
+
+def cost_of(one: Outcome, token_price: float) -> float:
+    """What a task costs: the tokens that a model reads for it, and the call of the tool that was chosen."""
+    return one.tokens * token_price / 1_000_000 + one.call_cost
 
 
 def _needs(one: Outcome, tool: str) -> bool:

@@ -1,6 +1,6 @@
 """The stages between a search and the gate. Each takes candidates, best first, and returns some of them.
 
-    intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► model ► gate
+    intent ► hierarchy ► retrieval ► router ► rules ► allocation ► cost ► latency ► model ► gate
 
 A stage returns tools that it was given. Two add others that the caller may use: the router, which ranks all tools that
 intent and hierarchy left, and a rule, which names a tool that intent left.
@@ -21,7 +21,7 @@ from interlock.search import words
 # What router or retrieval keeps at most, and what a rule keeps besides its own tool.
 MOST_KEPT: Final = 10
 BESIDE_RULE: Final = 2
-# Of tools whose expected success differs by no more than this, the cheaper is chosen where cost counts.
+# Of tools whose expected success differs by no more than this, the cheaper or the faster is chosen where that counts.
 EQUAL: Final = 0.02
 MOST_REQUEST: Final = 4000
 MOST_NAME: Final = 512
@@ -29,7 +29,10 @@ MOST_NAME: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tool that may be chosen. `score` says how well it fits, `success` how often its calls succeeded."""
+    """A tool that may be chosen. `score` says how well it fits, `success` how often its calls succeeded.
+
+    `latency_ms` is how long its calls take on average; None until enough of them were measured.
+    """
 
     tool: str
     score: float
@@ -37,6 +40,7 @@ class Candidate:
     cost: float = 0.0
     success: float = 1.0
     reason: str = "retrieved"
+    latency_ms: float | None = None
 
     @property
     def expected(self) -> float:
@@ -50,6 +54,7 @@ class Candidate:
             "tokens": self.tokens,
             "cost": self.cost,
             "success": round(self.success, 4),
+            "latency_ms": None if self.latency_ms is None else round(self.latency_ms, 1),
             "reason": self.reason,
         }
 
@@ -151,6 +156,45 @@ def prefer_cheaper(candidates: Sequence[Candidate], *, asked: bool) -> tuple[lis
         f" call, for {first.expected - best.expected:+.3f} of expected success"
     )
     return kept, Stage("cost", before, _names(kept), why)
+
+
+def prefer_faster(
+    candidates: Sequence[Candidate], *, asked: bool, cheaper: bool = False
+) -> tuple[list[Candidate], Stage]:
+    """Put the fastest of those first whose expected success equals that of the first, and say what that trades.
+
+    Where cost counts too, none that costs more. A tool whose latency was not measured is not taken to be faster, nor
+    slower than another.
+    """
+    before = len(candidates)
+
+    def unchanged(why: str) -> tuple[list[Candidate], Stage]:
+        return list(candidates), Stage("latency", before, _names(candidates), why)
+
+    if not asked or not candidates:
+        return unchanged("latency was not asked for" if not asked else "there is nothing to choose from")
+    first = candidates[0]
+    if first.reason == "rule":
+        return unchanged("a rule decided")
+    if first.latency_ms is None:
+        return unchanged(f"how long calls of {first.tool} take was not measured yet")
+    equal = [
+        (one.latency_ms, -one.expected, one.tool, one)
+        for one in candidates
+        if one.latency_ms is not None
+        and first.expected - one.expected <= EQUAL
+        and not (cheaper and one.cost > first.cost)
+    ]
+    latency_ms, _, _, best = min(equal, key=lambda one: one[:3])
+    if latency_ms >= first.latency_ms:
+        return unchanged(f"{first.tool} is the fastest of its equals")
+    kept = [best, *(one for one in candidates if one is not best)]
+    why = (
+        f"{best.tool} at {latency_ms:.1f} ms instead of {first.tool} at {first.latency_ms:.1f} ms: saves"
+        f" {first.latency_ms - latency_ms:.1f} ms a call, for {first.expected - best.expected:+.3f} of expected success"
+        f" and {best.cost - first.cost:+g} of cost"
+    )
+    return kept, Stage("latency", before, _names(kept), why)
 
 
 def _names(candidates: Iterable[Candidate]) -> tuple[str, ...]:

@@ -39,12 +39,13 @@ class Closed(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The calls of one tool or caller."""
+    """The calls of one tool or caller. `latency_ms` is the mean of those that succeeded; None where none did."""
 
     name: str
     calls: int
     failures: int
     cost: float
+    latency_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +95,14 @@ def sums(
     order: Literal["failures", "cost", "calls"],
     most: int,
 ) -> list[Sum]:
-    """Calls, failures and cost per caller or tool at the places from one to another, the highest first."""
+    """Calls, failures, cost and latency per caller or tool at the places from one to another, the highest first."""
     where, values = _conditions(wanted)
     rows = reader.all(
-        "SELECT * FROM (SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
+        "SELECT * FROM (SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost,"  # noqa: S608 - our words
+        " avg(CASE WHEN failed = 0 THEN latency_ms END) AS latency_ms FROM ("
         f"SELECT {member('body', of)} AS name,"
         f" CASE WHEN {member('body', 'error_code')} IS NULL THEN 0 ELSE 1 END AS failed,"
-        f" {amount('body', 'cost.total')} AS cost FROM journal"
+        f" {amount('body', 'cost.total')} AS cost, {amount('body', 'latencyMs')} AS latency_ms FROM journal"
         f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where}) AS one"
         f" GROUP BY name) AS summed WHERE {order} > 0 ORDER BY {order} DESC, name LIMIT ?",
         (first, last, *values, most),

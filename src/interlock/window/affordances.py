@@ -47,7 +47,10 @@ _EMPTY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The sizes of a tool in a window, in tokens: of its line in the index, of its schema, and of its signature."""
+    """The sizes of a tool in a window, in tokens: of its line in the index, of its schema, and of its signature.
+
+    `schema_tokens` is what the schema takes by the counter, or more where its author says so (`x-token-cost`).
+    """
 
     id: str
     version: str
@@ -66,8 +69,31 @@ def offer(tool: str, version: str, manifest: Json, count: Counter) -> Offer:
     """Measure a tool. The manifest is the admitted document; it is not kept."""
     mutation = str(manifest.get("mutation_class") or "write_irreversible")
     line = _line(tool.partition(".")[2] or tool, _MARKS.get(mutation, "!"), manifest, count)
-    schema, signature = schema_text(tool, manifest, count), signature_text(tool, manifest)
-    return Offer(tool, version, mutation, line, count(line), count(schema), count(signature))
+    shown, signature = declaration(tool, manifest, count), signature_text(tool, manifest)
+    size = count(_written(shown)) + _stated_above(shown["parameters"], count)
+    return Offer(tool, version, mutation, line, count(line), size, count(signature))
+
+
+def _stated_above(schema: Any, count: Counter) -> int:
+    """How many tokens more than counted the properties of a schema take by what its author states (`x-token-cost`).
+
+    A stated cost is about the property with all that is in it. One below the count changes nothing.
+    """
+    if isinstance(schema, list):
+        return sum(_stated_above(one, count) for one in cast("list[Any]", schema))
+    if not isinstance(schema, dict):
+        return 0
+    part = cast("Json", schema)
+    stated: Any = part.get("x-token-cost")
+    if isinstance(stated, int):
+        return max(0, stated - count(encode(part).decode()))
+    inner = [*properties_of(part).values(), *(part.get(word) for word in ("items", "anyOf", "oneOf", "allOf"))]
+    inner += [one for word in ("$defs", "definitions") for one in _members(part.get(word))]
+    return sum(_stated_above(one, count) for one in inner)
+
+
+def _members(value: Any) -> Iterable[Any]:
+    return cast("Json", value).values() if isinstance(value, dict) else ()
 
 
 def _line(name: str, mark: str, manifest: Json, count: Counter) -> str:
@@ -128,7 +154,11 @@ def _own_words(manifest: Json) -> str:
 
 def schema_text(tool: str, manifest: Json, count: Counter) -> str:
     """A tool as one line of JSON, as it is loaded at tier 1."""
-    return _inert(f"{encode(declaration(tool, manifest, count)).decode()}\n")
+    return _written(declaration(tool, manifest, count))
+
+
+def _written(document: Json) -> str:
+    return _inert(f"{encode(document).decode()}\n")
 
 
 def signature_text(tool: str, manifest: Json) -> str:

@@ -268,6 +268,7 @@ class Servicer:
             caller=caller,
             allocation=allocation,
             cheaper=request.cheaper,
+            faster=request.faster,
             intent=not request.without_intent,
             session=request.session,
             door=DOOR,

@@ -186,18 +186,20 @@ class LoadResponse(_message.Message):
     def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
 
 class SelectRequest(_message.Message):
-    __slots__ = ("request", "allocation", "cheaper", "without_intent", "session")
+    __slots__ = ("request", "allocation", "cheaper", "without_intent", "session", "faster")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_FIELD_NUMBER: _ClassVar[int]
     CHEAPER_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_INTENT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    FASTER_FIELD_NUMBER: _ClassVar[int]
     request: str
     allocation: int
     cheaper: bool
     without_intent: bool
     session: str
-    def __init__(self, request: _Optional[str] = ..., allocation: _Optional[int] = ..., cheaper: _Optional[bool] = ..., without_intent: _Optional[bool] = ..., session: _Optional[str] = ...) -> None: ...
+    faster: bool
+    def __init__(self, request: _Optional[str] = ..., allocation: _Optional[int] = ..., cheaper: _Optional[bool] = ..., without_intent: _Optional[bool] = ..., session: _Optional[str] = ..., faster: _Optional[bool] = ...) -> None: ...
 
 class SelectResponse(_message.Message):
     __slots__ = ("id", "chosen", "answer", "selection_json")

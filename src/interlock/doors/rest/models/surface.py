@@ -45,6 +45,7 @@ class SelectBody(Body):
     request: str = Field(min_length=1, max_length=MOST_REQUEST, description="what is to be done, in words")
     allocation: int | None = Field(None, ge=0, description="how many tokens the schemas of all candidates may take")
     cheaper: bool = Field(False, description="choose the cheaper of tools with equal expected success")
+    faster: bool = Field(False, description="choose the faster of tools with equal expected success")
     intent: bool = Field(True, description="false: the kind of help does not narrow the candidates")
     session: str = Field("", max_length=600, description="the session whose budgets count")
 

@@ -37,6 +37,7 @@ async def select_tool(body: models.SelectBody, ask: Ask) -> Response:
         caller=ask.caller,
         allocation=body.allocation,
         cheaper=body.cheaper,
+        faster=body.faster,
         intent=body.intent,
         session=body.session,
         door="rest",

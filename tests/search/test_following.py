@@ -31,7 +31,7 @@ from interlock.store.tools import bump_epoch
 from interlock.testing import FakeClock
 from tests.support.calls import admit, publish, use_policy
 from tests.support.identities import did_of
-from tests.thorough import examples
+from tests.thorough import THOROUGH
 
 T = TypeVar("T")
 NUMBERS = st.integers(0, 7)
@@ -217,7 +217,7 @@ class Changes(RuleBasedStateMachine):
 def test_a_process_that_followed_changes_answers_like_a_new_one(prepared_home: Path) -> None:
     Changes.prepared = prepared_home
     machine = Changes.TestCase
-    machine.settings = settings(max_examples=examples(6), stateful_step_count=20, deadline=None)
+    machine.settings = settings(max_examples=40 if THOROUGH else 6, stateful_step_count=20, deadline=None)
     machine().runTest()
 
 

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -22,6 +23,7 @@ from interlock.core.record import dataclass
 from interlock.core.threads import DEFINITIONS
 from interlock.registry.catalog import Version
 from interlock.search.fields import entry_of
+from interlock.store.upstreams import texts
 
 if TYPE_CHECKING:
     from interlock.api.denials import Denials
@@ -238,8 +240,9 @@ class Searchable:
                 self._swept = number
 
     async def server_texts(self, tools: Sequence[tuple[str, Version]]) -> Mapping[str, str]:
-        """What the upstreams of some tools say about themselves, by their names."""
-        return {}
+        """What the upstreams of some tools said about themselves, by their names."""
+        names = {one for _, version in tools if (one := _upstream(version))}
+        return await self._parts.journal.read(partial(texts, names=names)) if names else {}
 
     async def _sweep(self, index: Index, changed: Collection[str] | None) -> None:
         looked_at = self._ids.keys() if changed is None else changed & self._ids.keys()
